@@ -1,0 +1,46 @@
+"""How the documents are built: Markdown through MyST, and the reference from the docstrings."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+project = "Priory"
+author = copyright = "Priory developers"
+version = release = PROJECT["version"]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+html_theme = "furo"
+html_title = f"Priory {release}"
+exclude_patterns = ["_build"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+add_module_names = False
+python_use_unqualified_type_names = True
+
+# Docstrings are plain text with `code`, equations indented by four, and doctests. No other markup is read.
+default_role = "literal"
+MARKS = re.compile(r"(`[^`]*`)|([*|\\]|_(?=\W|$))")
+
+
+def plain(app, what, name, obj, options, lines: list[str]) -> None:
+    """Keep every character of a docstring's prose as written, and its indented equations as they stand."""
+    shown: list[str] = []
+    for line in lines:
+        indented = line.startswith("    ")
+        if indented and shown and not shown[-1].strip():
+            shown[-1:] = ["", "::", ""]
+        doctest = line.lstrip().startswith((">>>", "..."))
+        shown.append(line if indented or doctest else MARKS.sub(lambda m: m[1] or "\\" + m[2], line))
+    lines[:] = shown
+
+
+def setup(app) -> None:
+    """Have docstrings pass through `plain`."""
+    app.connect("autodoc-process-docstring", plain)

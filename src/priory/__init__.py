@@ -1,0 +1,102 @@
+"""Priory gives the model you already have a posterior you can trust.
+
+Model (what is believed) x Method (how to infer) -> Posterior (what is known). Verbs: `fit` and `predict`.
+
+    import priory as pr
+
+    model = pr.Model(net, pr.Gaussian(), prior="glorot")
+    posterior = pr.fit(model, (X, y), pr.MeanField(), epochs=200)
+    prediction = posterior.predict(X_new)
+
+Names are imported when they are first used, so that `import priory` costs little more than `import torch`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "MAP": "priory.methods",
+    "Bernoulli": "priory.likelihoods",
+    "Categorical": "priory.likelihoods",
+    "Checkpoint": "priory.checkpoint",
+    "Density": "priory.density",
+    "DivergedError": "priory.errors",
+    "EarlyStop": "priory.callbacks",
+    "Gaussian": "priory.likelihoods",
+    "InputError": "priory.errors",
+    "MeanField": "priory.methods",
+    "Model": "priory.model",
+    "Param": "priory.flat",
+    "Poisson": "priory.likelihoods",
+    "PrioryWarning": "priory.errors",
+    "StoreError": "priory.errors",
+    "StudentT": "priory.likelihoods",
+    "compare": "priory.comparison",
+    "fit": "priory.loop",
+    "kl": "priory.divergences",
+    "load": "priory.store",
+}
+_MODULES = ("constraints", "evaluate", "plot", "priors", "testing")
+
+__all__ = [
+    "MAP",
+    "Bernoulli",
+    "Categorical",
+    "Checkpoint",
+    "Density",
+    "DivergedError",
+    "EarlyStop",
+    "Gaussian",
+    "InputError",
+    "MeanField",
+    "Model",
+    "Param",
+    "Poisson",
+    "PrioryWarning",
+    "StoreError",
+    "StudentT",
+    "__version__",
+    "compare",
+    "constraints",
+    "evaluate",
+    "fit",
+    "kl",
+    "load",
+    "plot",
+    "priors",
+    "testing",
+]
+
+if TYPE_CHECKING:
+    from priory import constraints, evaluate, plot, priors, testing
+    from priory.callbacks import EarlyStop
+    from priory.checkpoint import Checkpoint
+    from priory.comparison import compare
+    from priory.density import Density
+    from priory.divergences import kl
+    from priory.errors import DivergedError, InputError, PrioryWarning, StoreError
+    from priory.flat import Param
+    from priory.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
+    from priory.loop import fit
+    from priory.methods import MAP, MeanField
+    from priory.model import Model
+    from priory.store import load
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(importlib.import_module(_WHERE[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"priory.{name}")
+    else:
+        raise AttributeError(f"priory has no '{name}'.")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,85 @@
+"""What a person's own code sees of a fit on its way, and how it ends one early."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+
+from priory.errors import require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from priory.posteriors import Posterior
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a callback sees: where the fit is, its numbers, and the posterior as it would be if it stopped here."""
+
+    step: int
+    steps: int
+    epoch: int
+    metrics: dict[str, float]
+    posterior: Callable[[], Posterior]
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A callback with a memory, which checkpoints keep."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it remembers, as JSON takes it."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Remember it again."""
+        ...
+
+
+@dataclass
+class EarlyStop:
+    """Ends a fit when a number has not improved for `patience` epochs.
+
+    With `data`, the number is the mean negative log predictive density of those rows; without, the mean
+    training loss of the epoch. `least` is the improvement that counts, in nats.
+    """
+
+    patience: int = 10
+    data: Any = None
+    least: float = 0.0
+    samples: int = 16
+    best: float = field(default=float("inf"), init=False)
+    waited: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.patience, int) and self.patience >= 1,
+            "patience",
+            "EarlyStop",
+            "be a whole number from 1",
+            self.patience,
+        )
+
+    def __call__(self, moment: Moment) -> bool:
+        """Whether to stop."""
+        if self.data is None:
+            score = moment.metrics["loss"]
+        else:
+            x, y = self.data
+            score = -float(moment.posterior().predict(x, samples=self.samples).log_prob(torch.as_tensor(y)).mean())
+        if score < self.best - self.least:
+            self.best, self.waited = score, 0
+        else:
+            self.waited += 1
+        return self.waited >= self.patience
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.best, self.waited = float(state["best"]), int(state["waited"])

@@ -1,0 +1,127 @@
+"""Checkpoints: a fit that is killed goes on where it was, with the same bits as if nothing had happened.
+
+What the next step depends on is kept: the State, the generator, the step, the history, what callbacks
+remember. The order of the data is a function of (seed, epoch), so that a step's number says which batch comes
+next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from priory.errors import InputError, StoreError, require
+from priory.store import read, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where to keep a fit, and how often: every so many seconds, or every so many steps."""
+
+    path: str | os.PathLike[str]
+    seconds: float = 30.0
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.path, (str, os.PathLike)), "path", "Checkpoint", "be a path", self.path)
+        require(self.seconds >= 0, "seconds", "Checkpoint", "be zero or more", self.seconds)
+        ok = self.every is None or (isinstance(self.every, int) and self.every >= 1)
+        require(ok, "every", "Checkpoint", "be a whole number from 1", self.every)
+
+
+class Keeper:
+    """Writes and reads the checkpoint of one fit; `identity` is what a resumed fit must share with the first."""
+
+    def __init__(self, checkpoint: Checkpoint | str | os.PathLike[str], identity: dict[str, Any]) -> None:
+        self.checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+        self.identity = identity
+        self._last = time.monotonic()
+
+    def due(self, step: int) -> bool:
+        """Whether it is time to write."""
+        if self.checkpoint.every is not None:
+            return step % self.checkpoint.every == 0
+        return time.monotonic() - self._last >= self.checkpoint.seconds
+
+    def write(
+        self, step: int, state: Any, generator: torch.Generator, kept: dict[str, Tensor], notes: list[Any]
+    ) -> None:
+        """Keep everything that the next step depends on."""
+        tensors = {f"state.{path}": value for path, value in leaves(state) if isinstance(value, Tensor)}
+        numbers = {path: value for path, value in leaves(state) if not isinstance(value, Tensor)}
+        tensors |= {f"kept.{name}": t for name, t in kept.items()} | {"generator": generator.get_state()}
+        meta = {"identity": self.identity, "step": step, "numbers": numbers, "notes": notes}
+        write(self.checkpoint.path, "checkpoint", tensors, meta)
+        self._last = time.monotonic()
+
+    def read(self, state: Any, generator: torch.Generator) -> tuple[int, Any, dict[str, Tensor], list[Any]] | None:
+        """Put a kept fit back into a fresh State; None if there is nothing to resume."""
+        if not Path(self.checkpoint.path).exists():
+            return None
+        tensors, meta = read(self.checkpoint.path, "checkpoint")
+        for key, mine in self.identity.items():
+            theirs = meta["identity"].get(key)
+            if theirs != mine:
+                raise StoreError(
+                    f"The checkpoint {os.fspath(self.checkpoint.path)} is of another fit: "
+                    f"its {key} is {theirs}, this one's is {mine}. "
+                    "Use another path, or remove the file to begin anew."
+                )
+        restored = {path: tensors.get(f"state.{path}", meta["numbers"].get(path)) for path, _ in leaves(state)}
+        state = rebuild(state, restored)
+        generator.set_state(tensors["generator"])
+        kept = {name[len("kept.") :]: t for name, t in tensors.items() if name.startswith("kept.")}
+        return meta["step"], state, kept, meta["notes"]
+
+
+def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors and numbers of a State by path, without what is scratch or fixed."""
+    if dataclasses.is_dataclass(state):
+        for f in dataclasses.fields(state):
+            if not (f.metadata.get("scratch") or f.metadata.get("fixed")):
+                yield from leaves(getattr(state, f.name), f"{path}.{f.name}" if path else f.name)
+    elif isinstance(state, dict):
+        for key, value in state.items():
+            yield from leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(state, (tuple, list)):
+        for i, value in enumerate(state):
+            yield from leaves(value, f"{path}.{i}" if path else str(i))
+    elif state is None or isinstance(state, (Tensor, int, float, str)):
+        yield path, state
+    else:
+        raise InputError(
+            "A State must be made of tensors, numbers and dataclasses of them. "
+            f"Got {type(state).__name__} at '{path}' instead."
+        )
+
+
+def rebuild(state: Any, values: dict[str, Any], path: str = "") -> Any:
+    """The State with its leaves replaced; tensors are overwritten in place, so that views of them stay views."""
+    if dataclasses.is_dataclass(state) and not isinstance(state, type):
+        changed = {}
+        for f in dataclasses.fields(state):
+            if not (f.metadata.get("scratch") or f.metadata.get("fixed")):
+                changed[f.name] = rebuild(getattr(state, f.name), values, f"{path}.{f.name}" if path else f.name)
+        return dataclasses.replace(state, **changed)
+    if isinstance(state, dict):
+        return {key: rebuild(value, values, f"{path}.{key}" if path else str(key)) for key, value in state.items()}
+    if isinstance(state, (tuple, list)):
+        return type(state)(rebuild(v, values, f"{path}.{i}" if path else str(i)) for i, v in enumerate(state))
+    if isinstance(state, Tensor):
+        return state.copy_(values[path])
+    return values[path]
+
+
+def copied(state: Any) -> dict[str, Any]:
+    """The State's leaves, copied: what `rebuild` puts back."""
+    return {path: value.clone() if isinstance(value, Tensor) else value for path, value in leaves(state)}

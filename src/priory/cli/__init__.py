@@ -1,0 +1,26 @@
+"""The command `priory`: compare methods on a table from a shell.
+
+`priory compare --data diabetes --report report.html` fits, scores, prints a table and writes a
+page. The command needs the extra `cli`; without it, it says so in one sentence.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from priory.errors import MissingExtra, extra
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command; the exit status is 0, or 1 after a sentence that says what to change."""
+    try:
+        for module in ("typer", "rich", "pandas"):
+            extra(module, "cli")
+    except MissingExtra as error:
+        print(f"The command 'priory' is an extra. {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    from priory.cli.app import app
+
+    app()

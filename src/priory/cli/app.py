@@ -1,0 +1,193 @@
+"""The commands themselves, on typer: `priory compare` and `priory version`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import platform
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from priory import methods
+from priory.cli.tables import SHIPPED, Table, read_table
+from priory.comparison import TITLES, Comparison, Units, compare, split_rows, version_of
+from priory.errors import InputError, MissingExtra, extra, require
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_show_locals=False)
+
+
+def known_methods() -> dict[str, str]:
+    """Methods that need no argument, by the name they have on the command line: mean_field for MeanField."""
+    found = {}
+    for name in methods.__all__:
+        one = getattr(methods, name)
+        if dataclasses.is_dataclass(one) and hasattr(one, "init") and hasattr(one, "step"):
+            needed = (part.default is part.default_factory is dataclasses.MISSING for part in dataclasses.fields(one))
+            if not any(needed):
+                found[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()] = name
+    return found
+
+
+METHODS = known_methods()
+
+
+@app.callback()
+def command() -> None:
+    """Give the model you already have a posterior you can trust."""
+
+
+@app.command("version")
+def version() -> None:
+    """Print the versions that a bug report needs."""
+    print(f"priory {version_of('priory')}, torch {torch.__version__}, Python {platform.python_version()}")
+
+
+@app.command("compare")
+def compare_command(
+    data: Annotated[str, typer.Option(help=f"A CSV file, or one of {', '.join(SHIPPED)}.")],
+    target: Annotated[str | None, typer.Option(help="The column to predict; the last one if left out.")] = None,
+    task: Annotated[str, typer.Option(help="regression, classification, or auto: decided by the target.")] = "auto",
+    names: Annotated[
+        str, typer.Option("--methods", help=f"Methods by name, with commas: {', '.join(METHODS)}.")
+    ] = "map,mean_field",
+    hidden: Annotated[str, typer.Option(help="Units of each hidden layer, with commas: 50 or 50,50.")] = "50",
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data; each method's own if left out.")] = None,
+    test: Annotated[float, typer.Option(help="Fraction of the rows to hold out.")] = 0.2,
+    seed: Annotated[int, typer.Option(help="Seed of the split, the network's start and the fits.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Write the comparison to this HTML file.")] = None,
+) -> None:
+    """Fit several methods to a table, score them on held-out rows, and print what came out."""
+    try:
+        comparison = run(data, target, task, names, hidden, epochs, test, seed, report)
+    except (InputError, MissingExtra) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+    if comparison.best is None:
+        raise typer.Exit(1)
+
+
+def run(
+    data: str,
+    target: str | None,
+    task: str,
+    names: str,
+    hidden: str,
+    epochs: int | None,
+    test: float,
+    seed: int,
+    report: Path | None,
+) -> Comparison:
+    """Everything that `priory compare` does, in order."""
+    chosen, widths = _methods(names), _widths(hidden)
+    if report is not None:  # before the fits: nobody should lose them to a missing folder
+        extra("matplotlib.figure", "plot")
+        require(
+            report.parent.is_dir() and not report.is_dir(),
+            "report",
+            "compare",
+            "be a file in a folder that exists",
+            str(report),
+        )
+    table = read_table(data, target, task)
+    console = Console(highlight=False)
+    rows, columns = table.x.shape
+    kind = f"{len(table.classes)} classes" if table.classes else "regression"
+    console.print(f"{table.name}: {rows} rows, {columns} columns, target '{table.target}' ({kind})", markup=False)
+    for note in table.notes:
+        console.print(f"  {note}", markup=False)
+
+    began = time.perf_counter()
+    fitted, held, units = standardise(table, test, seed)
+    model = build_model(table, widths, seed)
+    progress = console.is_terminal
+    comparison = compare(model, fitted, chosen, held, epochs=epochs, seed=seed, progress=progress, units=units)
+    comparison.about["data"] = f"{data}; target '{table.target}'. {' '.join(table.notes)}".strip()
+    comparison.about["inputs"] = ", ".join(table.columns)
+    console.print()
+    if console.is_terminal:
+        _print_rich(console, comparison)
+    else:
+        print(comparison)
+    console.print(f"Done in {time.perf_counter() - began:.0f} s.", markup=False)
+    if report is not None:
+        path = comparison.report(report, f"{table.name}: {', '.join(chosen)}")
+        console.print(f"Report: {path}", markup=False, soft_wrap=True)
+    return comparison
+
+
+def standardise(table: Table, test: float, seed: int) -> tuple[tuple[Any, Any], tuple[Any, Any], Units | None]:
+    """Part the rows, in float32, and take the mean and spread of the rows to fit out of both parts."""
+    kept, (x_held, y_held) = split_rows((table.x, table.y), test, seed)
+    x, y = kept.tensors or ()
+    center, spread = _moments(x)
+    x, x_held = ((part - center) / spread for part in (x, x_held))
+    if table.classes:
+        return (x.float(), y), (x_held.float(), y_held), None
+    shift, scale = (value.item() for value in _moments(y))
+    y, y_held = ((part - shift) / scale for part in (y, y_held))
+    return (x.float(), y.float()), (x_held.float(), y_held.float()), Units(shift, scale, table.target)
+
+
+def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and spread; a column that is constant on the rows to fit keeps its scale."""
+    spread = values.std(0, unbiased=False)
+    return values.mean(0), torch.where(spread > 0, spread, torch.ones_like(spread))
+
+
+def build_model(table: Table, widths: list[int], seed: int) -> Any:
+    """Make a network of dense layers, its start a function of the seed, with the task's likelihood."""
+    from priory.likelihoods import Categorical, Gaussian
+    from priory.model import Model
+
+    outputs = len(table.classes) if table.classes else 1
+    sizes = [table.x.shape[1], *widths]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers: list[torch.nn.Module] = []
+        for before, after in itertools.pairwise(sizes):
+            layers += [torch.nn.Linear(before, after), torch.nn.ReLU()]
+        net = torch.nn.Sequential(*layers, torch.nn.Linear(sizes[-1], outputs))
+    return Model(net, Categorical() if table.classes else Gaussian())
+
+
+def _methods(text: str) -> dict[str, Any]:
+    names = [name.strip().lower().replace("-", "_") for name in text.split(",") if name.strip()]
+    require(len(names) > 0, "methods", "compare", f"name at least one of {', '.join(METHODS)}", repr(text))
+    for name in names:
+        require(name in METHODS, "methods", "compare", f"be among {', '.join(METHODS)}", repr(name))
+    return {METHODS[name]: getattr(methods, METHODS[name])() for name in names}
+
+
+def _widths(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    ok = all(part.isdigit() and int(part) >= 1 for part in parts)
+    require(ok, "hidden", "compare", "be whole numbers with commas, such as 50 or 50,50", repr(text))
+    return [int(part) for part in parts]
+
+
+def _print_rich(console: Console, comparison: Comparison) -> None:
+    """Print the table on a terminal, the best value of each column in bold green."""
+    table = RichTable(caption=comparison.heading, caption_justify="left", header_style="bold")
+    for column in comparison.columns:
+        table.add_column(TITLES[column], justify="left" if column == "method" else "right")
+    for place, cells in enumerate(comparison.cells()):
+        guess = place >= len(comparison.rows)
+        name = None if guess else comparison.rows[place]["method"]
+        marks = [name in comparison.winners(column) for column in comparison.columns]
+        parts = [f"[bold green]{text}[/]" if best else text for text, best in zip(cells, marks, strict=True)]
+        if guess:
+            table.add_section()
+        table.add_row(*parts, style="dim" if guess else None)
+    console.print(table)
+    for name, error in comparison.failures.items():
+        console.print(f"{name} failed: {error}", style="red", markup=False)
+    better = ", except for accuracy" if "accuracy" in comparison.columns else ""
+    console.print(f"NLL in nats a row, with its standard error. Lower is better{better}.", style="dim", markup=False)
+    console.print(comparison.verdict, markup=False)

@@ -1,0 +1,473 @@
+"""Compare methods on one model and one data set: the same rows to fit, the same rows held out, one table.
+
+A method that fails costs only its own row, which then carries the sentence of its error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import math
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from priory import evaluate
+from priory.data import Data
+from priory.errors import require
+from priory.likelihoods import Likelihood
+from priory.loop import fit
+
+HIGHER_IS_BETTER = {"accuracy"}
+TITLES = {
+    "method": "method",
+    "nll": "NLL",
+    "rmse": "RMSE",
+    "accuracy": "accuracy",
+    "calibration": "calibration",
+    "fit_seconds": "fit [s]",
+    "predict_seconds": "predict [s]",
+}
+
+
+@dataclass(frozen=True)
+class Units:
+    """The targets' own units, of a model fitted to standardised ones: `own = shift + scale * fitted`."""
+
+    shift: float = 0.0
+    scale: float = 1.0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        require(math.isfinite(self.shift), "shift", "Units", "be a finite number", self.shift)
+        require(0 < self.scale < math.inf, "scale", "Units", "be positive and finite", self.scale)
+
+    def restore(self, y: Tensor) -> Tensor:
+        """Targets as they were before they were standardised."""
+        return self.shift + self.scale * y
+
+    def standard(self, y: Tensor) -> Tensor:
+        """Targets as the model was fitted to them."""
+        return (y - self.shift) / self.scale
+
+
+class Restored(Likelihood):
+    """A likelihood of standardised targets, read in the targets' own units."""
+
+    def __init__(self, inner: Likelihood, units: Units) -> None:
+        require(
+            not (inner.classes or inner.discrete),
+            "units",
+            "compare",
+            "be left out here",
+            f"{inner} with units",
+        )
+        self.inner, self.units = inner, units
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+    def prepare(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
+        """Leave it to the likelihood inside."""
+        return self.inner.prepare(targets, dtype)
+
+    def arrange(self, outputs: Tensor, event: torch.Size) -> Tensor:
+        """Leave it to the likelihood inside."""
+        return self.inner.arrange(outputs, event)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+        """Lower the density by log(scale) for each output of a row: the same mass in wider units."""
+        inner = self.inner.log_prob(outputs, self.units.standard(targets), learnt)
+        return inner - targets[0].numel() * math.log(self.units.scale)
+
+    def mean(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+        """Mean in the targets' units."""
+        return self.units.restore(self.inner.mean(outputs, learnt))
+
+    def variance(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+        """Variance in the targets' units, squared."""
+        return self.units.scale**2 * self.inner.variance(outputs, learnt)
+
+    def draw(self, outputs: Tensor, learnt: dict[str, Tensor], generator: torch.Generator) -> Tensor:
+        """Draw in the targets' units."""
+        return self.units.restore(self.inner.draw(outputs, learnt, generator))
+
+    def cdf(self, outputs: Tensor, learnt: dict[str, Tensor], value: Tensor) -> Tensor:
+        """P(y <= value)."""
+        return self.inner.cdf(outputs, learnt, self.units.standard(value))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What each method gave: print it, show it in a notebook, or write it as a report.
+
+    `rows` holds one dict a method with `method`, `nll` (nats a datum) and its standard error `nll_error`,
+    `rmse` or `accuracy`, `calibration`, `fit_seconds`, `predict_seconds` and `error` (None, or the sentence
+    of a failure); `baseline` is such a row for a guess that never sees the inputs. `posteriors` and
+    `predictions` are by name; `inputs` and `targets` are the held-out rows, and `about` says what was done.
+    """
+
+    rows: list[dict[str, Any]]
+    posteriors: dict[str, Any]
+    predictions: dict[str, Any]
+    inputs: Any
+    targets: Tensor
+    about: dict[str, str]
+    baseline: dict[str, Any] | None = None
+    pointwise: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def best(self) -> str | None:
+        """Name of the method with the lowest NLL; None if all failed."""
+        scored = [row for row in self.rows if row["error"] is None and math.isfinite(row["nll"])]
+        return min(scored, key=lambda row: row["nll"])["method"] if scored else None
+
+    def difference(self, first: str, second: str) -> tuple[float, float]:
+        """NLL of `first` minus that of `second` with its standard error, from the same rows in pairs.
+
+        The pairs share what makes a row easy or hard, so this error is smaller than those of the two scores.
+        """
+        for name in (first, second):
+            require(name in self.pointwise, "methods", "difference", f"be among {sorted(self.pointwise)}", name)
+        gap = self.pointwise[first] - self.pointwise[second]
+        return gap.mean().item(), _standard_error(gap)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: which method did best, and whether these rows can tell."""
+        best = self.best
+        if best is None:
+            return "No method could be scored."
+        others = [row for row in self.rows if row["method"] in self.pointwise and row["method"] != best]
+        others = [row for row in others if math.isfinite(row["nll"])]
+        if not others:
+            return f"{best} is the only method that was scored."
+        second = min(others, key=lambda row: row["nll"])["method"]
+        gap, error = self.difference(second, best)
+        clear = "more than these rows' noise" if gap > 2 * error else "too close for these rows to tell apart"
+        return f"{best} has the lowest NLL, {gap:.3f} ± {error:.3f} nats a row below {second}: {clear}."
+
+    def report(self, path: str | Path, title: str = "Comparison of methods") -> Path:
+        """Write the comparison as one HTML page that opens anywhere, and return its path."""
+        from priory.reports import write_comparison
+
+        return write_comparison(self, path, title)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the table's columns."""
+        quality = "accuracy" if any("accuracy" in row for row in self.rows) else "rmse"
+        return ["method", "nll", quality, "calibration", "fit_seconds", "predict_seconds"]
+
+    def winners(self, column: str) -> set[str]:
+        """Names of the methods with the best value of a column."""
+        values = {row["method"]: row[column] for row in self.rows if row["error"] is None}
+        if column == "method" or len(values) < 2:
+            return set()
+        values = {name: value for name, value in values.items() if math.isfinite(value)}
+        top = (max if column in HIGHER_IS_BETTER else min)(values.values(), default=None)
+        return {name for name, value in values.items() if value == top}
+
+    def cells(self) -> list[list[str]]:
+        """Return the table as text, one list a row, the baseline last."""
+        table = [*self.rows, *([self.baseline] if self.baseline else [])]
+        columns = [_column_text(name, [row.get(name) for row in table]) for name in self.columns]
+        nll = self.columns.index("nll")
+        errors = _column_text("nll", [_known(row.get("nll_error")) for row in table], [row.get("nll") for row in table])
+        columns[nll] = [
+            f"{value} ± {error}" if error else value for value, error in zip(columns[nll], errors, strict=True)
+        ]
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Names of the methods that failed, with the sentence that says why."""
+        return {row["method"]: row["error"] for row in self.rows if row["error"] is not None}
+
+    @property
+    def heading(self) -> str:
+        """What was compared, in one line."""
+        about = self.about
+        return f"{about['rows to fit']} rows to fit, {about['rows held out']} held out, seed {about['seed']}"
+
+    def __str__(self) -> str:
+        heads = [TITLES[name] for name in self.columns]
+        cells = self.cells()
+        for row, text in zip(self.rows, cells, strict=False):
+            for place, column in enumerate(self.columns):
+                text[place] += " *" if row["method"] in self.winners(column) else "  "
+        if self.baseline:
+            cells[-1] = [text + "  " for text in cells[-1]]
+        heads = [heads[0], *(head + "  " for head in heads[1:])]
+        widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+        rule = "-" * (sum(widths) + 3 * (len(widths) - 1))
+        lines = [_aligned(row, widths) for row in (heads, *cells)]
+        if self.baseline:
+            lines.insert(-1, rule)
+        notes = [f"{name} failed: {error}" for name, error in self.failures.items()]
+        legend = "* best. NLL in nats a row, with its standard error. Lower is better"
+        legend += ", except for accuracy." if "accuracy" in self.columns else "."
+        return "\n".join([self.heading, "", lines[0], rule, *lines[1:], "", *notes, legend, self.verdict])
+
+    def _repr_html_(self) -> str:
+        return table_html(self)
+
+
+def compare(
+    model: Any,
+    data: Any,
+    methods: Sequence[Any] | Mapping[str, Any],
+    test: Any = 0.2,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    samples: int = 64,
+    seed: int = 0,
+    temperature: float = 1.0,
+    tempers: str = "likelihood",
+    progress: bool = True,
+    units: Units | None = None,
+) -> Comparison:
+    """Fit each method to the same rows and score it on the same held-out rows.
+
+    `test` is a pair (X, y), or the fraction of the rows of `data` (a pair of tensors or arrays) to hold
+    out, chosen by `seed`. `methods` is a list, or a dict from a name of your own to a method. `units`
+    reports the scores in the targets' own units when the model was fitted to standardised ones. The rest
+    goes to `fit` and `predict`.
+    """
+    named = _named(methods)
+    require(
+        hasattr(model, "likelihood"),
+        "model",
+        "compare",
+        "be a Model, with a likelihood",
+        type(model).__name__,
+    )
+    require(
+        isinstance(samples, int) and samples >= 1,
+        "samples",
+        "compare",
+        "be a whole number, at least 1",
+        samples,
+    )
+    for name, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
+        ok = value is None or (isinstance(value, int) and value >= 1)
+        require(ok, name, "compare", "be a whole number, at least 1", value)
+    require(epochs is None or steps is None, "steps", "compare", "be left out when epochs are given", steps)
+    rows_to_fit, (inputs, targets) = split_rows(data, test, seed, batch_size)
+
+    options: dict[str, Any] = {"epochs": epochs, "steps": steps, "seed": seed}
+    options |= {"temperature": temperature, "tempers": tempers, "progress": progress}
+    rows, posteriors, predictions, pointwise = [], {}, {}, {}
+    scale = units or Units()
+    in_units = None if units is None else Restored(model.likelihood, units)
+    restored = scale.restore(targets) if units is not None else targets
+    for name, method in named.items():
+        row: dict[str, Any] = {"method": name, "error": None}
+        rows.append(row)
+        try:
+            began = time.perf_counter()
+            posteriors[name] = posterior = fit(model, rows_to_fit, method, **options)
+            row["fit_seconds"] = time.perf_counter() - began
+            began = time.perf_counter()
+            prediction = posterior.predict(inputs, samples=samples, seed=seed)
+            row["predict_seconds"] = time.perf_counter() - began
+            if in_units is not None:
+                prediction = dataclasses.replace(prediction, likelihood=in_units)
+            row |= _scores(prediction, restored)
+        except Exception as error:
+            row["error"] = str(error).strip() or type(error).__name__
+            continue
+        predictions[name] = prediction
+        pointwise[name] = -prediction.log_prob(restored).detach().double().cpu()
+    about = _about(model, rows_to_fit, inputs, restored, options, samples, units)
+    baseline = _baseline(model, rows_to_fit, restored, scale)
+    return Comparison(rows, posteriors, predictions, inputs, restored, about, baseline, pointwise)
+
+
+def table_html(comparison: Comparison) -> str:
+    """Write the table as HTML, the best value of each column in bold and every text escaped."""
+    heads = "".join(f'<th scope="col">{html.escape(TITLES[name])}</th>' for name in comparison.columns)
+    body = []
+    names = [row["method"] for row in comparison.rows]
+    for place, cells in enumerate(comparison.cells()):
+        name = names[place] if place < len(names) else None
+        marks = [name is not None and name in comparison.winners(column) for column in comparison.columns]
+        parts = [f'<th scope="row">{html.escape(cells[0])}</th>']
+        if name in comparison.failures:
+            sentence = html.escape(comparison.failures[str(name)])
+            parts.append(f'<td colspan="{len(cells) - 1}" class="failed">failed: {sentence}</td>')
+        else:
+            for text, best in zip(cells[1:], marks[1:], strict=True):
+                inner = f"<strong>{html.escape(text)}</strong>" if best else html.escape(text)
+                parts.append(f'<td class="best">{inner}</td>' if best else f"<td>{inner}</td>")
+        opening = "<tr>" if name is not None else '<tr class="baseline">'
+        body.append(f"{opening}{''.join(parts)}</tr>")
+    head = f"<caption>{html.escape(comparison.heading)}</caption>\n<thead><tr>{heads}</tr></thead>"
+    return "\n".join(["<table>", head, "<tbody>", *body, "</tbody>", "</table>"])
+
+
+def _named(methods: Any) -> dict[str, Any]:
+    """Name the methods: as the dict does, or by class, told apart by what differs from the defaults."""
+    many = isinstance(methods, Sequence | Mapping) and not isinstance(methods, str)
+    require(many, "methods", "compare", "be a list of methods, or a dict from names to methods", methods)
+    require(len(methods) > 0, "methods", "compare", "hold at least one method", methods)
+    named = methods if isinstance(methods, Mapping) else {}
+    if not named:
+        classes = [type(method).__name__ for method in methods]
+        for method, name in zip(methods, classes, strict=True):
+            label = name if classes.count(name) == 1 else _differing(method)
+            copies = sum(other == label or other.startswith(f"{label} #") for other in named)
+            named[f"{label} #{copies + 1}" if copies else label] = method
+    for name, method in named.items():
+        require(isinstance(name, str), "methods", "compare", "have text as names", name)
+        given = isinstance(method, type)
+        require(not given, "methods", "compare", "hold methods, not classes: MAP(), not MAP", method)
+        require(
+            hasattr(method, "step"),
+            "methods",
+            "compare",
+            "hold methods such as MAP() and MeanField()",
+            method,
+        )
+    return dict(named)
+
+
+def _differing(method: Any) -> str:
+    """Name a method with the hyper-parameters that are not at their defaults."""
+    name = type(method).__name__
+    if not dataclasses.is_dataclass(method):
+        return name
+    own = [part for part in dataclasses.fields(method) if part.init]
+    changed = [f"{part.name}={getattr(method, part.name)!r}" for part in own if not _is_default(method, part)]
+    return f"{name}({', '.join(changed)})" if changed else name
+
+
+def _is_default(method: Any, part: dataclasses.Field[Any]) -> bool:
+    value = getattr(method, part.name)
+    return value is part.default or repr(value) == repr(part.default)
+
+
+def split_rows(data: Any, test: Any, seed: int, batch_size: int | None = None) -> tuple[Data, tuple[Any, Tensor]]:
+    """Part rows to fit from rows held out: `test` itself, or a fraction of `data` chosen by `seed`."""
+    require(data is not None, "data", "compare", "be given", data)
+    rows = Data.of(data, batch_size)
+    if isinstance(test, tuple | list):
+        require(len(test) >= 2, "test", "compare", "be inputs and targets, (X, y)", f"{len(test)} part")
+        return rows, _inputs_and_targets(Data.of(tuple(test)))
+    fraction = isinstance(test, float) and 0 < test < 1
+    require(fraction, "test", "compare", "be a pair (X, y), or a fraction between 0 and 1", test)
+    enough = 1 <= round(test * (rows.num_data or 0)) < (rows.num_data or 0)
+    require(enough, "test", "compare", f"hold out at least one of the {rows.num_data} rows and leave one", test)
+    kept, held = rows.split(test, seed)
+    return kept, _inputs_and_targets(held)
+
+
+def _inputs_and_targets(held: Data) -> tuple[Any, Tensor]:
+    *inputs, targets = next(iter(held.blocks(held.num_data or 1)))
+    return inputs[0] if len(inputs) == 1 else tuple(inputs), targets
+
+
+def _scores(prediction: Any, targets: Tensor) -> dict[str, float]:
+    """Compute the numbers of one row of the table."""
+    losses = -prediction.log_prob(targets).detach().double().cpu()
+    quality = "accuracy" if prediction.classes else "rmse"
+    return {
+        "nll": losses.mean().item(),
+        "nll_error": _standard_error(losses),
+        quality: getattr(evaluate, quality)(prediction, targets),
+        "calibration": evaluate.calibration_error(prediction, targets),
+    }
+
+
+def _standard_error(values: Tensor) -> float:
+    return (values.std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
+
+
+def _baseline(model: Any, data: Data, targets: Tensor, units: Units) -> dict[str, Any] | None:
+    """Score a guess that never sees the inputs: the fitted targets' frequencies, or their mean and spread."""
+    if data.tensors is None or targets.ndim != 1:
+        return None
+    seen = data.tensors[-1].double().cpu()
+    targets = targets.cpu()
+    row: dict[str, Any] = {"method": "(no inputs)", "error": None}
+    if model.likelihood.classes:
+        count = int(max(seen.max(), targets.max())) + 1
+        frequency = (torch.bincount(seen.long(), minlength=max(2, count)) + 1.0).double()  # one more of each: no zeros
+        frequency /= frequency.sum()
+        losses = -frequency.log()[targets.long()]
+        row["accuracy"] = (targets.long() == frequency.argmax()).double().mean().item()
+    elif getattr(model.likelihood, "discrete", False):
+        return None
+    else:
+        seen = units.restore(seen)
+        guess = torch.distributions.Normal(seen.mean(), seen.std(unbiased=False).clamp_min(1e-12))
+        losses = -guess.log_prob(targets.double())
+        row["rmse"] = math.sqrt((targets.double() - seen.mean()).square().mean().item())
+    return row | {"nll": losses.mean().item(), "nll_error": _standard_error(losses)}
+
+
+def _about(
+    model: Any,
+    data: Data,
+    inputs: Any,
+    targets: Tensor,
+    options: dict[str, Any],
+    samples: int,
+    units: Units | None,
+) -> dict[str, str]:
+    """Tell what was done, as text by name."""
+    about = {"rows to fit": str(data.num_data), "rows held out": str(len(targets))}
+    if isinstance(inputs, Tensor):
+        about["columns"] = " x ".join(map(str, inputs.shape[1:])) or "1"
+    about["network"] = str(getattr(model, "net", type(model).__name__))
+    about["likelihood"] = str(model.likelihood)
+    about["prior"] = str(getattr(model, "prior", ""))
+    about["length of a fit"] = next(
+        (f"{options[k]} {k}" for k in ("epochs", "steps") if options[k]), "each method's own"
+    )
+    about["batch size"] = str(data.batch_size)
+    about["temperature"] = f"{options['temperature']:g} (tempers the {options['tempers']})"
+    about["samples of the posterior"] = str(samples)
+    if units is not None and units.name:
+        about["target"] = units.name
+    about["seed"] = str(options["seed"])
+    about["versions"] = f"priory {version_of('priory')}, torch {torch.__version__}, Python {platform.python_version()}"
+    return about
+
+
+def version_of(package: str) -> str:
+    """Return the installed version of a package, as text."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "(from source)"
+
+
+def _column_text(name: str, values: list[Any], like: list[Any] | None = None) -> list[str]:
+    """One column as text with the same number of decimals in every row; nothing where there is no value."""
+    if name == "method":
+        return [str(value) for value in values]
+    sizes = sorted(abs(v) for v in (like or values) if v is not None and math.isfinite(v) and v != 0)
+    typical = sizes[len(sizes) // 2] if sizes else 1.0
+    decimals = 3 if name in ("accuracy", "calibration") else min(4, max(0, 3 - math.floor(math.log10(typical))))
+    if name.endswith("seconds"):
+        decimals = min(decimals, 2)
+    return ["" if v is None else f"{v:.{decimals}f}" if abs(v) < 1e7 else f"{v:.2e}" for v in values]
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    parts = [cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))]
+    return "   ".join(parts).rstrip()

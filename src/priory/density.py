@@ -1,0 +1,247 @@
+"""Density: any log density over named, constrained parameters.
+
+    log p(x, D) = log_prob(x)        or        log_prior(x) + sum_n log_likelihood(x, datum n)
+
+Methods work on free coordinates u with x = f(u) and the density p(f(u)) |det df/du|. MAP alone leaves the
+determinant out, because the mode that a person asks for is the one in their own parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from priory.data import Batch
+from priory.errors import InputError, require
+from priory.flat import Layout, Param
+from priory.vectorise import Vectorised, value_and_grad
+
+Params = dict[str, Tensor]
+
+
+class Density:
+    """A log density as a function of a dict of constrained tensors, one draw at a time.
+
+    Draws are vectorised by `vmap`; with `batched=True` the functions take leading dimensions themselves.
+    `log_prob` has its data inside. With `log_prior` and `log_likelihood(params, batch)`, which returns one
+    value a datum, minibatches work. The default type is float64, or float32 where only that fits the
+    functions.
+
+    >>> from torch.distributions import constraints
+    >>> chance = Param((), constraints.unit_interval)
+    >>> coin = Density(lambda p: 3 * p["p"].log() + torch.log1p(-p["p"]), {"p": chance})
+    >>> coin.layout.names
+    ('p',)
+    """
+
+    def __init__(
+        self,
+        log_prob: Callable[[Params], Tensor] | None = None,
+        params: Mapping[str, Param] | None = None,
+        *,
+        log_prior: Callable[[Params], Tensor] | None = None,
+        log_likelihood: Callable[[Params, Any], Tensor] | None = None,
+        batched: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        whole = log_prob is not None and log_prior is None and log_likelihood is None
+        parts = log_prob is None and log_prior is not None and log_likelihood is not None
+        if not (whole or parts):
+            raise InputError(
+                "A Density must have either log_prob, or log_prior and log_likelihood. Got another combination instead."
+            )
+        ok = isinstance(params, Mapping) and all(isinstance(p, Param) for p in params.values())
+        require(ok, "params", "Density", "be a dict from names to Param", params)
+        assert params is not None
+        self.layout = Layout(params)
+        self.log_prob, self.log_prior, self.log_likelihood_of = log_prob, log_prior, log_likelihood
+        self.batched, self.device = batched, torch.device(device)
+        self.dtype = dtype or self._dtype_that_works()
+        self.prior = DensityPrior(self)
+        self.learnt = slice(self.layout.size, self.layout.size)
+        self._sum = Vectorised(self._factored, "This density", loop=False)
+        self._pointwise = Vectorised(self._values, "This density", loop=False)
+
+    def __repr__(self) -> str:
+        return f"Density({', '.join(f'{b.name}: {b.shape}' for b in self.layout.blocks)})"
+
+    def _dtype_that_works(self) -> torch.dtype:
+        function = self.log_prob if self.log_prob is not None else self.log_prior
+        assert function is not None
+        for dtype in (torch.float64, torch.float32):
+            try:
+                function(self.layout.constrain(torch.zeros(self.layout.size, dtype=dtype, device=self.device)))
+            except Exception:
+                continue
+            return dtype
+        return torch.float64
+
+    # What comes in.
+
+    def prepare(self, batch: Batch) -> Batch:
+        """A batch in the density's floating type, on its device."""
+        return tuple(t.to(self.device, self.dtype if t.is_floating_point() else None) for t in batch)
+
+    def check(self, batch: Any) -> None:
+        """One trial evaluation at the starting point: scalar, finite, differentiable; one value a datum."""
+        require(
+            self.log_prob is not None or batch != (),
+            "data",
+            "fit",
+            "be given to a Density with a log_likelihood",
+            None,
+        )
+        w = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
+        params = self.layout.constrain(w)
+        parts: dict[str, tuple[Callable[..., Tensor] | None, tuple[Any, ...]]] = {
+            "log_prob": (self.log_prob, (params,)),
+            "log_prior": (self.log_prior, (params,)),
+            "log_likelihood": (self.log_likelihood_of, (params, batch)),
+        }
+        for name, (function, arguments) in parts.items():
+            if function is None:
+                continue
+            try:
+                value = function(*arguments)
+            except Exception as error:
+                reason = str(error).strip().split("\n")[0]
+                raise InputError(
+                    f"The '{name}' of Density must be a function of its parameters. It raised: {reason}"
+                ) from error
+            require(isinstance(value, Tensor), name, "Density", "return a tensor", type(value).__name__)
+            if name == "log_likelihood":
+                rows = len(batch) if isinstance(batch, Tensor) else len(batch[0])
+                require(
+                    value.shape == (rows,),
+                    name,
+                    "Density",
+                    f"return one value a datum, {(rows,)}",
+                    f"the shape {tuple(value.shape)}",
+                )
+            else:
+                require(
+                    value.shape == (),
+                    name,
+                    "Density",
+                    "return a single number",
+                    f"the shape {tuple(value.shape)}",
+                )
+            where = {n: x.tolist() if x.numel() < 6 else "..." for n, x in params.items()}
+            require(
+                bool(torch.isfinite(value).all()),
+                name,
+                "Density",
+                f"be finite at the start {where}",
+                value.flatten()[:1].tolist(),
+            )
+        try:
+            value_and_grad(lambda u: self._factored(u, batch, 1.0) + self.prior.log_prob(u), w)
+        except RuntimeError as error:
+            reason = str(error).strip().split("\n")[0]
+            raise InputError(f"The density must be differentiable in its parameters. Got: {reason}") from error
+
+    # Where a fit begins.
+
+    def start(self, targets: Tensor | None, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Zero in free coordinates for shape (); uniform on (-2, 2) otherwise, as Stan does, (*shape, P)."""
+        if shape == ():
+            return torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
+        u = torch.rand(*shape, self.layout.size, generator=generator, dtype=self.dtype, device=self.device)
+        return 4 * u - 2
+
+    def buffers(self) -> dict[str, Tensor]:
+        """None: a density has no running statistics."""
+        return {}
+
+    # log p(D | x), a datum or summed.
+
+    def log_likelihood(self, w: Tensor, batch: Any, buffers: Mapping[str, Tensor]) -> Tensor:
+        """log p(datum | x) a datum, (*B, P) -> (*B, n); a density with its data inside has one value."""
+        with torch.no_grad():
+            if self.batched:
+                return self._values(w, batch)
+            if w.ndim == 1:
+                return self._values(w, batch)
+            values = self._pointwise.values(w.reshape(-1, w.shape[-1]), batch)
+        return values.reshape(*w.shape[:-1], -1)
+
+    def log_likelihood_and_grad(
+        self, w: Tensor, batch: Any, factor: float, buffers: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """factor x sum_n log p(datum n | x) and its gradient, (*B, P) -> (*B,), (*B, P)."""
+        return self.many(self._sum, w, batch, factor)
+
+    def log_likelihood_sum(self, w: Tensor, batch: Any) -> Tensor:
+        """sum_n log p(datum n | x) for one vector, as a function that autograd goes through."""
+        return self._factored(w, batch, 1.0)
+
+    def many(self, function: Vectorised, w: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        """Values and gradients of one of the density's functions, over any leading dimensions."""
+        if w.ndim == 1:
+            return value_and_grad(function.fn, w, *arguments)
+        if self.batched:
+            leaf = w.detach().requires_grad_()
+            with torch.enable_grad():
+                values = function.fn(leaf, *arguments)
+                (gradient,) = torch.autograd.grad(values.sum(), leaf)
+            return values.detach(), gradient
+        values, gradients = function.values_and_grads(w.reshape(-1, w.shape[-1]), *arguments)
+        return values.reshape(w.shape[:-1]), gradients.reshape(w.shape)
+
+    def _values(self, w: Tensor, batch: Any) -> Tensor:
+        params = self.layout.constrain(w)
+        if self.log_prob is not None:
+            return self.log_prob(params).unsqueeze(-1)
+        assert self.log_likelihood_of is not None
+        return self.log_likelihood_of(params, batch)
+
+    def _factored(self, w: Tensor, batch: Any, factor: float) -> Tensor:
+        return factor * self._values(w, batch).sum(-1)
+
+    def describe(self) -> dict[str, Any]:
+        """What a stored posterior must agree with."""
+        return {"layout": self.layout.signature(), "likelihood": "Density"}
+
+
+class DensityPrior:
+    """The prior of a density in free coordinates: log_prior(f(u)) + log |det df/du|, none of it in closed
+    form.
+
+    A density that is one `log_prob` keeps everything in its likelihood, so that its prior is the volume
+    element alone.
+    """
+
+    def __init__(self, density: Density) -> None:
+        self.density = density
+        size, dtype, device = density.layout.size, density.dtype, density.device
+        self.loc = torch.zeros(size, dtype=dtype, device=device)
+        self.precision = torch.zeros(size, dtype=dtype, device=device)
+        self.others = density.log_prior is not None or bool(density.layout.constrained)
+        self.improper, self.num_gaussian, self.log_normaliser = False, 0, 0.0
+        self._sum = Vectorised(self._value, "This density")
+
+    def log_prob(self, w: Tensor) -> Tensor:
+        """log p(u), (*B,)."""
+        if w.ndim == 1 or self.density.batched:
+            return self._value(w)
+        return self._sum.values(w.reshape(-1, w.shape[-1])).reshape(w.shape[:-1])
+
+    def log_prob_of_others(self, w: Tensor) -> Tensor:
+        """All of it: nothing is Gaussian in closed form."""
+        return self.log_prob(w)
+
+    def typical_scale(self) -> Tensor:
+        """One for every coordinate, (P,)."""
+        return torch.ones_like(self.loc)
+
+    def _value(self, w: Tensor) -> Tensor:
+        volume = self.density.layout.log_det(w)
+        return (
+            volume
+            if self.density.log_prior is None
+            else volume + self.density.log_prior(self.density.layout.constrain(w))
+        )

@@ -1,0 +1,66 @@
+"""One form of error for the whole library: what is wrong, what it must be, what came.
+
+Every sentence reads *The 'samples' of MeanField must be at least 1. Got 0 instead.*, so that a person can
+mend the call without reading a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+class InputError(ValueError):
+    """An argument, a data set or a network that can't be used, named in one sentence."""
+
+
+class DivergedError(RuntimeError):
+    """A fit that met a value that is not finite.
+
+    `posterior` is built from the last good state (None when there was none), so that nothing is lost.
+    """
+
+    def __init__(self, message: str, posterior: Any = None) -> None:
+        super().__init__(message)
+        self.posterior = posterior
+
+
+class StoreError(ValueError):
+    """A file that can't be read as what it was asked to be, and why."""
+
+
+class MissingExtra(ImportError):  # noqa: N818 - reads as the sentence it prints
+    """An optional dependency that is not installed, with the command that installs it."""
+
+
+class PrioryWarning(UserWarning):
+    """Something works, but not as well as it could; the text says what to do."""
+
+
+def require(ok: bool, name: str, owner: str, must: str, got: object) -> None:
+    """Raise the one form of error unless `ok`.
+
+    >>> require(0 >= 1, "samples", "MeanField", "be at least 1", 0)
+    Traceback (most recent call last):
+    ...
+    priory.errors.InputError: The 'samples' of MeanField must be at least 1. Got 0 instead.
+    """
+    if not ok:
+        raise InputError(f"The '{name}' of {owner} must {must}. Got {_short(got)} instead.")
+
+
+def _short(got: object) -> str:
+    text = got if isinstance(got, str) else repr(got)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def extra(module: str, name: str) -> ModuleType:
+    """Import an optional module, or say which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.split(".")[0]
+        raise MissingExtra(f"This needs '{package}': pip install 'priory[{name}]'.") from error

@@ -1,0 +1,35 @@
+"""How good a prediction was: scores and calibration, each a function of a prediction and the targets.
+
+>>> import torch
+>>> probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
+>>> accuracy(probs, torch.tensor([0, 0]))
+0.5
+"""
+
+from priory.evaluate.calibration import (
+    LEVELS,
+    Reliability,
+    calibration_error,
+    coverage,
+    expected_calibration_error,
+    pit,
+    reliability,
+)
+from priory.evaluate.scores import accuracy, brier, crps, crps_gaussian_mixture, log_score, nll, rmse
+
+__all__ = [
+    "LEVELS",
+    "Reliability",
+    "accuracy",
+    "brier",
+    "calibration_error",
+    "coverage",
+    "crps",
+    "crps_gaussian_mixture",
+    "expected_calibration_error",
+    "log_score",
+    "nll",
+    "pit",
+    "reliability",
+    "rmse",
+]

@@ -1,0 +1,114 @@
+"""What a likelihood is: p(y | f) for a network's output f, and the parameters of its own that are learnt.
+
+Shapes, from the right: a network gives outputs (n, *rest) for n rows; draws or chains stand in front, (*B, n,
+*rest). Targets are (n, *event). Values a datum, (*B, n), are sums over the event. A parameter of the
+likelihood's own, such as a noise, comes in `learnt` as (*B, *shape).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from priory.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+    from torch.distributions import Distribution
+
+    from priory.flat import Param
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A parameter that is learnt beside the network's weights: where it lies and what is believed of it."""
+
+    param: Param
+    prior: Distribution
+
+
+class Likelihood(ABC):
+    """p(y | f). One subclass a family; each is built once and never changes."""
+
+    classes: ClassVar[bool] = False  # whether y is a label, so that probabilities and entropies make sense
+    discrete: ClassVar[bool] = False  # whether y is a whole number, so that its quantiles are
+
+    @property
+    def declared(self) -> dict[str, Declared]:
+        """The learnt parameters by their short names ("noise"); a Model calls them "likelihood.noise"."""
+        return {}
+
+    def start(self, targets: Tensor) -> dict[str, Tensor]:
+        """Where the learnt parameters begin, read off some targets."""
+        return {}
+
+    @abstractmethod
+    def prepare(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
+        """Targets in the type that log_prob takes, or the sentence that says why not."""
+
+    @abstractmethod
+    def arrange(self, outputs: Tensor, event: torch.Size) -> Tensor:
+        """One network's outputs (n, *rest), shaped for targets of this event, or the sentence that says why not."""
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:  # noqa: B027 - most have nothing to ask
+        """Whether these targets can come from these outputs at all; asked once a fit."""
+
+    @abstractmethod
+    def log_prob(self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+        """log p(y | f) a datum, (*B, n), in nats with every constant."""
+
+    @abstractmethod
+    def mean(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+        """E[y | f], (*B, n, *event)."""
+
+    @abstractmethod
+    def variance(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+        """Var[y | f], (*B, n, *event)."""
+
+    @abstractmethod
+    def draw(self, outputs: Tensor, learnt: dict[str, Tensor], generator: Generator) -> Tensor:
+        """One y for each f."""
+
+    def cdf(self, outputs: Tensor, learnt: dict[str, Tensor], value: Tensor) -> Tensor:
+        """P(y <= value | f), for likelihoods over numbers."""
+        raise InputError(f"{type(self).__name__} is a likelihood over labels: it has probabilities, and no quantiles.")
+
+    discrete: ClassVar[bool] = False  # whether y is a whole number, so that its quantiles are
+
+    def entropy(self, probs: Tensor, event_dims: int) -> Tensor:
+        """The entropy in nats of labels with these probabilities, (*B, n); for likelihoods over labels."""
+        raise InputError(f"{type(self).__name__} is a likelihood over numbers: it has no probabilities of labels.")
+
+
+def lift(value: Tensor, own: int, outputs: Tensor) -> Tensor:
+    """Shape a learnt (*B, *own dims) so that it broadcasts against outputs (*B, n, *rest)."""
+    lead = value.ndim - own
+    return value.reshape((*value.shape[:lead], *[1] * (outputs.ndim - lead - own), *value.shape[lead:]))
+
+
+def per_datum(values: Tensor, targets: Tensor) -> Tensor:
+    """Sum values (*B, n, *event) over the event of targets (n, *event): (*B, n)."""
+    return values.flatten(-(targets.ndim - 1)).sum(-1) if targets.ndim > 1 else values
+
+
+def squeeze_last(outputs: Tensor, event: torch.Size, owner: str) -> Tensor:
+    """Outputs for targets (n, *event): (n, 1) serves (n,), else the shapes must agree."""
+    rest = outputs.shape[1:]
+    if rest == event:
+        return outputs
+    if event == () and rest == (1,):
+        return outputs.squeeze(-1)
+    if rest == () and event == (1,):
+        return outputs.unsqueeze(-1)
+    wanted, got = (f"(rows, {', '.join(map(str, shape))})" if shape else "(rows,)" for shape in (event, rest))
+    raise InputError(f"The network's output must fit the targets of {owner}, of shape {wanted}. Got {got} instead.")
+
+
+def as_float(targets: Tensor, dtype: torch.dtype, owner: str) -> Tensor:
+    """Numeric targets in the model's floating type; complex ones are refused, booleans taken as 0 and 1."""
+    if targets.is_complex():
+        raise InputError(f"The targets of {owner} must be real numbers. Got {targets.dtype} instead.")
+    return targets if targets.dtype == dtype else targets.to(dtype)

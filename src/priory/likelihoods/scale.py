@@ -1,0 +1,95 @@
+"""Likelihoods with a location and a scale: the scale is learnt, given, one an output, or read from the
+network.
+
+From the network means: the last dimension holds the d locations and then d raw scales, scale = softplus(raw).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.distributions import LogNormal, constraints
+from torch.nn.functional import softplus
+
+from priory.errors import InputError, require
+from priory.flat import Param
+from priory.likelihoods.base import Declared, Likelihood, as_float, lift, squeeze_last
+
+if TYPE_CHECKING:
+    from torch.distributions import Distribution
+
+FLOOR = 1e-6  # softplus underflows before the likelihood does: the smallest scale that a network can give
+
+
+class LocationScale(Likelihood):
+    """What Gaussian and StudentT share: where the scale comes from, and how it meets the outputs."""
+
+    def __init__(self, scale: float | str | Tensor, name: str, outputs: int, prior: Distribution | None) -> None:
+        owner = type(self).__name__
+        require(isinstance(outputs, int) and outputs >= 1, "outputs", owner, "be at least 1", outputs)
+        self._name, self._outputs = name, outputs
+        self._prior = LogNormal(0.0, 3.0) if prior is None else prior
+        self._given: Tensor | None = None
+        self._source = scale if isinstance(scale, str) else "given"
+        if isinstance(scale, str):
+            require(
+                scale in ("learn", "network"),
+                name,
+                owner,
+                "be 'learn', 'network', a number or a tensor",
+                repr(scale),
+            )
+            return
+        given = scale if isinstance(scale, Tensor) else torch.as_tensor(scale, dtype=torch.float64)
+        positive = given.is_floating_point() and given.ndim <= 1 and bool((torch.isfinite(given) & (given > 0)).all())
+        require(positive, name, owner, "be positive, one number or one an output", scale)
+        self._given = given.detach().clone()
+        self._outputs = 1 if given.ndim == 0 else len(given)
+
+    def __repr__(self) -> str:
+        value = repr(self._source) if self._given is None else self._given.tolist()
+        return f"{type(self).__name__}({self._name}={value})"
+
+    @property
+    def declared(self) -> dict[str, Declared]:
+        if self._source != "learn":
+            return {}
+        shape = () if self._outputs == 1 else (self._outputs,)
+        return {self._name: Declared(Param(shape, constraints.positive), self._prior)}
+
+    def start(self, targets: Tensor) -> dict[str, Tensor]:
+        if self._source != "learn":
+            return {}
+        spread = targets.double().std(None if self._outputs == 1 else 0, unbiased=False)
+        return {self._name: spread.clamp_min(1e-3).to(targets.dtype)}  # constant targets must not start it at zero
+
+    def prepare(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
+        return as_float(targets, dtype, type(self).__name__)
+
+    def arrange(self, outputs: Tensor, event: torch.Size) -> Tensor:
+        owner = type(self).__name__
+        if self._outputs > 1 and (len(event) == 0 or event[-1] != self._outputs):
+            raise InputError(
+                f"The '{self._name}' of {owner} must have one value for each output of the targets {tuple(event)}. "
+                f"Got {self._outputs} instead."
+            )
+        if self._source != "network":
+            return squeeze_last(outputs, event, owner)
+        wanted = (2,) if len(event) == 0 else (*event[:-1], 2 * event[-1])
+        if tuple(outputs.shape[1:]) != wanted:
+            raise InputError(
+                f"The network's output must fit {owner}({self._name}='network'): {wanted} values a row, locations and "
+                f"then scales. Got {tuple(outputs.shape[1:])} instead."
+            )
+        return outputs if len(event) == 0 else outputs.unflatten(-1, (2, event[-1])).transpose(-1, -2)  # (n, *event, 2)
+
+    def location_and_scale(self, outputs: Tensor, learnt: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The location and the scale, which broadcast to (*B, n, *event)."""
+        if self._source == "network":
+            location, raw = outputs.unbind(-1)
+            return location, softplus(raw) + FLOOR
+        if self._given is not None:
+            return outputs, self._given.to(outputs)
+        return outputs, lift(learnt[self._name], int(self._outputs > 1), outputs)

@@ -1,0 +1,258 @@
+"""The one driver: `fit` runs any method on any model.
+
+Minibatches, seeds, progress, history, callbacks, checkpoints and what happens when a number is not finite are
+written here, once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from priory.callbacks import Moment, Remembering
+from priory.checkpoint import Checkpoint, Keeper, copied, leaves, rebuild
+from priory.data import Batch, Data
+from priory.density import Density
+from priory.errors import DivergedError, require
+from priory.history import Told
+from priory.methods.base import Method, Plan
+from priory.model import Model
+from priory.posteriors import Posterior
+from priory.progress import Progress
+from priory.streams import stream
+from priory.target import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from os import PathLike
+
+LOOK_EVERY = 100  # steps between two looks at whether all is finite; a copy of the state is kept at each
+
+
+def fit(
+    model: Model | Density,
+    data: Any,
+    method: Method,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    temperature: float = 1.0,
+    tempers: Literal["likelihood", "posterior"] = "likelihood",
+    progress: bool = True,
+    checkpoint: Checkpoint | str | PathLike[str] | None = None,
+    callbacks: Sequence[Callable[[Moment], Any]] = (),
+) -> Posterior:
+    """Infer the posterior of a model from data by a method.
+
+    `data` is a tuple of tensors or arrays (inputs first, targets last), a `Dataset`, a `DataLoader`, or None
+    for a density that has its data inside. Give `epochs` or `steps`, or neither for the method's own default.
+    `temperature` T and `tempers` say which posterior: p(D|w)^(1/T) p(w), or the whole to the power 1/T. With
+    `checkpoint`, a fit that was killed goes on where it was. Each of `callbacks` is called with a `Moment`
+    after every epoch, and ends the fit by returning True.
+
+    >>> from torch import nn
+    >>> import priory as pr
+    >>> X = torch.linspace(-1, 1, 20)[:, None]
+    >>> posterior = pr.fit(pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1)), (X, 2 * X[:, 0]), pr.MAP(), steps=500)
+    >>> round(posterior.predict(torch.tensor([[0.5]])).mean.item(), 1)
+    1.0
+    """
+    require(isinstance(model, (Model, Density)), "model", "fit", "be a Model or a Density", type(model).__name__)
+    if isinstance(method, type) or not isinstance(method, Method):
+        require(
+            False,
+            "method",
+            "fit",
+            "be a method such as MeanField()",
+            getattr(method, "__name__", type(method).__name__),
+        )
+    for name, number in (("epochs", epochs), ("steps", steps)):
+        ok = number is None or (isinstance(number, int) and not isinstance(number, bool) and number >= 1)
+        require(ok, name, "fit", "be a whole number from 1", number)
+    require(epochs is None or steps is None, "steps", "fit", "be left out when epochs are given", steps)
+    require(isinstance(seed, int), "seed", "fit", "be a whole number", seed)
+
+    rows = Data.of(data, batch_size).prepared(model.prepare)
+    target = make_target(
+        model, rows, temperature, tempers, single=isinstance(data, Tensor) or hasattr(data, "__array__")
+    )
+    start = method.start
+    if start is not None and not isinstance(start, Posterior):
+        start = fit(model, rows, start, seed=seed, temperature=temperature, tempers=tempers, progress=progress)
+    total = steps or (epochs * rows.steps_per_epoch if epochs else method.length(rows))
+    plan = method.plan(target, rows, total, seed)
+    run = Run(target, method, plan, seed, start)
+    if checkpoint is not None:
+        run.keeper = Keeper(checkpoint, identity(run, rows))
+    run.go(progress, list(callbacks))
+    posterior = run.posterior()
+    posterior.data = rows
+    return posterior
+
+
+def make_target(model: Model | Density, rows: Data, temperature: float, tempers: Any, single: bool = False) -> Target:
+    """The Target of prepared data, after one trial evaluation on a few rows and a look at every target in memory."""
+    some = rows.some(128) if rows.num_data is not None else ()
+    event = some[-1].shape[1:] if some and isinstance(model, Model) else torch.Size()
+    target = Target(model, rows.num_data, temperature, tempers, event, single)
+    model.check(target._form(some))
+    if isinstance(model, Model) and rows.tensors is not None:
+        with torch.no_grad():
+            few = model.outputs(model.network.initial[None], tuple(x[:2] for x in some[:-1]), {}, event)
+        model.likelihood.check(few, rows.tensors[-1])
+    return target
+
+
+class Run:
+    """One fit on its way: a State, where it is, and what it has told so far."""
+
+    def __init__(self, target: Target, method: Method, plan: Plan, seed: int, start: Posterior | None) -> None:
+        self.target, self.method, self.plan, self.seed = target, method, plan, seed
+        self.generator = stream(seed, "noise", device=target.model.device)
+        self.state = method.init(target, plan, self.generator, torch.Size(), start)
+        self.step = 0
+        self.told = Told()
+        self.draws: list[Tensor] = []
+        self.keeper: Keeper | None = None
+        self._good: tuple[int, dict[str, Any]] = (0, copied(self.state))
+
+    def go(self, progress: bool, callbacks: list[Callable[[Moment], Any]]) -> None:
+        """Step until the plan, a callback or the method says that it is enough."""
+        self._resume(callbacks)
+        stopped = self.step >= self.plan.steps
+        with Progress(repr_of(self.method), self.plan.steps, progress, self.step) as bar:
+            try:
+                batches = self._batches() if not stopped else iter(())
+                for batch, target, epoch_ends in batches:
+                    self.state, info = self.method.step(target, self.state, batch, self.generator)
+                    self.told.hear(info.metrics)
+                    if info.draw is not None:
+                        self.draws.append(info.draw.clone())
+                    self.step += 1
+                    if self.step % LOOK_EVERY == 0:
+                        self._look()
+                    if bar.due():
+                        bar.show(self.step, self.told.recent())
+                    stop = info.done or (callbacks and epoch_ends and self._call(callbacks))
+                    if self.keeper is not None and (stop or self.keeper.due(self.step)):
+                        self._look()
+                        self._keep(callbacks, ended=bool(stop))
+                    if stop:
+                        break
+                self._look()
+            except KeyboardInterrupt:
+                if self.keeper is not None:
+                    self._keep(callbacks)
+                raise
+            if bar.on:
+                bar.show(self.step, self.told.recent())
+        if self.keeper is not None and not stopped:
+            self._keep(callbacks, ended=True)
+
+    def posterior(self) -> Posterior:
+        """What the State stands for now."""
+        draws = torch.stack(self.draws, dim=-2) if self.draws else None
+        posterior = self.method.posterior(self.target, self.state, draws)
+        posterior.history, posterior.method = self.told.history(), repr_of(self.method)
+        posterior.seed = self.seed
+        return posterior
+
+    def _batches(self) -> Iterator[tuple[Batch | Data, Target, bool]]:
+        """What each step reads from here on, the target that goes with it, and whether an epoch ends there."""
+        plan = self.plan
+        while self.step < plan.steps:
+            early = plan.early is not None and self.step < plan.turn
+            rows = plan.rows(self.step)
+            target = dataclasses.replace(self.target, num_data=rows.num_data) if early else self.target
+            if self.method.reads == "pass":
+                yield rows, target, True
+                continue
+            begin, end = (0, plan.turn) if early else (plan.turn if plan.early is not None else 0, plan.steps)
+            each = rows.steps_per_epoch
+            epoch, skip = divmod(self.step - begin, each)
+            for index, batch in enumerate(rows.batches(self.seed, begin + epoch, skip), start=skip):
+                if self.step >= end:
+                    break
+                yield batch, target, index == each - 1
+
+    def _call(self, callbacks: list[Callable[[Moment], Any]]) -> bool:
+        each = self.plan.rows(self.step - 1).steps_per_epoch
+        moment = Moment(self.step, self.plan.steps, self.step // each, self.told.recent(each), self.posterior)
+        return any([callback(moment) is True for callback in callbacks])  # noqa: C419 - every callback is called
+
+    def _look(self) -> None:
+        """Keep a copy of a good state; stop at one that is not."""
+        wrong = self.told.first_not_finite()
+        if wrong is None:
+            bad = [
+                path for path, t in leaves(self.state) if isinstance(t, Tensor) and not bool(torch.isfinite(t.sum()))
+            ]
+            if not bad:
+                self._good = (self.step, copied(self.state))
+                return
+            wrong = bad[0], self.step - 1
+        name, step = wrong
+        good, kept = self._good
+        self.state = rebuild(self.state, kept)
+        posterior = self.method.posterior(self.target, self.state, None)
+        posterior.history, posterior.method = self.told.history(good), repr_of(self.method)
+        where = f"step {step + 1} of {self.plan.steps}"
+        raise DivergedError(
+            f"The {name} of {type(self.method).__name__} was not finite at {where}; the state of step {good} is in the "
+            "error's 'posterior'. Try a smaller learning_rate, data of about unit scale, or a narrower prior.",
+            posterior,
+        )
+
+    # Checkpoints.
+
+    def _keep(self, callbacks: list[Callable[[Moment], Any]], ended: bool = False) -> None:
+        assert self.keeper is not None
+        kept = {f"history.{name}": values for name, values in self.told.history().items()}
+        if self.draws:
+            kept["draws"] = torch.stack(self.draws)
+        notes: list[Any] = [ended, *[c.state_dict() if isinstance(c, Remembering) else None for c in callbacks]]
+        self.keeper.write(self.step, self.state, self.generator, kept, notes)
+
+    def _resume(self, callbacks: list[Callable[[Moment], Any]]) -> None:
+        found = self.keeper.read(self.state, self.generator) if self.keeper is not None else None
+        if found is None:
+            return
+        self.step, self.state, kept, (ended, *notes) = found
+        self.told = Told({name[len("history.") :]: v for name, v in kept.items() if name.startswith("history.")})
+        self.draws = list(kept["draws"]) if "draws" in kept else []
+        for callback, note in zip(callbacks, notes, strict=False):
+            if note is not None and isinstance(callback, Remembering):
+                callback.load_state_dict(note)
+        if ended:
+            self.plan = dataclasses.replace(self.plan, steps=self.step)
+
+
+def repr_of(method: Method) -> str:
+    """The method as a person would write it, with the options that differ from the default."""
+    options = []
+    for f in dataclasses.fields(method):  # pyright: ignore[reportArgumentType] - a method is a dataclass
+        value = getattr(method, f.name)
+        if f.repr and value is not f.default and value != f.default:
+            named = value.method if isinstance(value, Posterior) else getattr(value, "__name__", None)
+            options.append(f"{f.name}={named or repr(value)}")
+    return f"{type(method).__name__}({', '.join(options)})"
+
+
+def identity(run: Run, rows: Data) -> dict[str, Any]:
+    """What a resumed fit must share with the one it resumes."""
+    sums = [float(t.double().sum()) for t in rows.tensors] if rows.tensors is not None else None
+    return {
+        "method": repr_of(run.method),
+        "model": run.target.model.describe(),
+        "rows": rows.num_data,
+        "sums of the data": sums,
+        "batch size": rows.batch_size,
+        "steps": run.plan.steps,
+        "seed": run.seed,
+        "temperature": [run.target.temperature, run.target.tempers],
+    }

@@ -1,0 +1,104 @@
+"""What a method is: hyper-parameters, and three functions that the one driver calls.
+
+A method is a frozen dataclass. `init` makes a State, `step` improves it, `posterior` says what it stands for.
+It never sees a module, only a `Target`. Every tensor of a State has the leading shape that `init` was given
+(chains, members and restarts are one mechanism), except those that say otherwise. A State is donated: `step`
+may overwrite it. A field with the metadata "scratch" is overwritten by every step before it is read, one with
+"fixed" is made anew by `init`: neither is copied or stored.
+
+State is what the next step needs; what a person wants to see is in Info.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
+
+from priory.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from priory.data import Batch, Data
+    from priory.posteriors import Posterior
+    from priory.target import Target
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step has to tell: numbers for the history, a draw to keep, whether there is nothing left to do."""
+
+    metrics: dict[str, Tensor]
+    draw: Tensor | None = None
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which rows each step reads: all of them, or `early` until the step `turn`, with `held` kept back."""
+
+    data: Data
+    steps: int
+    turn: int = 0
+    early: Data | None = None
+    held: Data | None = None
+
+    def rows(self, step: int) -> Data:
+        """The rows that this step reads."""
+        return self.early if self.early is not None and step < self.turn else self.data
+
+
+class Options:
+    """Refuses, in one sentence, an option that a method doesn't have."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        known = [f.name for f in fields(cls) if f.init]  # pyright: ignore[reportArgumentType] - methods are dataclasses
+        for name in options:
+            if name not in known:
+                raise InputError(
+                    f"The options of {cls.__name__} must be among {', '.join(known)}. Got {name!r} instead."
+                )
+        return super().__new__(cls)
+
+
+@runtime_checkable
+class Method(Protocol):
+    """How to infer."""
+
+    @property
+    def reads(self) -> Literal["batch", "pass"]:
+        """A minibatch a step, or the whole re-iterable Data (then steps count iterations or draws)."""
+        ...
+
+    @property
+    def start(self) -> Any:
+        """A method that is fitted first, or a posterior to begin from, or None."""
+        ...
+
+    def length(self, data: Data) -> int:
+        """Steps, if the person names none."""
+        ...
+
+    def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
+        """Which rows each step reads; `Plan(data, steps)` for most."""
+        ...
+
+    def init(
+        self,
+        target: Target,
+        plan: Plan,
+        generator: torch.Generator,
+        shape: torch.Size,
+        start: Posterior | None = None,
+    ) -> Any:
+        """The State to begin with, its tensors led by `shape`."""
+        ...
+
+    def step(self, target: Target, state: Any, batch: Batch | Data, generator: torch.Generator) -> tuple[Any, Info]:
+        """One improvement; `state` may be overwritten."""
+        ...
+
+    def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Posterior:
+        """What the State stands for; the draws that the driver kept come with it."""
+        ...

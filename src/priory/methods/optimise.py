@@ -1,0 +1,111 @@
+"""What methods that follow gradients share: Adam in place on one flat tensor, and learning rates from a
+schedule.
+
+Adam (Kingma and Ba 2015) is torch's own fused kernel, called once a step on all parameters at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from priory.errors import InputError, require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.optim import Optimizer
+
+
+@dataclass
+class Adam:
+    """The moments of one tensor and the learning rate of each step."""
+
+    first: Tensor
+    second: Tensor
+    count: Tensor  # a float32 scalar, as the kernel wants it
+    rates: Tensor = field(metadata={"fixed": True})  # (steps,), float64 on the CPU
+    step: int = 0
+
+    @classmethod
+    def of(cls, parameter: Tensor, rates: Tensor) -> Adam:
+        """Moments at zero."""
+        count = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        return cls(torch.zeros_like(parameter), torch.zeros_like(parameter), count, rates)
+
+    def descend(self, parameter: Tensor, gradient: Tensor) -> None:
+        """One step down the gradient, in place."""
+        rate = float(self.rates[min(self.step, len(self.rates) - 1)])
+        self.count += 1  # the kernel reads it for the bias correction and leaves it alone
+        torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage] - what torch.optim itself calls
+            [parameter],
+            [gradient],
+            [self.first],
+            [self.second],
+            [],
+            [self.count],
+            lr=rate,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.0,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
+        self.step += 1
+
+
+def rates(schedule: str | Callable[[Optimizer], LRScheduler], learning_rate: float, steps: int, owner: str) -> Tensor:
+    """The learning rate of each step: "cosine" (to zero), "constant", or a function that makes a torch
+    scheduler.
+
+    >>> rates("constant", 0.1, 3, "MAP").tolist()
+    [0.1, 0.1, 0.1]
+    >>> step = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    >>> rates(step, 1.0, 3, "MAP").tolist()
+    [1.0, 0.5, 0.25]
+    """
+    if schedule == "constant":
+        return torch.full((steps,), learning_rate, dtype=torch.float64)
+    if schedule == "cosine":
+        t = torch.arange(steps, dtype=torch.float64) / max(1, steps)
+        return 0.5 * learning_rate * (1 + torch.cos(math.pi * t))
+    require(
+        callable(schedule),
+        "schedule",
+        owner,
+        "be 'cosine', 'constant' or a function of an optimizer",
+        schedule,
+    )
+    assert not isinstance(schedule, str)
+    optimizer = torch.optim.SGD([torch.zeros((), requires_grad=True)], lr=learning_rate)
+    scheduler = schedule(optimizer)
+    if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
+        kind = type(scheduler).__name__
+        raise InputError(f"The 'schedule' of {owner} must make a scheduler that needs no metric. Got {kind} instead.")
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the optimizer took no step: it never does here
+        for _ in range(steps):
+            found.append(float(optimizer.param_groups[0]["lr"]))
+            scheduler.step()
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def check_rate(learning_rate: float, schedule: object, owner: str) -> None:
+    """Refuse what can't be a learning rate or a schedule, when the method is built."""
+    ok = isinstance(learning_rate, (int, float)) and 0 < learning_rate < math.inf
+    require(ok, "learning_rate", owner, "be a positive number", learning_rate)
+    ok = schedule in ("cosine", "constant") if isinstance(schedule, str) else callable(schedule)
+    require(ok, "schedule", owner, "be 'cosine', 'constant' or a function of an optimizer", schedule)
+
+
+def default_steps(data_steps_per_epoch: int, epochs: int, least: int, most: int) -> int:
+    """So many epochs, within bounds, in whole epochs where that is possible."""
+    return max(least, min(most, epochs * data_steps_per_epoch))

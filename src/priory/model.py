@@ -1,0 +1,230 @@
+"""Model: a network, a likelihood and a prior; what is believed before the data.
+
+    w ~ prior,    y_n ~ likelihood(f_w(x_n), learnt parameters)
+
+The network's weights and the parameters that the likelihood learns ("likelihood.noise") are one flat vector
+w. Sums here are over the rows of a batch; the factor N/n, temperatures and signs belong to `Target`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from priory.data import Batch, check_finite, part
+from priory.errors import InputError, require
+from priory.flat import Layout
+from priory.likelihoods import Likelihood
+from priory.network import Network
+from priory.priors import compile_prior
+from priory.vectorise import Vectorised
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Buffers = Mapping[str, Tensor]
+
+
+class Model:
+    """A network with a likelihood and a prior.
+
+    The network is copied as it is now, and never changed. `prior` is any `torch.distributions` distribution,
+    a number (the scale of a centred normal), a scale rule ("glorot", "he", "fan_in"), "flat", or a dict from
+    name patterns to these, in which the first pattern that matches a name counts.
+
+    >>> from torch import nn
+    >>> from priory.likelihoods import Gaussian
+    >>> Model(nn.Linear(2, 1), Gaussian(), prior={"weight": "he", "*": 1.0}).layout.names
+    ('weight', 'bias', 'likelihood.noise')
+    """
+
+    def __init__(self, net: nn.Module, likelihood: Likelihood, prior: Any = "glorot") -> None:
+        require(
+            isinstance(likelihood, Likelihood),
+            "likelihood",
+            "Model",
+            "be a likelihood such as Gaussian() or Categorical()",
+            likelihood.__name__ + " itself" if isinstance(likelihood, type) else type(likelihood).__name__,
+        )
+        self.net, self.likelihood = net, likelihood
+        self.network = Network(net)
+        own = {f"likelihood.{name}": declared for name, declared in likelihood.declared.items()}
+        self.layout = Layout({**self.network.params, **{name: d.param for name, d in own.items()}})
+        self.prior = compile_prior(
+            prior,
+            self.layout,
+            self.network.skeleton,
+            {name: d.prior for name, d in own.items()},
+            self.network.initial,
+        )
+        self.dtype, self.device = self.network.dtype, self.network.device
+        self.learnt = slice(self.network.size, self.layout.size)  # the coordinates that are not the network's
+        self._gradient = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
+        self._sum = Vectorised(self._functional_sum, "This network")
+        self._prior_text = str(prior)
+
+    def __repr__(self) -> str:
+        weights = f"{type(self.net).__name__} with {self.network.size:,} weights"
+        return f"Model({weights}, {self.likelihood!r}, prior={self._prior_text})"
+
+    # What comes in.
+
+    def prepare(self, batch: Batch) -> Batch:
+        """A batch in the model's types, on its device; targets last."""
+        require(len(batch) >= 2, "data", "fit", "be inputs and targets, such as (X, y)", f"{len(batch)} part")
+        for i, t in enumerate(batch):
+            check_finite(t, part(i, len(batch)))
+        return (*self.prepare_inputs(batch[:-1]), self.prepare_targets(batch[-1]))
+
+    def prepare_inputs(self, inputs: Batch) -> Batch:
+        """Floating inputs in the network's type; whole numbers stay, for embeddings."""
+        moved = tuple(x.to(self.device) for x in inputs)
+        return tuple(x.to(self.dtype) if x.is_floating_point() and x.dtype != self.dtype else x for x in moved)
+
+    def prepare_targets(self, targets: Tensor) -> Tensor:
+        """Targets as the likelihood takes them."""
+        return self.likelihood.prepare(targets.to(self.device), self.dtype)
+
+    def check(self, batch: Batch) -> None:
+        """One trial pass: the network takes the inputs, fits the likelihood, is finite, and draws nothing at random."""
+        *inputs, targets = batch
+        before, given, trial = torch.get_rng_state(), self.network.own_buffers(), self.network.own_buffers()
+        try:
+            with torch.no_grad():
+                outputs = self.network(self.network.initial, tuple(inputs), trial, train=True)
+            drew = not torch.equal(before, torch.get_rng_state())
+        except InputError:
+            raise
+        except Exception as error:
+            shapes = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in inputs)
+            reason = str(error).strip().split("\n")[0]
+            raise InputError(f"The network must take the inputs. Got {shapes} and it raised: {reason}") from error
+        finally:
+            torch.set_rng_state(before)
+        if drew:
+            raise InputError(
+                "The network must not draw random numbers of its own. Got dropout in training mode instead: "
+                "call net.eval(), or set its p to 0, before Model."
+            )
+        require(
+            outputs.ndim >= 1 and len(outputs) == len(targets),
+            "output",
+            "the network",
+            f"have a row for each of the {len(targets)} inputs",
+            f"the shape {tuple(outputs.shape)}",
+        )
+        self.network.changes_buffers = any(not torch.equal(given[name], trial[name]) for name in given)
+        self.network.use_buffers(given)
+        arranged = self.likelihood.arrange(outputs, targets.shape[1:])
+        self.likelihood.check(arranged, targets)
+        require(
+            bool(torch.isfinite(outputs).all()),
+            "output",
+            "the network",
+            "be finite at its initial weights",
+            "NaN or infinity",
+        )
+
+    # Where a fit begins.
+
+    def start(self, targets: Tensor, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """The weights as given for shape (), else fresh ones; learnt parameters from the targets, (*shape, P)."""
+        tail = {f"likelihood.{name}": value for name, value in self.likelihood.start(targets).items()}
+        pieces = [self.layout[name].bijector.inverse(value).reshape(-1) for name, value in tail.items()]
+        weights = (
+            [self.network.initial] if shape == () else [self.network.fresh(generator) for _ in range(shape.numel())]
+        )
+        return torch.stack([torch.cat([w, *pieces]) for w in weights]).reshape(*shape, self.layout.size)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """A copy of the network's buffers, for a fit to change; none if training leaves them alone."""
+        return self.network.own_buffers() if self.network.changes_buffers else {}
+
+    # log p(y | x, w), a datum or summed.
+
+    def outputs(self, w: Tensor, inputs: Batch, buffers: Buffers, event: torch.Size) -> Tensor:
+        """Outputs in evaluation mode for each vector, arranged for targets of this event: (S, P) -> (S, n, ...)."""
+        self.network.set_mode(train=False)
+        if len(w) > 1 and self.network.batches_well(len(inputs[0])):
+            many = torch.vmap(lambda v: self.likelihood.arrange(self.network.functional(v, inputs, buffers), event))
+            return many(w)
+        return torch.stack(
+            [self.likelihood.arrange(self.network(v, inputs, buffers, train=False), event) for v in w.unbind(0)]
+        )
+
+    def learnt_at(self, w: Tensor) -> dict[str, Tensor]:
+        """The likelihood's own parameters at w (*B, P), by their short names."""
+        found = {}
+        for name in self.likelihood.declared:
+            block = self.layout[f"likelihood.{name}"]
+            found[name] = block.bijector.forward(block.free(w))
+        return found
+
+    def log_likelihood(self, w: Tensor, batch: Batch, buffers: Buffers) -> Tensor:
+        """log p(y_n | x_n, w) a datum, (*B, P) -> (*B, n), without gradient."""
+        flat = w.reshape(-1, w.shape[-1])
+        with torch.no_grad():
+            outputs = self.outputs(flat, batch[:-1], buffers, batch[-1].shape[1:])
+            values = self.likelihood.log_prob(outputs, batch[-1], self.learnt_at(flat))
+        return values.reshape(*w.shape[:-1], -1)
+
+    def log_likelihood_and_grad(
+        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers
+    ) -> tuple[Tensor, Tensor]:
+        """factor x sum_n log p(y_n | x_n, w) and its gradient, (*B, P) -> (*B,), (*B, P).
+
+        For one vector the gradient is a buffer that the next call overwrites.
+        """
+        if w.ndim == 1:
+            return self._one(w, batch, factor, buffers)
+        flat = w.reshape(-1, w.shape[-1])
+        if self.network.batches_well(len(batch[0])) and not self.network.changes_buffers:
+            self.network.set_mode(train=True)
+            values, gradients = self._sum.values_and_grads(flat, batch, buffers)
+            values, gradients = values * factor, gradients * factor
+        else:
+            values, gradients = torch.empty_like(flat[:, 0]), torch.empty_like(flat)
+            for i, v in enumerate(flat):
+                own = {name: t.reshape(len(flat), *t.shape[w.ndim - 1 :])[i] for name, t in buffers.items()}
+                values[i], gradients[i] = self._one(v, batch, factor, own)
+        return values.reshape(w.shape[:-1]), gradients.reshape(w.shape)
+
+    def _one(self, w: Tensor, batch: Batch, factor: float, buffers: Buffers) -> tuple[Tensor, Tensor]:
+        inputs, targets = batch[:-1], batch[-1]
+        self._gradient.zero_()
+        self.network.collect_gradients_in(self._gradient)
+        with torch.enable_grad():
+            tail = w[self.learnt].detach().requires_grad_()
+            outputs = self.network(w, inputs, buffers, train=True)
+            total = factor * self._log_prob(outputs, targets, self._read_tail(tail)).sum()
+            total.backward()
+        if tail.grad is not None:
+            self._gradient[self.learnt] = tail.grad
+        return total.detach(), self._gradient
+
+    def log_likelihood_sum(self, w: Tensor, batch: Batch) -> Tensor:
+        """sum_n log p(y_n | x_n, w) for one vector, as a function that autograd goes through; buffers as given."""
+        self.network.set_mode(train=True)
+        return self._functional_sum(w, batch, self.network.own_buffers())
+
+    def _functional_sum(self, w: Tensor, batch: Batch, buffers: Buffers) -> Tensor:
+        outputs = self.network.functional(w, batch[:-1], buffers)
+        return self._log_prob(outputs, batch[-1], self._read_tail(w[self.learnt])).sum()
+
+    def _log_prob(self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+        return self.likelihood.log_prob(self.likelihood.arrange(outputs, targets.shape[1:]), targets, learnt)
+
+    def _read_tail(self, tail: Tensor) -> dict[str, Tensor]:
+        found, offset = {}, self.network.size
+        for name in self.likelihood.declared:
+            block = self.layout[f"likelihood.{name}"]
+            u = tail[block.start - offset : block.stop - offset].reshape(block.bijector.free_shape)
+            found[name] = block.bijector.forward(u)
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """What a stored posterior must agree with."""
+        return {"layout": self.layout.signature(), "likelihood": type(self.likelihood).__name__}

@@ -1,0 +1,219 @@
+"""A person's module, read through one flat vector and never changed.
+
+`Network` keeps a skeleton of the module: a deep copy in which each trainable parameter is a parameter of our
+own, whose data are views into whichever vector is bound. Hooks, buffers and dicts are the skeleton's own, so
+nothing that happens here reaches the module it was made from, not even when an exception passes through.
+
+One vector: bind it and run the skeleton; gradients arrive in views of one flat buffer. Many vectors: `vmap`
+over `functional_call` for small dense networks, a loop over the bound skeleton otherwise. Which of the two is
+chosen by shapes and layer types, never by the clock, so that the bits of a result don't depend on the
+machine's load.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from priory.errors import InputError, require
+from priory.flat import Param
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+DENSE = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.Identity,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.LayerNorm,
+    nn.Softmax,
+    nn.LogSoftmax,
+)
+ACTIVATIONS = tuple(
+    getattr(nn.modules.activation, name) for name in nn.modules.activation.__all__ if name != "MultiheadAttention"
+)
+BATCHED_WORK = 1 << 22  # rows x parameters of one vector, above which a matrix product outweighs the loop around it
+
+
+class Network:
+    """The skeleton of a module and the vector it reads."""
+
+    def __init__(self, net: nn.Module) -> None:
+        require(isinstance(net, nn.Module), "net", "Model", "be a torch.nn.Module", type(net).__name__)
+        if any(
+            isinstance(p, (UninitializedParameter, UninitializedBuffer)) for p in (*net.parameters(), *net.buffers())
+        ):
+            raise InputError("The 'net' of Model must have its shapes: run one batch through its lazy layers first.")
+        trainable = {name: p for name, p in net.named_parameters() if p.requires_grad}  # a shared parameter comes once
+        require(bool(trainable), "net", "Model", "have a parameter that requires a gradient", "none")
+        kinds = {(p.dtype, p.device) for p in trainable.values()}
+        require(len(kinds) == 1, "net", "Model", "keep its trainable parameters in one dtype on one device", kinds)
+        self.dtype, self.device = kinds.pop()
+        require(
+            self.dtype in (torch.float32, torch.float64),
+            "net",
+            "Model",
+            "be in float32 or float64",
+            self.dtype,
+        )
+
+        self.params: dict[str, Param] = {name: Param(tuple(p.shape)) for name, p in trainable.items()}
+        self.size = sum(p.numel() for p in trainable.values())
+        self.initial = torch.cat([p.detach().reshape(-1) for p in trainable.values()])
+        self._leaves = {name: nn.Parameter(torch.empty_like(p)) for name, p in trainable.items()}
+        try:
+            self.skeleton = copy.deepcopy(net, {id(p): self._leaves[name] for name, p in trainable.items()})
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0]
+            raise InputError(
+                f"The 'net' of Model must allow copy.deepcopy. Got {type(error).__name__} ({reason}) instead."
+            ) from error
+        self._training = {name: module.training for name, module in self.skeleton.named_modules()}
+        self.layers = [m for m in self.skeleton.modules() if next(m.children(), None) is None]
+        self.dense = all(isinstance(m, (*DENSE, *ACTIVATIONS)) for m in self.layers)
+        self._bound: tuple[int, torch.Size] | None = None
+        self._grads: Tensor | None = None
+        self._given = {name: buffer.detach().clone() for name, buffer in self.skeleton.named_buffers()}
+        self.changes_buffers = False  # whether a pass in training mode changes them; a trial pass finds out
+        self.set_mode(train=False)
+
+    # One vector: the skeleton's parameters are views of it.
+
+    def bind(self, w: Tensor) -> None:
+        """Let the skeleton read w, a contiguous (>= size,) vector whose first coordinates are the network's.
+
+        The views keep w's memory alive, so an equal address means the same memory and there is nothing to do.
+        """
+        key = (w.data_ptr(), w.shape)
+        if key == self._bound:
+            return
+        start = 0
+        for leaf in self._leaves.values():
+            stop = start + leaf.numel()
+            leaf.data = w[start:stop].view(leaf.shape)
+            start = stop
+        self._bound = key
+
+    def collect_gradients_in(self, grads: Tensor) -> None:
+        """Let backward passes add to views of this flat buffer."""
+        if grads is self._grads:
+            return
+        start = 0
+        for leaf in self._leaves.values():
+            stop = start + leaf.numel()
+            leaf.grad = grads[start:stop].view(leaf.shape)
+            start = stop
+        self._grads = grads
+
+    def __call__(self, w: Tensor, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor], train: bool) -> Tensor:
+        """The outputs (n, ...) at one vector; in training, modules run in the mode the person left them in."""
+        self.bind(w)
+        self.use_buffers(buffers)
+        self.set_mode(train)
+        return checked(self.skeleton(*inputs))
+
+    # Many vectors.
+
+    def batches_well(self, rows: int) -> bool:
+        """Whether one batched pass beats a loop: a dense network with little work a vector."""
+        return self.dense and rows * self.size <= BATCHED_WORK
+
+    def functional(self, w: Tensor, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor]) -> Tensor:
+        """The outputs at one vector as a pure function, for vmap; in the mode that was set last."""
+        start, named = 0, dict(buffers)
+        for name, leaf in self._leaves.items():
+            stop = start + leaf.numel()
+            named[name] = w[start:stop].view(leaf.shape)
+            start = stop
+        return checked(functional_call(self.skeleton, named, inputs))
+
+    # Buffers and modes.
+
+    def own_buffers(self) -> dict[str, Tensor]:
+        """A copy of the buffers as the module had them."""
+        return {name: buffer.clone() for name, buffer in self._given.items()}
+
+    def use_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Let the skeleton read, and in training mode change, these tensors."""
+        for name, buffer in buffers.items():
+            owner, _, key = name.rpartition(".")
+            self.skeleton.get_submodule(owner)._buffers[key] = buffer
+
+    def set_mode(self, train: bool) -> None:
+        if getattr(self, "_mode", None) is train:
+            return
+        for name, module in self.skeleton.named_modules():
+            module.training = train and self._training[name]
+        self._mode = train
+
+    # Starting points other than the given one.
+
+    def fresh(self, generator: torch.Generator) -> Tensor:
+        """A new starting vector: each module's own initialisation, drawn from our generator.
+
+        A module without `reset_parameters` keeps its values, shaken by a tenth of their size.
+        """
+        seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
+        self.bind(self.initial.clone())
+        touched: set[int] = set()
+        with (
+            torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
+            torch.no_grad(),
+        ):
+            torch.manual_seed(seed)
+            for module in self.skeleton.modules():
+                reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+                if callable(reset):
+                    saved = {name: buffer.clone() for name, buffer in module.named_buffers()}
+                    reset()
+                    for name, buffer in module.named_buffers():
+                        buffer.copy_(saved[name])
+                    touched |= {id(p) for p in module.parameters()}
+            for leaf in self._leaves.values():
+                if id(leaf) not in touched:
+                    size = leaf.detach().square().mean().sqrt()
+                    leaf.add_(0.1 * size * torch.randn_like(leaf))
+            w = torch.cat([leaf.detach().reshape(-1) for leaf in self._leaves.values()])
+        self._bound = None
+        return w
+
+    def activations(self, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor]) -> int:
+        """Numbers that the layers hold for one row, counted on the first row or two."""
+        counted: list[int] = []
+
+        def count(_module: nn.Module, _args: object, output: object) -> None:
+            counted.extend(t.numel() for t in tensors(output))
+
+        few = tuple(x[:2] for x in inputs)
+        handles = [layer.register_forward_hook(count) for layer in self.layers]
+        try:
+            with torch.no_grad():
+                self(self.initial, few, buffers, train=False)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return math.ceil(sum(counted) / max(1, few[0].shape[0]))
+
+
+def tensors(value: object) -> Iterator[Tensor]:
+    """The tensors inside a layer's output."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors(item)
+
+
+def checked(outputs: object) -> Tensor:
+    """A network's outputs, which must be one tensor."""
+    if not isinstance(outputs, Tensor):
+        raise InputError(f"The network's output must be one tensor. Got {type(outputs).__name__} instead.")
+    return outputs

@@ -1,0 +1,267 @@
+"""Pictures of a fit, of its predictions and of their calibration; each function returns matplotlib Axes.
+
+The figures are made without pyplot, so nothing global is opened, changed or left behind: in a notebook end
+the cell with `plot.predictive(...).figure`, in a script call `.figure.savefig(path)`. Colours are those of
+Okabe and Ito (2008), which people with any kind of colour vision can tell apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from priory import evaluate
+from priory.errors import extra, require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from priory.predictive import Prediction
+
+__all__ = ["COLOURS", "calibration", "history", "predictive"]
+
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
+INK, GREY = "#222222", "#8a8a8a"
+MOST_ROWS = 120  # more intervals than this side by side can't be told apart
+QUANTITIES = {
+    "elbo": "Evidence lower bound, step by step (higher is better)",
+    "loss": "Loss, step by step (lower is better)",
+    "nll": "Negative log-likelihood of the fitted rows, step by step",
+    "kl": "KL from posterior to prior, step by step",
+    "log_prior": "Log prior, step by step",
+}
+
+
+def history(posterior: Any, quantity: str | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw how the fit went, step by step: the `quantity` named, or the ELBO, or the loss if there is none.
+
+    `posterior` is one posterior or a dict of them by name. The faint line is every step, the strong one a
+    running mean. Values are in nats for the whole data set.
+    """
+    named = dict(posterior) if isinstance(posterior, Mapping) else {"": posterior}
+    require(len(named) > 0, "posterior", "plot.history", "hold at least one posterior", "an empty dict")
+    shared = set.intersection(*(set(one.history) for one in named.values()))
+    if quantity is None:
+        quantity = next((name for name in ("elbo", "loss", *sorted(shared)) if name in shared), None)
+    require(quantity in shared, "quantity", "plot.history", f"be one of {sorted(shared)}", quantity)
+    name = str(quantity)
+    ax = _axes(ax, QUANTITIES.get(name, name), "step", "nats, whole data")
+
+    settled = []
+    for (label, one), colour in zip(named.items(), _cycle(len(named)), strict=True):
+        values = torch.as_tensor(one.history[name]).double().cpu()
+        steps = torch.arange(1, len(values) + 1)
+        window = max(1, len(values) // 50)
+        if window > 1:
+            ax.plot(_list(steps), _list(values), color=colour, alpha=0.25, linewidth=0.8)
+        smooth = values.unfold(0, window, 1).mean(-1)
+        ax.plot(_list(steps[window - 1 :]), _list(smooth), color=colour, linewidth=1.8, label=label or None)
+        settled.append(values[len(values) // 20 :])
+    _frame_settled(ax, torch.cat(settled))
+    if isinstance(posterior, Mapping):
+        ax.legend(frameon=False, fontsize=9)
+    return ax
+
+
+def predictive(
+    prediction: Prediction, x: Any = None, y: Any = None, *, level: float = 0.9, ax: Axes | None = None
+) -> Axes:
+    """Draw a prediction, with the part of its uncertainty that comes from the weights and all of it.
+
+    With inputs of one column: the mean and its bands along x (and the targets, if given). With any other
+    inputs, or none: the rows in the order of their predicted mean, each with its interval and its target.
+    Predictions of classes: how sure the model was of the class it named, where it was right and where it
+    was wrong.
+    """
+    require(0 < level < 1, "level", "plot.predictive", "lie strictly between 0 and 1", level)
+    if prediction.classes:
+        require(y is not None, "y", "plot.predictive", "be given for predictions of classes", None)
+        return _confidences(prediction, y, ax)
+    if y is not None:
+        y = evaluate.scores.matched(y, prediction.mean, "plot.predictive")
+    inputs = None if x is None else torch.as_tensor(x)
+    if inputs is not None and (inputs.ndim == 1 or (inputs.ndim == 2 and inputs.shape[1] == 1)):
+        return _along_input(prediction, inputs.reshape(-1), y, level, ax)
+    require(y is not None, "y", "plot.predictive", "be given when the inputs have more than one column", None)
+    return _row_by_row(prediction, torch.as_tensor(y), level, ax)
+
+
+def calibration(prediction: Prediction, y: Any, *, ax: Axes | None = None) -> Axes:
+    """Draw promise against frequency: on the diagonal is perfect, in the grey as good as the rows can tell.
+
+    Numbers: how many targets fell inside the central interval of each level. Classes: how often the named
+    class was right, by the confidence in it (a reliability diagram).
+    """
+    if prediction.classes:
+        return _reliability(prediction, y, ax)
+    levels = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
+    inside = evaluate.coverage(prediction, y, levels.tolist()).cpu()
+    error = evaluate.calibration_error(prediction, y)
+    title = f"Calibration: intervals are off by {100 * error:.1f} points on average"
+    ax = _axes(ax, title, "level of the interval", "fraction of targets inside")
+    _diagonal(ax, prediction.mean.numel())
+    ax.plot(_list(levels), _list(inside), color=BLUE, marker="o", markersize=4, label="this prediction")
+    _unit_square(ax)
+    return ax
+
+
+def _along_input(prediction: Prediction, x: Tensor, y: Tensor | None, level: float, ax: Axes | None) -> Axes:
+    """Mean and bands along one input column."""
+    one = prediction.mean.numel() == len(x)
+    require(
+        one,
+        "prediction",
+        "plot.predictive",
+        "have one output for each of its inputs",
+        tuple(prediction.mean.shape),
+    )
+    order = x.argsort().cpu()
+
+    def along(values: Tensor) -> list[float]:
+        return _list(values.detach().cpu().reshape(-1)[order])
+
+    mean = prediction.mean
+    low, high = prediction.interval(level)
+    reach = _normal_reach(level) * prediction.epistemic.sqrt()
+    ax = _axes(ax, f"Prediction with {_percent(level)} bands", "x", "y")
+    ax.fill_between(along(x), along(low), along(high), color=SKY, alpha=0.35, linewidth=0, label="total")
+    inner = "epistemic (weights)"
+    ax.fill_between(along(x), along(mean - reach), along(mean + reach), color=BLUE, alpha=0.4, linewidth=0, label=inner)
+    ax.plot(along(x), along(mean), color=BLUE, linewidth=2, label="mean")
+    if y is not None:
+        ax.plot(along(x), along(y), ".", color=INK, markersize=5, label="targets")
+    ax.legend(frameon=False, fontsize=9)
+    return ax
+
+
+def _row_by_row(prediction: Prediction, y: Tensor, level: float, ax: Axes | None) -> Axes:
+    """Rows in the order of their predicted mean, each with its intervals and its target."""
+    low, high = (bound.detach().cpu().reshape(-1) for bound in prediction.interval(level))
+    mean, y = prediction.mean.detach().cpu().reshape(-1), y.detach().cpu().reshape(-1)
+    reach = _normal_reach(level) * prediction.epistemic.detach().cpu().reshape(-1).sqrt()
+    inside = (low <= y) & (y <= high)
+    title = f"{_percent(level)} intervals hold {100 * inside.double().mean():.0f} % of {len(y)} targets"
+    shown = min(len(y), MOST_ROWS)
+    pick = mean.argsort()[torch.linspace(0, len(y) - 1, shown, dtype=torch.float64).round().long()]
+    few = "" if shown == len(y) else f" ({shown} of {len(y)} shown)"
+    ax = _axes(ax, title, f"rows, by predicted mean{few}", "target")
+    rows = torch.arange(shown)
+    ax.vlines(_list(rows), _list(low[pick]), _list(high[pick]), color=SKY, alpha=0.6, linewidth=2.5, label="total")
+    bottom, top = (mean - reach)[pick], (mean + reach)[pick]
+    ax.vlines(_list(rows), _list(bottom), _list(top), color=BLUE, linewidth=2.5, label="epistemic (weights)")
+    for held, colour, marker, label in (
+        (True, INK, "o", "target inside"),
+        (False, VERMILION, "X", "target outside"),
+    ):
+        which = inside[pick] == held
+        ax.plot(
+            _list(rows[which]),
+            _list(y[pick][which]),
+            marker,
+            color=colour,
+            markersize=4 if held else 6,
+            label=label,
+        )
+    ax.legend(frameon=False, fontsize=9, ncols=2, loc="upper left")
+    bottom, top = ax.get_ylim()
+    ax.set_ylim(bottom, top + 0.15 * (top - bottom))  # room for the legend
+    return ax
+
+
+def _confidences(prediction: Prediction, y: Any, ax: Axes | None) -> Axes:
+    """Histogram of the confidence in the named class, right and wrong apart."""
+    confidence, correct = (part.cpu() for part in evaluate.scores.top_class(prediction, y, "plot.predictive"))
+    title = f"How sure, and how often right: {100 * correct.double().mean():.1f} % of {len(correct)}"
+    ax = _axes(ax, title, "confidence in the named class", "number of rows")
+    edges = [k / 20 for k in range(21)]
+    parts = [_list(confidence[correct]), _list(confidence[~correct])]
+    ax.hist(parts, bins=edges, stacked=True, color=[BLUE, VERMILION], label=["right", "wrong"], edgecolor="white")
+    ax.set_yscale("symlog", linthresh=10)  # a few wrong rows stay visible beside many right ones
+    ax.set_yticks([tick for tick in (0, 2, 5, 10, 20, 50, 100, 1000, 10000, 100000) if tick <= 2 * len(correct)])
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.set_xlim(min(0.5, float(confidence.min())), 1)
+    ax.legend(frameon=False, fontsize=9, loc="upper left")
+    return ax
+
+
+def _reliability(prediction: Prediction, y: Any, ax: Axes | None) -> Axes:
+    """Frequency of being right against confidence, in ten bins, the size of a point by the number of rows."""
+    curve = evaluate.reliability(prediction, y, bins=10)
+    count, promised, happened = (part.cpu() for part in (curve.count, curve.confidence, curve.frequency))
+    title = f"Reliability: expected calibration error {evaluate.expected_calibration_error(prediction, y):.3f}"
+    ax = _axes(ax, title, "confidence in the named class", "frequency of being right")
+    ax.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="perfect")
+    full = count > 0
+    # Two standard errors of a frequency, each bin from its own rows.
+    error = 2 * (promised * (1 - promised) / count).sqrt()
+    low, high = (promised - error)[full], (promised + error)[full]
+    label = "two standard errors"
+    ax.vlines(_list(promised[full]), _list(low), _list(high), color="#cccccc", linewidth=7, label=label)
+    area = 30 + 170 * count[full] / count.sum()
+    shape = {"s": _list(area), "color": BLUE, "zorder": 3, "clip_on": False}
+    ax.scatter(_list(promised[full]), _list(happened[full]), **shape, label="this prediction, area by rows")
+    _unit_square(ax)
+    return ax
+
+
+def _axes(ax: Axes | None, title: str, xlabel: str, ylabel: str) -> Axes:
+    """Style the axes given, or new ones on a figure of their own."""
+    if ax is None:
+        figure = extra("matplotlib.figure", "plot").Figure(figsize=(6.4, 4.0), dpi=120, layout="constrained")
+        ax = figure.subplots()
+    ax.set_title(title, loc="left", fontsize=11, color=INK)
+    ax.set_xlabel(xlabel, fontsize=10)
+    ax.set_ylabel(ylabel, fontsize=10)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(color="#e6e6e6", linewidth=0.8)
+    ax.set_axisbelow(True)
+    return ax
+
+
+def _diagonal(ax: Axes, rows: int) -> None:
+    """Draw the diagonal of perfect calibration and two standard errors of a frequency around it."""
+    level = torch.linspace(0, 1, 101, dtype=torch.float64)
+    error = 2 * (level * (1 - level) / rows).sqrt()
+    low, high = (level - error).clamp(0, 1), (level + error).clamp(0, 1)
+    band = f"two standard errors of {rows} rows"
+    ax.fill_between(_list(level), _list(low), _list(high), color=GREY, alpha=0.2, linewidth=0, label=band)
+    ax.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="perfect")
+
+
+def _unit_square(ax: Axes) -> None:
+    ax.set_xlim(0, 1.02)
+    ax.set_ylim(0, 1.02)
+    ax.legend(frameon=False, fontsize=9, loc="upper left")
+
+
+def _frame_settled(ax: Axes, values: Tensor) -> None:
+    """Frame the settled part of a history: the first steps come from far away and would flatten it."""
+    values = values[values.isfinite()]
+    if len(values) < 2:
+        return
+    low, high = values.min().item(), values.max().item()
+    margin = 0.08 * (high - low) or 1.0
+    ax.set_ylim(low - margin, high + margin)
+
+
+def _cycle(count: int) -> list[str]:
+    return [COLOURS[k % len(COLOURS)] for k in range(count)]
+
+
+def _normal_reach(level: float) -> float:
+    """Half the width of the central interval of a standard normal."""
+    return math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
+
+
+def _percent(level: float) -> str:
+    return f"{100 * level:g} %"
+
+
+def _list(values: Tensor) -> list[float]:
+    """Plain numbers: matplotlib then needs no numpy from torch."""
+    return values.tolist()

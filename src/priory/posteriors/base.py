@@ -1,0 +1,154 @@
+"""What is known after the data: one interface for every posterior.
+
+A posterior is a distribution over the flat vector w with the model it belongs to. Subclasses say how to draw
+w and what their tensors are; sampling by name, predicting, saving and the rest are written once, here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from priory.data import Data, as_batch, check_finite
+from priory.errors import InputError, require
+from priory.model import Model
+from priory.predictive import Prediction, predict
+from priory.streams import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from os import PathLike
+
+    from priory.target import Target
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """log p(D) or what stands for it, in nats: `kind` says which, `error` is a standard error (0 if exact)."""
+
+    value: float
+    kind: str
+    error: float = 0.0
+
+    def __float__(self) -> float:
+        return self.value
+
+
+class Posterior(ABC):
+    """A distribution over a model's parameters, given data."""
+
+    kind: ClassVar[str]  # how a file calls it
+
+    def __init__(self, target: Target, buffers: Mapping[str, Tensor] | None = None) -> None:
+        self.target, self.model = target, target.model
+        self.buffers = {name: b.detach().clone() for name, b in (buffers or {}).items()}
+        self.history: dict[str, Tensor] = {}
+        self.method = ""
+        self.seed = 0
+        self.data: Data | None = None  # what it was fitted to; not stored
+        self._evidence: Evidence | None = None
+        self._generator: torch.Generator | None = None
+
+    # What a subclass says.
+
+    @abstractmethod
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        """n draws of the flat vector, (n, P)."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What a file keeps."""
+
+    @classmethod
+    @abstractmethod
+    def of_tensors(cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Posterior:
+        """The posterior that a file kept."""
+
+    @property
+    @abstractmethod
+    def mean(self) -> dict[str, Tensor]:
+        """E[parameter | D] by name, in the person's own (constrained) parameters."""
+
+    def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
+        """log q at named parameters, as a density over the person's own parameters."""
+        raise InputError(f"The posterior of {self.method or type(self).__name__} has no density.")
+
+    def evidence(self) -> Evidence:
+        """log p(D), or a bound or an estimate of it."""
+        raise InputError(
+            f"{self.method or type(self).__name__} gives no evidence: it is a point, and points have no volume."
+        )
+
+    point: ClassVar[bool] = False  # whether all draws are equal
+
+    # What every posterior does.
+
+    @property
+    def num_data(self) -> int | None:
+        """N, the number of rows it was fitted to."""
+        return self.target.num_data
+
+    @property
+    def log_evidence(self) -> Evidence:
+        """log p(D), or what the method has for it; `.kind` says what."""
+        if self._evidence is None:
+            self._evidence = self.evidence()
+        return self._evidence
+
+    def sample(self, n: int = 1, seed: int | None = None) -> dict[str, Tensor]:
+        """n draws of every parameter by name, each (n, ...); without a seed each call has new ones."""
+        require(isinstance(n, int) and n >= 1, "n", "sample", "be a whole number from 1", n)
+        if seed is not None:
+            generator = stream(seed, "sample", device=self.model.device)
+        else:
+            if self._generator is None:
+                self._generator = stream(self.seed, "sample", device=self.model.device)
+            generator = self._generator
+        return self.model.layout.constrain(self.draw(n, generator))
+
+    def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
+        """What is known of y at new inputs x (a tensor, an array, or a tuple for a network of several inputs)."""
+        if not isinstance(self.model, Model):
+            raise InputError(
+                "A posterior over a Density has no network to predict with: use .sample() and your own function."
+            )
+        require(
+            isinstance(samples, int) and samples >= 1,
+            "samples",
+            "predict",
+            "be a whole number from 1",
+            samples,
+        )
+        inputs = as_batch(x)
+        rows = {len(t) for t in inputs}
+        require(
+            len(rows) == 1 and min(rows) > 0,
+            "x",
+            "predict",
+            "have rows, as many in each part",
+            [tuple(t.shape) for t in inputs],
+        )
+        for t in inputs:
+            check_finite(t, "inputs")
+        w = self.draw(1 if self.point else samples, stream(seed, "predict", device=self.model.device))
+        prepared = self.model.prepare_inputs(inputs)
+        try:
+            return predict(self.model, w, prepared, self.buffers, self.target.event, seed)
+        except RuntimeError as error:
+            shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in prepared)
+            reason = str(error).strip().split("\n")[0]
+            raise InputError(f"The network must take the inputs. Got {shapes} and it raised: {reason}") from error
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the posterior to a file that `load` reads: safetensors and JSON, no pickle."""
+        from priory.store import save
+
+        save(self, path)
+
+    def __repr__(self) -> str:
+        data = "no data" if self.num_data is None else f"{self.num_data:,} rows"
+        return f"{type(self).__name__}({self.model.layout.size:,} parameters, {data}, by {self.method})"

@@ -1,0 +1,33 @@
+"""Priors: what is believed of the weights before the data."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.distributions import Normal
+
+from priory.errors import require
+from priory.priors.base import Prior, compile_prior
+
+__all__ = ["Prior", "compile_prior", "weight_decay"]
+
+
+def weight_decay(wd: float, num_data: int) -> Normal:
+    """The prior that a weight decay is, in PyTorch's convention: mean loss + wd/2 sum w^2 over num_data rows.
+
+    Multiplied by N, the penalty is (N wd / 2) w^2 = w^2 / (2 s^2): a Gaussian of precision N wd.
+
+    >>> round(weight_decay(1e-2, 2500).scale.item(), 12)
+    0.2
+    """
+    require(isinstance(wd, (int, float)) and 0 < wd < math.inf, "wd", "weight_decay", "be a positive number", wd)
+    require(
+        isinstance(num_data, int) and num_data >= 1,
+        "num_data",
+        "weight_decay",
+        "be a whole number from 1",
+        num_data,
+    )
+    scale = torch.tensor((wd * num_data) ** -0.5, dtype=torch.float64)
+    return Normal(torch.zeros_like(scale), scale)

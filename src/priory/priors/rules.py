@@ -1,0 +1,64 @@
+"""Priors by scale rule: the variance of an initialisation as the variance of a belief.
+
+With P = fan-in, the number of inputs of a unit: "fan_in" is 1/P (the lectures' Glorot, after Graves 2011),
+"glorot" is 2 / (in + out) (Glorot and Bengio 2010), "he" is 2/P (He 2015). The rules speak of weights;
+biases, and whatever else is a vector, get N(0, 1), the scales of normalisation layers N(1, 1), embeddings
+N(0, 1).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.distributions import Normal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RULES: dict[str, Callable[[int, int], float]] = {
+    "fan_in": lambda fan_in, fan_out: 1 / fan_in,
+    "glorot": lambda fan_in, fan_out: 2 / (fan_in + fan_out),
+    "he": lambda fan_in, fan_out: 2 / fan_in,
+}
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.RMSNorm)
+TRANSPOSED = nn.modules.conv._ConvTransposeNd
+
+
+def by_rule(rule: str, net: nn.Module, dtype: torch.dtype) -> dict[str, Normal]:
+    """The prior of each trainable parameter under a rule.
+
+    >>> by_rule("fan_in", nn.Linear(4, 3), torch.float64)["weight"].variance.item()
+    0.25
+    """
+    priors: dict[str, Normal] = {}
+    for prefix, module in net.named_modules():
+        for key, p in module.named_parameters(recurse=False):
+            name = f"{prefix}.{key}" if prefix else key
+            if p.requires_grad:
+                loc, variance = _moments(rule, module, key, p)
+                value = torch.tensor([loc, variance], dtype=dtype)
+                priors[name] = Normal(value[0], value[1].sqrt())
+    return priors
+
+
+def _moments(rule: str, module: nn.Module, key: str, p: nn.Parameter) -> tuple[float, float]:
+    if isinstance(module, NORMS):
+        return (1.0, 1.0) if key == "weight" else (0.0, 1.0)
+    if p.ndim < 2 or isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return 0.0, 1.0
+    return 0.0, RULES[rule](*fans(module, p))
+
+
+def fans(module: nn.Module, p: torch.Tensor) -> tuple[int, int]:
+    """Inputs and outputs of a unit of this weight: of one gate of a recurrent layer, of one projection of attention."""
+    window = p[0, 0].numel()
+    fan_in, fan_out = p.shape[1] * window, p.shape[0] * window
+    if isinstance(module, TRANSPOSED):
+        return fan_out, fan_in
+    if isinstance(module, nn.RNNBase):
+        return fan_in, module.hidden_size
+    if isinstance(module, nn.MultiheadAttention) and p.shape[0] == 3 * module.embed_dim:
+        return fan_in, module.embed_dim
+    return fan_in, fan_out

@@ -1,0 +1,203 @@
+"""Reports in HTML: one page that says what was done, what came out and what it means."""
+
+from __future__ import annotations
+
+import math
+import re
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from priory import evaluate, plot
+from priory.comparison import Comparison, table_html
+from priory.errors import extra, require
+from priory.reports.page import definitions, number, page, picture
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["comparison_page", "write_comparison"]
+
+LEVEL = 0.9
+GLOSSARY = {
+    "NLL": "Negative log predictive density of the held-out targets, averaged over the rows, in nats. It "
+    "rewards being right and being as sure as one may be; lower is better. Only differences matter: 0.1 nats "
+    "less is a probability 1.1 times as high.",
+    "RMSE": "Root of the mean squared distance between predicted mean and target, in the target's units. It "
+    "sees the mean only, not the uncertainty; lower is better.",
+    "accuracy": "Fraction of the rows whose most probable class was right; higher is better.",
+    "calibration": "For numbers: how far, on average over the levels 10 % to 90 %, the fraction of targets "
+    "inside the central interval lies from its level. For classes: the expected calibration error, the "
+    "distance between confidence and frequency of being right. 0 is perfect.",
+    "± after a score": "One standard error: how much the score would move with other held-out rows.",
+    "epistemic": "Uncertainty about the weights. More data would shrink it.",
+    "aleatoric": "Noise in the targets themselves. More data would not shrink it. The total variance is the "
+    "sum of the two.",
+    "ELBO": "Evidence lower bound: what variational methods maximise. It can't exceed the log probability of "
+    "the data under the model.",
+    "(no inputs)": "The guess of one who never sees the inputs: the mean and spread, or the class "
+    "frequencies, of the rows that were fitted. A method that is not clearly better has learnt nothing.",
+    "nat": "Unit of information for natural logarithms; one nat is 1.44 bits.",
+}
+
+
+def write_comparison(comparison: Comparison, path: str | Path, title: str = "Comparison of methods") -> Path:
+    """Write the page to `path` and return it."""
+    extra("matplotlib.figure", "plot")
+    path = Path(path)
+    require(not path.is_dir(), "path", "report", "be the name of a file", f"the folder {path}")
+    require(path.parent.is_dir(), "path", "report", "lie in a folder that exists", str(path))
+    path.write_text(comparison_page(comparison, title), encoding="utf-8")
+    return path
+
+
+def comparison_page(comparison: Comparison, title: str = "Comparison of methods") -> str:
+    """Compose the page as text: header, table, a part for each method, glossary."""
+    names = [row["method"] for row in comparison.rows]
+    links = ", ".join(f'<a href="#{_anchor(place)}">{escape(name)}</a>' for place, name in enumerate(names))
+    parts = [
+        f"<header><h1>{escape(title)}</h1>",
+        f'<p class="lead">{escape(comparison.verdict)}</p>',
+        f'<p class="soft">In detail: {links}, '
+        '<a href="#done">what was done</a>, <a href="#glossary">glossary</a>.</p></header>',
+        "<main>",
+        f'<h2 id="scores">Scores on the held-out rows</h2><div class="scroll">{table_html(comparison)}</div>',
+        f'<p class="soft">{escape(_key(comparison))}</p>',
+        _histories(comparison),
+    ]
+    parts += [_method(comparison, row, place) for place, row in enumerate(comparison.rows)]
+    known = {term: text for term, text in GLOSSARY.items() if _used(term, comparison)}
+    parts += [
+        f'<h2 id="done">What was done</h2>{definitions(comparison.about)}',
+        f'<h2 id="glossary">Glossary</h2>{definitions(known)}',
+        f"</main><footer>Written by Priory. {escape(comparison.about.get('versions', ''))}.</footer>",
+    ]
+    return page(title, "\n".join(parts))
+
+
+def _anchor(place: int) -> str:
+    return f"method-{place + 1}"
+
+
+def _key(comparison: Comparison) -> str:
+    exception = " (accuracy: higher)" if "accuracy" in comparison.columns else ""
+    text = f"The best of each column is set in bold; lower is better{exception}. "
+    text += "NLL is in nats a row, ± one standard error."
+    if comparison.baseline:
+        text += " The last row is a guess that never sees the inputs."
+    return text
+
+
+def _used(term: str, comparison: Comparison) -> bool:
+    """Leave out the terms of the other kind of task."""
+    other = {"RMSE"} if "accuracy" in comparison.columns else {"accuracy"}
+    return term not in other and (term != "(no inputs)" or comparison.baseline is not None)
+
+
+def _histories(comparison: Comparison) -> str:
+    """All fits in one picture, where there is more than one."""
+    shared = [set(one.history) for one in comparison.posteriors.values() if one.history]
+    if len(shared) < 2 or len(shared) < len(comparison.posteriors) or "nll" not in set.intersection(*shared):
+        return ""
+    ax = plot.history(comparison.posteriors, "nll")
+    ax.get_figure(root=True).set_size_inches(9.6, 3.4)
+    alt = f"Negative log-likelihood of the fitted rows, step by step, for {', '.join(comparison.posteriors)}."
+    caption = "Fit to the training rows, step by step. A curve that still falls at its end asks for more epochs."
+    return f'<h3>How the fits went</h3><div class="figures">{picture(ax, alt, caption, wide=True)}</div>'
+
+
+def _method(comparison: Comparison, row: dict[str, Any], place: int) -> str:
+    name = row["method"]
+    head = f'<section><h2 id="{_anchor(place)}">{escape(name)}</h2>'
+    if row["error"] is not None:
+        return f'{head}<p class="failed-note">This method failed: {escape(row["error"])}</p></section>'
+    prediction, y = comparison.predictions[name], comparison.targets
+    numbers = f'<div class="numbers">{"".join(_numbers(comparison, row, prediction, y))}</div>'
+    figures = f'<div class="figures">{"".join(_figures(comparison, name, prediction, y))}</div>'
+    return f"{head}{numbers}{figures}</section>"
+
+
+def _numbers(comparison: Comparison, row: dict[str, Any], prediction: Any, y: Tensor) -> list[str]:
+    """Each score with its reading."""
+    base = comparison.baseline or {}
+    text = dict(zip(comparison.columns, comparison.cells()[comparison.rows.index(row)], strict=True))
+    cards = [number(text["nll"], "NLL, nats a row; lower is better", _against_guess(row, base))]
+    if prediction.classes:
+        wrong = round((1 - row["accuracy"]) * y.numel())
+        reading = f"Wrong on {wrong} of {y.numel()} rows"
+        reading += f"; always naming the commonest class: right on {100 * base['accuracy']:.0f} %." if base else "."
+        cards.append(number(f"{100 * row['accuracy']:.1f} %", "accuracy; higher is better", reading))
+    else:
+        reading = f"Typical distance from prediction to target. The targets' own spread is {y.double().std():.4g}."
+        cards.append(number(text["rmse"], "RMSE, in the target's units; lower is better", reading))
+    cards.append(
+        number(
+            f"{row['calibration']:.3f}",
+            "calibration error; 0 is perfect",
+            _calibration_reading(row, prediction, y),
+        )
+    )
+    seconds = f"and {row['predict_seconds']:.2g} s to predict {len(y)} rows"
+    cards.append(number(f"{row['fit_seconds']:.3g} s", "to fit", seconds))
+    return cards
+
+
+def _against_guess(row: dict[str, Any], base: dict[str, Any]) -> str:
+    if not base:
+        return "Rewards being right and being as sure as one may be."
+    gain = base["nll"] - row["nll"]
+    if not gain > row["nll_error"]:
+        return f"Not clearly better than a guess that never sees the inputs ({base['nll']:.4g})."
+    factor = f"{math.exp(min(gain, 50)):.3g} times as probable"
+    return f"{gain:.3g} less than a guess that never sees the inputs: a typical target is {factor}."
+
+
+def _calibration_reading(row: dict[str, Any], prediction: Any, y: Tensor) -> str:
+    """Read the error beside what luck alone would give a perfect model with as many rows."""
+    luck = _luck(prediction, y)
+    verdict = "no more than luck gives" if row["calibration"] <= 1.5 * luck else "more than luck gives"
+    text = f"With {len(y)} rows a perfect model would show about {luck:.3f}, so this is {verdict}."
+    if prediction.classes:
+        return text
+    inside = float(evaluate.coverage(prediction, y, [LEVEL]))
+    error = 2 * math.sqrt(LEVEL * (1 - LEVEL) / y.numel())
+    fit = "too narrow" if inside < LEVEL - error else "too wide" if inside > LEVEL + error else "about right"
+    return f"{text} The {100 * LEVEL:.0f} % intervals hold {100 * inside:.0f} % of the targets: {fit}."
+
+
+def _luck(prediction: Any, y: Tensor) -> float:
+    """Average, as the score does, the mean absolute error sqrt(2 p (1 - p) / (pi n)) of a frequency."""
+    if not prediction.classes:
+        levels = evaluate.LEVELS
+        return sum(math.sqrt(2 * p * (1 - p) / (math.pi * y.numel())) for p in levels) / len(levels)
+    curve = evaluate.reliability(prediction, y)
+    full = curve.count > 0
+    p, rows = curve.confidence[full], curve.count[full]
+    return float((rows * (2 * p * (1 - p) / (math.pi * rows)).sqrt()).sum() / rows.sum())
+
+
+def _figures(comparison: Comparison, name: str, prediction: Any, y: Tensor) -> list[str]:
+    figures = []
+    posterior = comparison.posteriors[name]
+    if posterior.history:
+        alt = f"Curve of the fit of {name}, step by step."
+        figures.append(
+            picture(plot.history(posterior), alt, "Every step (faint) and their running mean, once settled.")
+        )
+    ax = plot.calibration(prediction, y)
+    caption = "On the dashed line is perfect; inside the grey is as good as these rows can tell. "
+    caption += "Below: too sure. Above: not sure enough."
+    figures.append(picture(ax, f"Calibration of {name}: {_words(ax.get_title(loc='left'))}.", caption))
+    ax = plot.predictive(prediction, comparison.inputs, y, level=LEVEL)
+    ax.get_figure(root=True).set_size_inches(9.6, 3.8)
+    if prediction.classes:
+        caption = "Wrong rows should lie to the left, where the model is unsure. "
+        caption += "Above ten rows the height is logarithmic."
+    else:
+        caption = "Dark: uncertainty about the weights alone. Light: with the noise of the targets."
+    figures.append(picture(ax, f"Predictions of {name}: {_words(ax.get_title(loc='left'))}.", caption, wide=True))
+    return figures
+
+
+def _words(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()

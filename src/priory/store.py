@@ -1,0 +1,188 @@
+"""Posteriors as files: safetensors for the numbers, JSON for the rest, no pickle.
+
+A file says what it is (format, version, kind), what it belongs to (names and shapes of the parameters, the
+likelihood) and what it should contain (a checksum of every tensor), so that a file that is corrupt, of
+another version or of another network is refused with the reason. Writing is atomic: a reader sees the old
+file or the new one, never half of one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from priory.errors import StoreError, require
+from priory.model import Model
+from priory.posteriors import KINDS, Evidence, Posterior
+from priory.target import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from os import PathLike
+
+    from priory.density import Density
+
+FORMAT, VERSION = "priory", 1
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def save(posterior: Posterior, path: str | PathLike[str]) -> None:
+    """Write a posterior to a file."""
+    target = posterior.target
+    meta = {
+        "kind": posterior.kind,
+        "model": posterior.model.describe(),
+        "method": posterior.method,
+        "seed": posterior.seed,
+        "num_data": target.num_data,
+        "temperature": target.temperature,
+        "tempers": target.tempers,
+        "event": list(target.event),
+        "single": target.single,
+        "evidence": None if posterior._evidence is None else vars(posterior._evidence),
+    }
+    tensors = {f"posterior.{name}": t for name, t in posterior.tensors().items()}
+    tensors |= {f"buffer.{name}": t for name, t in posterior.buffers.items()}
+    tensors |= {f"history.{name}": t for name, t in posterior.history.items()}
+    write(path, "posterior", tensors, meta)
+
+
+def load(path: str | PathLike[str], model: Model | Density) -> Posterior:
+    """Read a posterior for a model of the same network and likelihood."""
+    tensors, meta = read(path, "posterior")
+    wanted, found = model.describe(), meta["model"]
+    if found != wanted:
+        raise StoreError(f"{os.fspath(path)} belongs to another model: {_difference(found, wanted)}.")
+    if meta["kind"] not in KINDS:
+        raise StoreError(
+            f"{os.fspath(path)} holds a posterior of the kind {meta['kind']!r}, which this version doesn't know."
+        )
+    target = Target(
+        model,
+        meta["num_data"],
+        meta["temperature"],
+        meta["tempers"],
+        torch.Size(meta["event"]),
+        meta["single"],
+    )
+    part = lambda prefix: {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
+    own = {name: t.to(model.device) for name, t in part("posterior.").items()}
+    wrong = [name for name, t in own.items() if t.dtype != model.dtype]
+    if wrong:
+        raise StoreError(
+            f"{os.fspath(path)} belongs to another model: it is in {own[wrong[0]].dtype}, this one in {model.dtype}."
+        )
+    buffers = {name: t.to(model.device) for name, t in part("buffer.").items()}
+    posterior = KINDS[meta["kind"]].of_tensors(target, own, buffers)
+    posterior.history, posterior.method, posterior.seed = part("history."), meta["method"], meta["seed"]
+    posterior._evidence = None if meta["evidence"] is None else Evidence(**meta["evidence"])
+    return posterior
+
+
+def write(path: str | PathLike[str], what: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write tensors and JSON to a file, all or nothing."""
+    whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    header = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "what": what,
+        "meta": json.dumps(meta),
+        "checksums": json.dumps({name: checksum(t) for name, t in whole.items()}),
+    }
+    header["header"] = hashlib.blake2b((header["meta"] + header["checksums"]).encode(), digest_size=16).hexdigest()
+    goal = Path(path)
+    require(goal.parent.is_dir(), "path", what, "lie in a folder that exists", str(goal.parent))
+    handle, name = tempfile.mkstemp(dir=goal.parent, prefix=f".{goal.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(safetensors(whole, header))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, goal)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def safetensors(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> bytes:
+    """The safetensors format: the length of a JSON header, the header, the bytes.
+
+    The package's own writer needs numpy, which the core does without.
+    """
+    entries: dict[str, Any] = {"__metadata__": dict(header)}
+    start = 0
+    for name, t in tensors.items():
+        stop = start + t.numel() * t.element_size()
+        entries[name] = {"dtype": NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of eight bytes
+    return struct.pack("<Q", len(text)) + text + b"".join(raw(t) for t in tensors.values())
+
+
+def read(path: str | PathLike[str], what: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read tensors and JSON back, or say what is wrong with the file."""
+    text = os.fspath(path)
+    if not Path(path).is_file():
+        raise StoreError(f"There is no file {text}.")
+    try:
+        with safe_open(text, framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise StoreError(f"{text} is a safetensors file, but was not written by priory.")
+            if header.get("version") != str(VERSION):
+                raise StoreError(f"{text} is of version {header.get('version')}; this priory reads version {VERSION}.")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError, struct.error, UnicodeDecodeError) as error:
+        raise StoreError(f"{text} is corrupt, or not a file of priory ({str(error).strip()}).") from error
+    seal = hashlib.blake2b((header["meta"] + header["checksums"]).encode(), digest_size=16).hexdigest()
+    sums = json.loads(header["checksums"]) if seal == header.get("header") else None
+    if sums is None or {name: checksum(t) for name, t in tensors.items()} != sums:
+        raise StoreError(f"{text} is corrupt: its contents don't match their checksums.")
+    if header["what"] != what:
+        raise StoreError(f"{text} holds a {header['what']}, not a {what}.")
+    return tensors, json.loads(header["meta"])
+
+
+def checksum(t: Tensor) -> str:
+    """A hash of a contiguous CPU tensor's type, shape and bytes."""
+    hasher = hashlib.blake2b(f"{t.dtype}{tuple(t.shape)}".encode(), digest_size=16)
+    hasher.update(raw(t))
+    return hasher.hexdigest()
+
+
+def raw(t: Tensor) -> bytes:
+    """The bytes of a contiguous CPU tensor."""
+    return ctypes.string_at(t.data_ptr(), t.numel() * t.element_size()) if t.numel() else b""
+
+
+def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    if found["likelihood"] != wanted["likelihood"]:
+        return f"its likelihood is {found['likelihood']}, this one's is {wanted['likelihood']}"
+    theirs, ours = ({name: tuple(shape) for name, shape in d["layout"]} for d in (found, wanted))
+    for name in [*theirs, *ours]:
+        if theirs.get(name) != ours.get(name):
+            said = lambda shapes: f"the shape {shapes[name]}" if name in shapes else "no place"  # noqa: B023, E731
+            return f"its parameter '{name}' has {said(theirs)} there and {said(ours)} here"
+    return "its parameters come in another order"

@@ -1,0 +1,168 @@
+"""Target: the log joint in nats for the whole data set. N/n, the temperature and signs live here and nowhere
+else.
+
+    log p(w, D) = sum_n log p(y_n | x_n, w) + log p(w)
+
+A minibatch of n rows stands for all N: its log-likelihood is multiplied by N/n, with n its own number of
+rows. At temperature T, `tempers="likelihood"` means p(D|w)^(1/T) p(w), and `"posterior"` means (p(D|w)
+p(w))^(1/T).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from priory.errors import require
+from priory.model import Model
+from priory.vectorise import value_and_grad
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from priory.data import Batch, Data
+    from priory.density import Density
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a method sees of a model and its data: values and gradients at w (*B, P), never a module."""
+
+    model: Model | Density
+    num_data: int | None
+    temperature: float = 1.0
+    tempers: Literal["likelihood", "posterior"] = "likelihood"
+    event: torch.Size = field(default_factory=lambda: torch.Size())  # the shape of one target
+    single: bool = False  # data given as one tensor, which a density gets back as one
+
+    def __post_init__(self) -> None:
+        t = self.temperature
+        require(
+            isinstance(t, (int, float)) and 0 < t < float("inf"),
+            "temperature",
+            "fit",
+            "be a positive number",
+            t,
+        )
+        known = self.tempers in ("likelihood", "posterior")
+        require(known, "tempers", "fit", "be 'likelihood' or 'posterior'", repr(self.tempers))
+        whole = getattr(self.model, "log_prob", None) is not None and self.tempers == "likelihood" and t != 1
+        require(
+            not whole,
+            "tempers",
+            "fit",
+            "be 'posterior' for a Density that is one log_prob",
+            repr(self.tempers),
+        )
+
+    @property
+    def size(self) -> int:
+        """P, the number of coordinates."""
+        return self.model.layout.size
+
+    @property
+    def prior_weight(self) -> float:
+        """What -E_q[log p(w)] is multiplied by in the loss nll + ... : T, or 1 when the whole posterior is tempered."""
+        return self.temperature if self.tempers == "likelihood" else 1.0
+
+    @property
+    def entropy_weight(self) -> float:
+        """What -H(q) is multiplied by in the loss: T either way."""
+        return self.temperature
+
+    def factor(self, batch: Batch) -> float:
+        """N/n: how many rows each row of this batch stands for."""
+        return 1.0 if self.num_data is None else self.num_data / len(batch[0])
+
+    # In nats for the whole data, untempered.
+
+    def log_likelihood_and_grad(
+        self, w: Tensor, batch: Batch, buffers: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """log p(D | w), estimated from the batch, and its gradient: (*B,), (*B, P).
+
+        The gradient may be a buffer that the next call overwrites.
+        """
+        return self.model.log_likelihood_and_grad(w, self._form(batch), self.factor(batch), buffers or {})
+
+    def differentiable(self, w: Tensor, batch: Batch) -> Tensor:
+        """log p(D | w), estimated from the batch, as a function of one vector (P,) that autograd goes through."""
+        return self.factor(batch) * self.model.log_likelihood_sum(w, self._form(batch))
+
+    def pointwise(self, w: Tensor, batch: Batch, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
+        """log p(y_n | x_n, w) for each row of the batch, no factor: (*B, n)."""
+        return self.model.log_likelihood(w, self._form(batch), buffers or {})
+
+    def log_likelihood(
+        self, w: Tensor, data: Data, buffers: Mapping[str, Tensor] | None = None, rows: int = 1024
+    ) -> Tensor:
+        """log p(D | w) over every row, one block at a time: (*B,)."""
+        total = w.new_zeros(w.shape[:-1])
+        for batch in data.blocks(rows):
+            total = total + self.pointwise(w, batch, buffers).sum(-1)
+        return total
+
+    def log_prior(self, w: Tensor) -> Tensor:
+        """log p(w) in free coordinates, log-determinants included: (*B,)."""
+        return self.model.prior.log_prob(w)
+
+    # Tempered.
+
+    def log_joint_and_grad(
+        self, w: Tensor, batch: Batch, buffers: Mapping[str, Tensor] | None = None, jacobian: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """The tempered log joint, estimated from the batch, and its gradient: (*B,), (*B, P).
+
+        Without `jacobian` it is a density over the person's own parameters, whose maximum is their mode.
+        """
+        value, gradient = self.log_likelihood_and_grad(w, batch, buffers)
+        prior, prior_gradient = self.log_prior_and_grad(w, jacobian)
+        a, b = 1 / self.temperature, 1.0 if self.tempers == "likelihood" else 1 / self.temperature
+        return a * value + b * prior, gradient.mul(a).add_(prior_gradient, alpha=b)
+
+    def log_prior_and_grad(self, w: Tensor, jacobian: bool = True) -> tuple[Tensor, Tensor]:
+        """log p(w) and its gradient: (*B,), (*B, P)."""
+        prior = self.model.prior
+        deviation = w - prior.loc
+        gradient = -prior.precision * deviation
+        value = prior.log_normaliser + 0.5 * (gradient * deviation).sum(-1)
+        if prior.others:
+            others, others_gradient = self.others_and_grad(w)
+            value, gradient = value + others, gradient + others_gradient
+        if not jacobian and self.model.layout.constrained:
+            volume, volume_gradient = self._summed(self.model.layout.log_det, w)
+            value, gradient = value - volume, gradient - volume_gradient
+        return value, gradient
+
+    def others_and_grad(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """The part of log p(w) that has no closed form, and its gradient: (*B,), (*B, P)."""
+        return self._summed(self.model.prior.log_prob_of_others, w)
+
+    @staticmethod
+    def _summed(function: Any, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Values (*B,) of a function that takes leading dimensions, and its gradient, in one backward pass."""
+        values: list[Tensor] = []
+
+        def total(v: Tensor) -> Tensor:
+            values.append(function(v))
+            return values[0].sum()
+
+        _, gradient = value_and_grad(total, w)
+        return values[0].detach(), gradient
+
+    # Where a fit begins.
+
+    def start(self, data: Data, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """A starting vector for each member: (*shape, P)."""
+        targets = data.some(10_000)[-1] if data.num_data is not None else torch.empty(0)
+        return self.model.start(targets, shape, generator)
+
+    def buffers(self, shape: torch.Size = torch.Size()) -> dict[str, Tensor]:
+        """The network's buffers for a fit to change, one copy a member: (*shape, ...)."""
+        return {n: b.expand(*shape, *b.shape).clone() for n, b in self.model.buffers().items()}
+
+    def _form(self, batch: Batch) -> Any:
+        return batch[0] if self.single and len(batch) == 1 else batch

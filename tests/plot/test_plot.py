@@ -1,0 +1,178 @@
+"""Pictures: that they show the numbers they should, and leave nothing behind."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from priory import evaluate, plot
+from priory.errors import InputError
+from priory.likelihoods import Categorical, Gaussian, Likelihood
+from priory.predictive import Prediction
+
+
+def prediction(likelihood: Likelihood, outputs: torch.Tensor) -> Prediction:
+    def prepare(y: torch.Tensor) -> torch.Tensor:
+        return likelihood.prepare(y, torch.float64)
+
+    return Prediction(likelihood, outputs, {}, torch.Size(), prepare)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def numbers() -> Prediction:
+    return prediction(Gaussian(noise=0.5), normal(8, 30))
+
+
+def classes() -> Prediction:
+    return prediction(Categorical(), normal(8, 30, 3))
+
+
+LABELS = torch.arange(30) % 3
+
+
+def line(ax: Axes, label: str) -> tuple[list[float], list[float]]:
+    found = next(one for one in ax.get_lines() if one.get_label() == label)
+    return list(found.get_xdata()), list(found.get_ydata())
+
+
+def texts(ax: Axes) -> list[str]:
+    legend = ax.get_legend()
+    return [] if legend is None else [text.get_text() for text in legend.get_texts()]
+
+
+def all_pictures() -> list[Axes]:
+    fit = SimpleNamespace(history={"elbo": -normal(200).abs(), "nll": normal(200)})
+    return [
+        plot.history(fit),
+        plot.history({"one": fit, "two": fit}, "nll"),
+        plot.predictive(numbers(), normal(30), normal(30)),
+        plot.predictive(numbers(), normal(30, 4), normal(30)),
+        plot.predictive(classes(), None, LABELS),
+        plot.calibration(numbers(), normal(30)),
+        plot.calibration(classes(), LABELS),
+    ]
+
+
+def test_every_picture_has_a_title_and_names_on_its_axes_and_can_be_saved() -> None:
+    for ax in all_pictures():
+        assert ax.get_title(loc="left")
+        assert ax.get_xlabel()
+        assert ax.get_ylabel()
+        buffer = io.BytesIO()
+        ax.get_figure().savefig(buffer, format="png")
+        assert buffer.getvalue().startswith(b"\x89PNG")
+
+
+def test_the_axes_given_are_drawn_on_and_given_back() -> None:
+    fit = SimpleNamespace(history={"loss": normal(50)})
+    for draw in (
+        lambda ax: plot.history(fit, ax=ax),
+        lambda ax: plot.predictive(numbers(), None, normal(30), ax=ax),
+        lambda ax: plot.calibration(numbers(), normal(30), ax=ax),
+        lambda ax: plot.calibration(classes(), LABELS, ax=ax),
+    ):
+        ax = Figure().subplots()
+        assert draw(ax) is ax
+
+
+def test_the_elbo_is_shown_where_there_is_one_and_else_the_loss() -> None:
+    both = SimpleNamespace(history={"nll": normal(9), "loss": normal(9), "elbo": normal(9)})
+    loss = SimpleNamespace(history={"nll": normal(9), "loss": normal(9)})
+    assert plot.history(both).get_title(loc="left").startswith("Evidence lower bound")
+    assert plot.history({"a": both, "b": loss}).get_title(loc="left").startswith("Loss")
+    assert texts(plot.history({"a": both, "b": loss})) == ["a", "b"]
+
+
+def test_a_short_history_is_drawn_value_by_value() -> None:
+    values = normal(20)
+    ax = plot.history(SimpleNamespace(history={"loss": values}))
+    assert list(ax.get_lines()[-1].get_ydata()) == values.tolist()
+    assert list(ax.get_lines()[-1].get_xdata()) == list(range(1, 21))
+
+
+def test_the_strong_line_of_a_long_history_is_its_running_mean() -> None:
+    values = normal(200)
+    ax = plot.history(SimpleNamespace(history={"loss": values}))
+    last = ax.get_lines()[-1]
+    assert list(last.get_xdata())[0] == 4
+    assert list(last.get_ydata())[0] == pytest.approx(values[:4].mean().item(), rel=1e-12)
+
+
+def test_along_one_input_the_mean_is_sorted_by_it() -> None:
+    x, mixture = normal(30, seed=5), numbers()
+    xs, means = line(plot.predictive(mixture, x[:, None], normal(30)), "mean")
+    order = x.argsort()
+    assert xs == x[order].tolist()
+    assert means == mixture.mean[order].tolist()
+
+
+def test_targets_outside_their_intervals_are_told_apart() -> None:
+    mixture, y = numbers(), normal(30, seed=3)
+    ax = plot.predictive(mixture, normal(30, 4), y, level=0.5)
+    low, high = mixture.interval(0.5)
+    outside = sorted(y[(y < low) | (y > high)].tolist())
+    assert sorted(line(ax, "target outside")[1]) == outside
+    percent = round(100 * (1 - len(outside) / 30))
+    assert ax.get_title(loc="left") == f"50 % intervals hold {percent} % of 30 targets"
+
+
+def test_many_rows_are_thinned_and_the_axis_says_so() -> None:
+    mixture, y = prediction(Gaussian(noise=0.5), normal(2, 500)), normal(500, seed=1)
+    ax = plot.predictive(mixture, None, y)
+    assert f"{plot.MOST_ROWS} of 500 shown" in ax.get_xlabel()
+    assert len(line(ax, "target inside")[0]) + len(line(ax, "target outside")[0]) == plot.MOST_ROWS
+
+
+def test_the_calibration_curve_is_the_coverage() -> None:
+    mixture, y = numbers(), normal(30, seed=1)
+    levels, inside = line(plot.calibration(mixture, y), "this prediction")
+    assert inside == evaluate.coverage(mixture, y, levels).tolist()
+
+
+def test_wrong_arguments_get_one_sentence() -> None:
+    fit = SimpleNamespace(history={"loss": normal(9)})
+    with pytest.raises(InputError, match=r"'quantity' of plot.history must be one of \['loss'\]\. Got elbo"):
+        plot.history(fit, "elbo")
+    with pytest.raises(InputError, match="hold at least one posterior"):
+        plot.history({})
+    with pytest.raises(InputError, match="must be given for predictions of classes"):
+        plot.predictive(classes(), normal(30))
+    with pytest.raises(InputError, match="must be given when the inputs have more than one column"):
+        plot.predictive(numbers(), normal(30, 4))
+    with pytest.raises(InputError, match="lie strictly between 0 and 1"):
+        plot.predictive(numbers(), normal(30), level=95)
+    with pytest.raises(InputError, match="one output for each of its inputs"):
+        plot.predictive(numbers(), normal(29))
+
+
+QUIET = """
+import sys, torch
+from types import SimpleNamespace
+from priory import plot
+assert "matplotlib" not in sys.modules
+plot.history(SimpleNamespace(history={"loss": torch.arange(9.0)}))
+assert "matplotlib.pyplot" not in sys.modules
+"""
+
+
+def test_drawing_never_loads_pyplot_and_importing_never_loads_matplotlib() -> None:
+    source = str(Path(plot.__file__).resolve().parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", QUIET], capture_output=True, text=True, env={"PYTHONPATH": source}
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_matplotlib_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"needs 'matplotlib': pip install 'priory\[plot\]'"):
+        plot.calibration(numbers(), normal(30))

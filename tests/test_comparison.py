@@ -1,0 +1,259 @@
+"""Comparison of methods: the scores of a row, the split, the table, failures, and the sentences for wrong arguments."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import priory as pr
+from priory import evaluate
+from priory.comparison import Comparison, Units, compare, split_rows
+from priory.errors import InputError
+
+
+def rows(count: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 3, generator=generator)
+    return x, x[:, 0] - 0.5 * x[:, 1] + 0.3 * torch.randn(count, generator=generator)
+
+
+def labels(count: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = rows(count, seed)
+    return x, (y > 0).long() + (y > 1).long()
+
+
+def regression() -> Any:
+    torch.manual_seed(0)
+    return pr.Model(nn.Linear(3, 1), pr.Gaussian(0.3))
+
+
+def classification() -> Any:
+    torch.manual_seed(0)
+    return pr.Model(nn.Linear(3, 3), pr.Categorical())
+
+
+METHODS = (pr.MAP(), pr.MeanField())
+
+
+def run(model: Any, data: Any, methods: Any = METHODS, **options: Any) -> Comparison:
+    return compare(model, data, methods, **({"steps": 40, "samples": 8, "progress": False} | options))
+
+
+@dataclass(frozen=True)
+class Broken(pr.MAP):
+    """A method that can't begin."""
+
+    def init(self, *arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("The broken method can't begin.")
+
+
+def test_a_row_holds_the_scores_of_its_own_posterior_on_the_held_out_rows() -> None:
+    x, y = rows(20, seed=1)
+    comparison = run(regression(), rows(), test=(x, y))
+    assert [row["method"] for row in comparison.rows] == ["MAP", "MeanField"]
+    for row in comparison.rows:
+        prediction = comparison.posteriors[row["method"]].predict(x, samples=8, seed=0)
+        losses = -prediction.log_prob(y).double()
+        assert row["nll"] == pytest.approx(evaluate.nll(prediction, y), rel=1e-12)
+        assert row["nll_error"] == pytest.approx((losses.std() / math.sqrt(20)).item(), rel=1e-12)
+        assert row["rmse"] == evaluate.rmse(prediction, y)
+        assert row["calibration"] == evaluate.calibration_error(prediction, y)
+        assert row["error"] is None
+        assert min(row["fit_seconds"], row["predict_seconds"]) >= 0
+    assert comparison.best == min(comparison.rows, key=lambda row: row["nll"])["method"]
+
+
+def test_a_row_is_what_fit_alone_would_have_given() -> None:
+    x, y = rows(20, seed=1)
+    comparison = run(regression(), rows(), test=(x, y))
+    alone = pr.fit(regression(), rows(), pr.MeanField(), steps=40, seed=0, progress=False)
+    assert comparison.rows[1]["nll"] == evaluate.nll(alone.predict(x, samples=8, seed=0), y)
+
+
+def test_rows_of_classes_have_an_accuracy_and_no_rmse() -> None:
+    comparison = run(classification(), labels())
+    for row in comparison.rows:
+        assert "rmse" not in row
+        prediction = comparison.predictions[row["method"]]
+        assert row["accuracy"] == evaluate.accuracy(prediction, comparison.targets)
+    assert "accuracy" in str(comparison)
+
+
+def test_the_same_seed_gives_the_same_scores() -> None:
+    first, second = run(regression(), rows(), seed=3), run(regression(), rows(), seed=3)
+    assert [row["nll"] for row in first.rows] == [row["nll"] for row in second.rows]
+
+
+def test_a_fraction_holds_out_rows_that_were_not_fitted() -> None:
+    x, y = torch.arange(50.0)[:, None], torch.arange(50.0)
+    kept, (held_x, held_y) = split_rows((x, y), 0.2, seed=0)
+    assert kept.tensors is not None
+    assert sorted([*kept.tensors[1].tolist(), *held_y.tolist()]) == y.tolist()
+    assert len(held_y) == 10
+    assert torch.equal(held_x[:, 0], held_y)
+    assert not torch.equal(held_y, split_rows((x, y), 0.2, seed=1)[1][1])
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda pair: TensorDataset(*pair), lambda pair: DataLoader(TensorDataset(*pair), 16)]
+)
+def test_datasets_and_loaders_are_compared_like_tensors(wrap: Any) -> None:
+    comparison = run(regression(), wrap(rows()), test=rows(20, seed=1), methods=[pr.MAP()])
+    assert comparison.best == "MAP"
+    assert comparison.about["rows to fit"] == "60"
+
+
+def test_arrays_are_compared_like_tensors() -> None:
+    x, y = rows()
+    tensors, arrays = run(regression(), (x, y)), run(regression(), (x.numpy(), y.numpy()))
+    assert [row["nll"] for row in tensors.rows] == [row["nll"] for row in arrays.rows]
+
+
+def test_units_move_the_scores_to_the_targets_own_scale() -> None:
+    x, y = rows(20, seed=1)
+    plain = run(regression(), rows(), test=(x, y))
+    units = run(regression(), rows(), test=(x, y), units=Units(shift=100.0, scale=20.0))
+    for before, after in zip(plain.rows, units.rows, strict=True):
+        assert after["nll"] == pytest.approx(
+            before["nll"] + math.log(20.0), abs=1e-4
+        )  # float32, at 100 instead of 0
+        assert after["rmse"] == pytest.approx(20.0 * before["rmse"], rel=1e-4)
+        assert after["calibration"] == pytest.approx(before["calibration"], abs=1e-6)
+    torch.testing.assert_close(units.targets, 100.0 + 20.0 * y)
+
+
+def test_a_restored_prediction_is_the_affine_image_of_the_fitted_one() -> None:
+    x, y = (part.double() for part in rows(20, seed=1))
+    model = pr.Model(nn.Linear(3, 1).double(), pr.Gaussian(0.3))
+    data = tuple(part.double() for part in rows())
+    comparison = run(model, data, test=(x, y), units=Units(-3.0, 7.0), methods=[pr.MeanField()])
+    own, fitted = (
+        comparison.predictions["MeanField"],
+        comparison.posteriors["MeanField"].predict(x, samples=8, seed=0),
+    )
+    close = {"rtol": 1e-9, "atol": 1e-9}
+    torch.testing.assert_close(own.mean, 7 * fitted.mean - 3, **close)
+    torch.testing.assert_close(own.std, 7 * fitted.std, **close)
+    torch.testing.assert_close(own.variance, own.epistemic + own.aleatoric, **close)
+    torch.testing.assert_close(own.interval(0.9)[1], 7 * fitted.interval(0.9)[1] - 3, **close)
+    torch.testing.assert_close(own.samples, 7 * fitted.samples - 3, **close)
+    torch.testing.assert_close(own.log_prob(7 * y - 3), fitted.log_prob(y) - math.log(7.0), **close)
+    torch.testing.assert_close(evaluate.pit(own, 7 * y - 3), evaluate.pit(fitted, y), **close)
+
+
+def test_the_baseline_of_numbers_is_a_gaussian_of_the_fitted_targets() -> None:
+    (_, seen), (x, y) = rows(), rows(20, seed=1)
+    baseline = run(regression(), rows(), test=(x, y)).baseline
+    assert baseline is not None
+    mean, std = seen.double().mean().item(), seen.double().std(unbiased=False).item()
+    losses = 0.5 * ((y.double().numpy() - mean) / std) ** 2 + math.log(std) + 0.5 * math.log(2 * math.pi)
+    assert baseline["nll"] == pytest.approx(losses.mean(), rel=1e-10)
+    assert baseline["rmse"] == pytest.approx(np.sqrt(((y.double().numpy() - mean) ** 2).mean()), rel=1e-10)
+
+
+def test_the_baseline_of_classes_is_their_frequency_with_one_more_of_each() -> None:
+    (_, seen), (x, y) = labels(), labels(20, seed=1)
+    baseline = run(classification(), labels(), test=(x, y)).baseline
+    assert baseline is not None
+    frequency = (np.bincount(seen.numpy(), minlength=3) + 1) / 63
+    assert baseline["nll"] == pytest.approx(-np.log(frequency)[y.numpy()].mean(), rel=1e-12)
+    assert baseline["accuracy"] == (y.numpy() == frequency.argmax()).mean()
+
+
+def test_a_method_that_fails_costs_only_its_own_row() -> None:
+    comparison = run(regression(), rows(), methods={"good": pr.MAP(), "bad": Broken()})
+    assert comparison.best == "good"
+    assert comparison.failures == {"bad": "The broken method can't begin."}
+    assert "bad failed: The broken method can't begin." in str(comparison)
+    assert "failed: The broken method can&#x27;t begin." in comparison._repr_html_()
+    assert set(comparison.predictions) == {"good"}
+
+
+def test_when_all_fail_there_is_no_best_and_the_table_still_prints() -> None:
+    comparison = run(regression(), rows(), methods=[Broken()])
+    assert comparison.best is None
+    assert comparison.verdict == "No method could be scored."
+    assert "Broken failed" in str(comparison)
+
+
+def test_the_table_is_aligned_and_marks_the_best_of_each_column() -> None:
+    comparison = run(regression(), rows())
+    lines = str(comparison).splitlines()
+    head = next(place for place, line in enumerate(lines) if line.startswith("method"))
+    table = [lines[head], *lines[head + 2 : head + 4]]
+    ends = {
+        line.index(word) + len(word) for line, word in zip(table, ("RMSE", *_rmse(comparison)), strict=True)
+    }
+    assert len(ends) == 1
+    assert str(comparison).count(" *") == 5
+    assert lines[0] == "48 rows to fit, 12 held out, seed 0"
+    assert any(line.startswith("(no inputs)") for line in lines)
+
+
+def _rmse(comparison: Comparison) -> list[str]:
+    return [cells[comparison.columns.index("rmse")] for cells in comparison.cells()[:2]]
+
+
+def test_names_are_escaped_in_html() -> None:
+    comparison = run(regression(), rows(), methods={"<script>": pr.MAP(), "b": pr.MAP()})
+    assert "<script>" not in comparison._repr_html_()
+    assert "&lt;script&gt;" in comparison._repr_html_()
+
+
+def test_methods_of_one_class_are_named_by_what_differs() -> None:
+    methods = [pr.MeanField(), pr.MeanField(samples=2), pr.MAP(), pr.MeanField(samples=2)]
+    names = [row["method"] for row in run(regression(), rows(), methods=methods, steps=2).rows]
+    assert names == ["MeanField", "MeanField(samples=2)", "MAP", "MeanField(samples=2) #2"]
+
+
+def test_the_difference_of_two_methods_is_taken_row_by_row() -> None:
+    comparison = run(regression(), rows())
+    y = comparison.targets
+    first, second = (comparison.predictions[name].log_prob(y).double() for name in ("MAP", "MeanField"))
+    gap, error = comparison.difference("MAP", "MeanField")
+    assert gap == pytest.approx((second - first).mean().item(), rel=1e-10)
+    assert error == pytest.approx(((second - first).std() / math.sqrt(len(y))).item(), rel=1e-10)
+    with pytest.raises(InputError, match=r"must be among \['MAP', 'MeanField'\]\. Got HMC"):
+        comparison.difference("HMC", "MAP")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"methods": []}, r"'methods' of compare must hold at least one method"),
+        ({"methods": pr.MAP()}, r"'methods' of compare must be a list of methods, or a dict"),
+        ({"methods": "map"}, r"'methods' of compare must be a list of methods, or a dict"),
+        ({"methods": [pr.MAP]}, r"must hold methods, not classes: MAP\(\), not MAP"),
+        ({"methods": ["map"]}, r"must hold methods such as MAP\(\) and MeanField\(\)\. Got 'map'"),
+        ({"methods": {1: pr.MAP()}}, r"must have text as names\. Got 1 instead"),
+        (
+            {"test": 1.5},
+            r"'test' of compare must be a pair \(X, y\), or a fraction between 0 and 1\. Got 1\.5",
+        ),
+        ({"test": 0.001}, r"must hold out at least one of the 60 rows and leave one"),
+        ({"test": None}, r"'test' of compare must be a pair"),
+        ({"test": (torch.zeros(3, 3),)}, r"'test' of compare must be inputs and targets"),
+        ({"test": (torch.zeros(3, 3), torch.zeros(4))}, r"same number of rows"),
+        ({"samples": 0}, r"'samples' of compare must be a whole number, at least 1\. Got 0"),
+        ({"steps": -1}, r"'steps' of compare must be a whole number, at least 1\. Got -1"),
+        ({"epochs": 3}, r"'steps' of compare must be left out when epochs are given"),
+        ({"data": None}, r"'data' of compare must be given"),
+        ({"model": nn.Linear(3, 1)}, r"'model' of compare must be a Model, with a likelihood\. Got Linear"),
+    ],
+)
+def test_wrong_arguments_get_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    arguments = {"model": regression(), "data": rows(), **options}
+    with pytest.raises(InputError, match=sentence):
+        run(arguments.pop("model"), arguments.pop("data"), **arguments)
+
+
+def test_units_are_refused_for_classes_and_for_a_scale_of_zero() -> None:
+    with pytest.raises(InputError, match=r"'scale' of Units must be positive and finite\. Got 0"):
+        Units(scale=0.0)
+    with pytest.raises(InputError, match="'units' of compare must be left out"):
+        run(classification(), labels(), units=Units())
