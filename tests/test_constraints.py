@@ -122,9 +122,7 @@ def test_log_det_is_that_of_the_jacobian_in_minimal_coordinates(case: str, sprea
     b = build(case)
     for seed in range(3):
         u = spread * free_draws(b, seed=seed)
-        torch.testing.assert_close(
-            b.log_det(u, b.forward(u)), slogdet_by_autograd(case, b, u), rtol=1e-10, atol=1e-10
-        )
+        torch.testing.assert_close(b.log_det(u, b.forward(u)), slogdet_by_autograd(case, b, u), rtol=1e-10, atol=1e-10)
 
 
 @every
@@ -267,9 +265,7 @@ def test_zero_is_the_centre_of_a_simplex_and_the_identity_correlation() -> None:
     zeros = torch.zeros(3, dtype=torch.float64)
     centre = bijector(constraints.simplex, (4,)).forward(zeros)
     torch.testing.assert_close(centre, torch.full((4,), 0.25, dtype=torch.float64), rtol=1e-14, atol=0)
-    assert torch.equal(
-        bijector(constraints.corr_cholesky, (3, 3)).forward(zeros), torch.eye(3, dtype=torch.float64)
-    )
+    assert torch.equal(bijector(constraints.corr_cholesky, (3, 3)).forward(zeros), torch.eye(3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -360,9 +356,7 @@ def test_the_mean_of_a_sigmoid_is_that_of_adaptive_quadrature(loc: float, scale:
 def test_the_mean_at_scale_zero_is_the_image_of_the_location(case: str) -> None:
     b = build(case)
     loc = free_draws(b, 2)
-    torch.testing.assert_close(
-        gaussian_mean(b, loc, torch.zeros_like(loc)), b.forward(loc), rtol=1e-12, atol=1e-12
-    )
+    torch.testing.assert_close(gaussian_mean(b, loc, torch.zeros_like(loc)), b.forward(loc), rtol=1e-12, atol=1e-12)
 
 
 @every
@@ -500,14 +494,12 @@ def test_an_unknown_support_is_refused_with_the_ones_that_are_known(support: Any
         (
             constraints.lower_cholesky,
             (2, 3),
-            "The 'shape' of Param must end in a square matrix for the support LowerCholesky(). "
-            "Got (2, 3) instead.",
+            "The 'shape' of Param must end in a square matrix for the support LowerCholesky(). Got (2, 3) instead.",
         ),
         (
             constraints.positive_definite,
             (3,),
-            "The 'shape' of Param must end in a square matrix for the support PositiveDefinite(). "
-            "Got (3,) instead.",
+            "The 'shape' of Param must end in a square matrix for the support PositiveDefinite(). Got (3,) instead.",
         ),
         (
             constraints.real_vector,

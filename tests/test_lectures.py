@@ -145,7 +145,9 @@ def test_weight_decay_is_the_log_density_of_a_gaussian_prior():
 
 def test_map_is_the_mode_of_the_conjugate_posterior():
     line = Line()
-    mode = pr.fit(line.model, line.data, pr.MAP(), steps=3000, progress=False).mean["weight"].squeeze(0)
+    mode = (
+        pr.fit(line.model, line.data, pr.MAP(learning_rate=0.03), steps=600, progress=False).mean["weight"].squeeze(0)
+    )
     deviation = line.posterior.covariance_matrix.diagonal().sqrt()
     assert ((mode - line.posterior.mean) / deviation).abs().max() < 0.01
 
@@ -153,7 +155,7 @@ def test_map_is_the_mode_of_the_conjugate_posterior():
 def test_map_under_a_flat_prior_is_maximum_likelihood():
     line = Line()
     fitted = (
-        pr.fit(line.with_prior("flat"), line.data, pr.MAP(), steps=3000, progress=False)
+        pr.fit(line.with_prior("flat"), line.data, pr.MAP(learning_rate=0.03), steps=600, progress=False)
         .mean["weight"]
         .squeeze(0)
     )
@@ -269,17 +271,13 @@ def test_no_q_has_an_elbo_above_the_log_evidence(q: Normal):
 def test_the_elbo_and_the_kl_to_the_posterior_add_up_to_the_log_evidence():
     line = Line()
     for q in QS:  # the identity itself
-        assert (line.elbo(q) + line.kl_to_posterior(q)).item() == pytest.approx(
-            line.log_evidence.item(), abs=1e-9
-        )
-    fitted = pr.fit(line.model, line.data, pr.MeanField(), steps=2000, progress=False)
+        assert (line.elbo(q) + line.kl_to_posterior(q)).item() == pytest.approx(line.log_evidence.item(), abs=1e-9)
+    fitted = pr.fit(line.model, line.data, pr.MeanField(learning_rate=0.03), steps=1000, progress=False)
     q = fitted_gaussian(fitted)
     evidence = fitted.log_evidence
     error = 4 * float(evidence.error) + 1e-9  # false alarm: 6e-5
     assert float(evidence.value) == pytest.approx(line.elbo(q).item(), abs=error)
-    assert float(evidence.value) + line.kl_to_posterior(q).item() == pytest.approx(
-        line.log_evidence.item(), abs=error
-    )
+    assert float(evidence.value) + line.kl_to_posterior(q).item() == pytest.approx(line.log_evidence.item(), abs=error)
 
 
 def fitted_gaussian(posterior) -> Normal:
@@ -287,8 +285,7 @@ def fitted_gaussian(posterior) -> Normal:
     loc = posterior.mean["weight"].reshape(-1)
     peak = posterior.log_prob({"weight": loc.reshape(1, -1)})
     aside = [
-        posterior.log_prob({"weight": (loc + step).reshape(1, -1)})
-        for step in torch.eye(len(loc), dtype=loc.dtype)
+        posterior.log_prob({"weight": (loc + step).reshape(1, -1)}) for step in torch.eye(len(loc), dtype=loc.dtype)
     ]
     return Normal(loc, torch.stack([(2 * (peak - a)).rsqrt() for a in aside]).reshape(-1))
 
@@ -298,7 +295,9 @@ def fitted_gaussian(posterior) -> Normal:
 
 def test_mean_field_reaches_the_closest_factorised_gaussian():
     line = Line()
-    fitted = fitted_gaussian(pr.fit(line.model, line.data, pr.MeanField(), steps=4000, progress=False))
+    fitted = fitted_gaussian(
+        pr.fit(line.model, line.data, pr.MeanField(learning_rate=0.03), steps=1000, progress=False)
+    )
     assert ((fitted.loc - line.mean_field.loc) / line.mean_field.scale).abs().max() < 0.1
     assert (fitted.scale / line.mean_field.scale).log().abs().max() < 0.1
     assert line.elbo(line.mean_field) - line.elbo(fitted) < 0.02  # nats left
@@ -346,12 +345,8 @@ def test_minibatches_times_n_over_m_average_to_the_whole_data():
     batches = [tuple(t[rows] for t in line.data) for rows in (slice(0, 4), slice(4, 8), slice(8, 10))]
     sizes = torch.tensor([4.0, 4.0, 2.0], dtype=F64) / line.rows
     parts = [line.target.log_likelihood_and_grad(WS, batch) for batch in batches]
-    torch.testing.assert_close(
-        sum(s * v for s, (v, _) in zip(sizes, parts, strict=True)), whole, rtol=0, atol=1e-9
-    )
-    torch.testing.assert_close(
-        sum(s * g for s, (_, g) in zip(sizes, parts, strict=True)), gradient, rtol=0, atol=1e-9
-    )
+    torch.testing.assert_close(sum(s * v for s, (v, _) in zip(sizes, parts, strict=True)), whole, rtol=0, atol=1e-9)
+    torch.testing.assert_close(sum(s * g for s, (_, g) in zip(sizes, parts, strict=True)), gradient, rtol=0, atol=1e-9)
 
 
 def test_the_monte_carlo_loss_is_unbiased_over_minibatches_and_draws():
@@ -389,7 +384,7 @@ def test_a_draw_is_mean_plus_scale_times_noise_and_its_gradient_is_pathwise():
 def test_algorithm_1_with_one_draw_and_minibatches_reaches_the_optimum():
     line = Line()
     fitted = fitted_gaussian(
-        pr.fit(line.model, line.data, pr.MeanField(samples=1), steps=6000, batch_size=5, progress=False)
+        pr.fit(line.model, line.data, pr.MeanField(samples=1), steps=3000, batch_size=5, progress=False)
     )
     assert line.elbo(line.mean_field) - line.elbo(fitted) < 0.1  # nats left, of the 20 it began with
     start = Normal(line.net.weight.detach().squeeze(0), 0.1)
@@ -401,9 +396,7 @@ def test_noise_enters_from_outside_so_the_same_seed_gives_the_same_fit():
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first, same, other = (
-        pr.fit(
-            line.model, line.data, pr.MeanField(), steps=20, batch_size=4, seed=seed, progress=False
-        ).history["loss"]
+        pr.fit(line.model, line.data, pr.MeanField(), steps=20, batch_size=4, seed=seed, progress=False).history["loss"]
         for seed in (0, 0, 1)
     )
     assert torch.equal(first, same)
@@ -418,9 +411,7 @@ def test_the_fan_in_rule_is_the_prior_of_graves():
     layout = (model := pr.Model(net, pr.Gaussian(1.0), prior="fan_in")).layout
     for name, inputs in (("0.weight", 8), ("2.weight", 50)):
         block = layout[name]
-        assert torch.allclose(
-            1 / model.prior.precision[block.start : block.stop], torch.tensor(1 / inputs, dtype=F64)
-        )
+        assert torch.allclose(1 / model.prior.precision[block.start : block.stop], torch.tensor(1 / inputs, dtype=F64))
         assert (model.prior.loc[block.start : block.stop] == 0).all()
 
 
@@ -437,7 +428,9 @@ def test_temperature_divides_the_kl_or_the_whole():
     # A quarter of the temperature is a quarter of the noise variance: the optimum is known.
     cold = Line()
     cold.noise = line.noise / 2
-    fitted = pr.fit(line.model, line.data, pr.MeanField(), steps=4000, temperature=0.25, progress=False)
+    fitted = pr.fit(
+        line.model, line.data, pr.MeanField(learning_rate=0.03), steps=1000, temperature=0.25, progress=False
+    )
     assert (fitted_gaussian(fitted).scale / cold.mean_field.scale).log().abs().max() < 0.1
     history = fitted.history
     torch.testing.assert_close(history["loss"], history["nll"] + 0.25 * history["kl"], rtol=0, atol=1e-9)
@@ -463,7 +456,7 @@ def test_the_prediction_averages_the_likelihood_over_the_posterior():
     posterior = pr.fit(line.model, line.data, pr.MeanField(), steps=300, progress=False)
     q = fitted_gaussian(posterior)
     X = torch.tensor([[1.0, 0.5], [-2.0, 1.0]], dtype=F64)
-    y = torch.tensor([0.4, -2.5], dtype=F64)
+    y = torch.tensor([0.4, -4.0], dtype=F64)
     draws = 20_000
     prediction = posterior.predict(X, samples=draws)
     variance = X**2 @ q.variance
@@ -495,7 +488,7 @@ def test_the_epistemic_variance_grows_away_from_the_data():
 
 def test_a_gaussian_is_fitted_to_a_given_density():
     density = pr.Density(lambda p: Normal(5.0, 2.0).log_prob(p["x"]), {"x": pr.Param()})
-    posterior = pr.fit(density, None, pr.MeanField(), steps=4000, progress=False)
+    posterior = pr.fit(density, None, pr.MeanField(learning_rate=0.05), steps=1000, progress=False)
     assert posterior.mean["x"].item() == pytest.approx(5.0, abs=0.2)
     draws = posterior.sample(20_000)["x"]
     assert draws.std().item() == pytest.approx(2.0, abs=0.2)
@@ -515,23 +508,21 @@ def test_the_coin_toss_comes_close_to_the_beta_posterior_from_below():
         return math.lgamma(x) + math.lgamma(y) - math.lgamma(x + y)
 
     log_evidence = log_beta(a + heads, b + tails) - log_beta(a, b)
-    posterior = pr.fit(coin, tosses, pr.MeanField(), steps=4000, progress=False)
+    posterior = pr.fit(coin, tosses, pr.MeanField(learning_rate=0.05), steps=600, progress=False)
     draws = posterior.sample(20_000)["p"]
     assert draws.mean().item() == pytest.approx(exact.mean.item(), abs=0.02)
     assert draws.std().item() == pytest.approx(exact.stddev.item(), abs=0.02)
     evidence = posterior.log_evidence
     error = 4 * float(evidence.error) + 1e-9
     assert log_evidence - 0.1 - error < float(evidence.value) < log_evidence + error
-    mode = pr.fit(coin, tosses, pr.MAP(), steps=3000, progress=False).mean["p"]
+    mode = pr.fit(coin, tosses, pr.MAP(learning_rate=0.05), steps=400, progress=False).mean["p"]
     assert mode.item() == pytest.approx((a + heads - 1) / (a + b + heads + tails - 2), abs=1e-3)
 
 
 def test_linear_regression_matches_the_conjugate_posterior_and_predictive():
     line = Line()
-    line.X = (
-        torch.linalg.qr(line.X).Q * 4
-    )  # orthogonal inputs: the posterior factorises, and mean field can be exact
-    posterior = pr.fit(line.model, line.data, pr.MeanField(), steps=4000, progress=False)
+    line.X = torch.linalg.qr(line.X).Q * 4  # orthogonal inputs: the posterior factorises, and mean field can be exact
+    posterior = pr.fit(line.model, line.data, pr.MeanField(learning_rate=0.03), steps=1000, progress=False)
     exact = line.posterior
     deviation = exact.covariance_matrix.diagonal().sqrt()
     q = fitted_gaussian(posterior)
@@ -545,16 +536,18 @@ def test_linear_regression_matches_the_conjugate_posterior_and_predictive():
     assert (prediction.variance / variance).log().abs().max() < 0.1
 
 
-def test_a_neural_network_learns_and_is_unsure_where_there_are_no_data():
+def test_a_neural_network_learns_and_is_less_sure_outside_the_data():
     generator = torch.Generator().manual_seed(0)
     x = torch.cat([torch.linspace(-2, -0.7, 30), torch.linspace(0.7, 2, 30)]).unsqueeze(1)
     y = torch.sin(2 * x.squeeze(1)) + 0.05 * torch.randn(60, generator=generator)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
-    posterior = pr.fit(pr.Model(net, pr.Gaussian(0.05)), (x, y), pr.MeanField(), steps=2000, progress=False)
+    net = nn.Sequential(nn.Linear(1, 20), nn.ReLU(), nn.Linear(20, 1))
+    posterior = pr.fit(
+        pr.Model(net, pr.Gaussian(0.05)), (x, y), pr.MeanField(learning_rate=0.03), steps=1000, progress=False
+    )
     elbo = posterior.history["elbo"]
-    assert elbo[-200:].mean() > elbo[:200].mean() + 100
+    assert elbo[-200:].mean() > elbo[:50].mean() + 1000
     prediction = posterior.predict(x, samples=200)
-    assert (prediction.mean - y).square().mean().sqrt() < 0.3
+    assert (prediction.mean - y).square().mean().sqrt() < 0.1
     outside = posterior.predict(torch.tensor([[5.0]]), samples=200)
-    assert outside.epistemic.item() > 3 * prediction.epistemic.mean().item()
+    assert outside.epistemic.item() > 4 * prediction.epistemic.mean().item()

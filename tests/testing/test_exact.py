@@ -107,7 +107,7 @@ def test_no_gaussian_in_the_logit_beats_the_best_one(coin: Coin) -> None:
         assert coin_elbo(coin, loc + dloc, scale + dscale) < best.elbo
 
 
-@pytest.mark.parametrize("coin", [COIN, Coin(3, 0), Coin(1, 0, a=0.5, b=0.5)])
+@pytest.mark.parametrize("coin", [COIN, Coin(3, 0), Coin(1, 0, a=0.5, b=0.5), Coin(40_000, 9_000)])
 def test_the_best_gaussian_is_stationary(coin: Coin) -> None:
     """E[f'(u)] = 0 and E[f''(u)] = -1 / scale^2, by adaptive quadrature."""
     best = coin.best_gaussian()
@@ -120,7 +120,7 @@ def test_the_best_gaussian_is_stationary(coin: Coin) -> None:
     def p(u: float) -> float:
         return float(special.expit(u))
 
-    assert expect(lambda u: alpha - (alpha + beta) * p(u)) == pytest.approx(0.0, abs=1e-10)
+    assert scale * expect(lambda u: alpha - (alpha + beta) * p(u)) == pytest.approx(0.0, abs=1e-10)
     curvature = expect(lambda u: -(alpha + beta) * p(u) * p(-u))
     assert curvature * scale**2 == pytest.approx(-1.0, abs=1e-10)
 

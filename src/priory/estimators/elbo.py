@@ -44,15 +44,15 @@ def elbo(target: Target, family: Diagonal, noise: Tensor, batch: Batch) -> Elbo:
     at the draws.
     """
     w = family.draw(noise)  # (S, P)
-    log_likelihood = torch.stack([target.differentiable(v, batch) for v in w]).mean()
-    return assemble(target, family, w, log_likelihood)
+    log_likelihood = torch.stack([target.differentiable(v, batch) for v in w])
+    prior = target.model.prior
+    others = prior.log_prob_of_others(w).mean() if prior.others else 0.0
+    return assemble(target, family, log_likelihood.mean(), others)
 
 
-def assemble(target: Target, family: Diagonal, w: Tensor, log_likelihood: Tensor) -> Elbo:
-    """The bound from an estimate of E_q[log p(D|w)] and the draws (S, *B, P) that it was made from."""
-    prior, entropy = target.model.prior, family.entropy()
-    cross = family.cross_entropy(prior)
-    if prior.others:
-        cross = cross - prior.log_prob_of_others(w).mean(0)
+def assemble(target: Target, family: Diagonal, log_likelihood: Tensor, others: Tensor | float) -> Elbo:
+    """The bound from estimates of E_q[log p(D|w)] and of E_q of the part of log p(w) that has no closed form."""
+    entropy = family.entropy()
+    cross = family.cross_entropy(target.model.prior) - others
     value = log_likelihood - target.prior_weight * cross + target.entropy_weight * entropy
     return Elbo(value, -log_likelihood, cross - entropy, target.num_data, target.temperature)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from priory.target import Target
 
 SAMPLES = 256  # draws behind log_evidence
-AT_ONCE = 32  # draws evaluated together
+AT_ONCE = 64  # draws evaluated together
 
 
 class DiagonalGaussian(Posterior):
@@ -70,16 +70,14 @@ class DiagonalGaussian(Posterior):
             source.num_data,
         )
         generator = stream(seed, "elbo", device=self.model.device)
-        values = []
+        prior, values = self.model.prior, []
         with torch.no_grad():
             for start in range(0, samples, AT_ONCE):
                 w = self.draw(min(AT_ONCE, samples - start), generator)
+                others = prior.log_prob_of_others(w) if prior.others else 0.0
                 log_likelihood = self.target.log_likelihood(w, source, self.buffers)
-                values.extend(
-                    assemble(self.target, self.family, v[None], ll).value.double()
-                    for v, ll in zip(w, log_likelihood, strict=True)
-                )
-        each = torch.stack(values)
+                values.append(assemble(self.target, self.family, log_likelihood, others).value.double())
+        each = torch.cat(values)
         note = " with an improper prior, up to a constant" if self.model.prior.improper else ""
         if self.target.temperature != 1:
             note += f" at temperature {self.target.temperature}"

@@ -160,8 +160,9 @@ class Coin:
             return -torch.linalg.solve(torch.stack(bends).reshape(2, 2), gradient)
 
         for _ in range(100):
-            step = newton(loc, scale)
-            while scale + step[1] <= 0 or elbo(loc + step[0], scale + step[1]) < elbo(loc, scale) - 1e-12:
+            step, least = newton(loc, scale), elbo(loc, scale)
+            least = least - 1e-13 * (1 + least.abs())  # what rounding may take away
+            while scale + step[1] <= 0 or elbo(loc + step[0], scale + step[1]) < least:
                 step = 0.5 * step
             loc, scale = loc + step[0], scale + step[1]
             if float(step.abs().max()) < 1e-13:

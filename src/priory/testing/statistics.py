@@ -140,6 +140,8 @@ def _as_normal(off: Tensor, skewness: Tensor, n: int) -> Tensor:
     """Turn a Studentised mean of n draws into a standard normal: Hall's cubic, then Wallace's map from t."""
     a = skewness / (3 * math.sqrt(n))
     t = off + a * off.square() + a.square() * off.pow(3) / 3 + a / 2
+    # the cubic is flat near -1 / a: at most half is taken away, or a large fault in few draws would be lost in it
+    t = torch.where(t.abs() < off.abs() / 2, off / 2, t)
     df = n - 1
     return t.sign() * (8 * df + 1) / (8 * df + 3) * (df * (t.square() / df).log1p()).sqrt()
 

@@ -1,0 +1,256 @@
+"""The contract that every method keeps, as clauses that a test runs one by one.
+
+    @pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.__name__)
+    def test_my_method_keeps_the_contract(clause):
+        clause(MyMethod())
+
+Each clause is a function of a method and raises AssertionError where the contract is broken. The problems are small: all of
+them together take seconds.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from priory.checkpoint import Checkpoint
+from priory.data import Data
+from priory.errors import InputError
+from priory.likelihoods import Categorical, Gaussian
+from priory.loop import fit, make_target
+from priory.methods.base import Info, Method
+from priory.model import Model
+from priory.posteriors import Posterior
+from priory.store import load
+from priory.streams import stream
+from priory.target import Target
+from priory.testing.exact import Coin, GaussianMean
+
+SHAPES = (torch.Size(), torch.Size([3]), torch.Size([2, 3]))
+STEPS = 12
+
+
+def is_a_frozen_dataclass_of_options(method: Method) -> None:
+    """Hyper-parameters can't change under a fit, and an unknown one is refused in one sentence."""
+    assert isinstance(method, Method), f"{type(method).__name__} lacks a member of Method."
+    assert dataclasses.is_dataclass(method), f"{type(method).__name__} is not a dataclass."
+    assert type(method).__dataclass_params__.frozen, f"{type(method).__name__} is not frozen."  # pyright: ignore
+    try:
+        type(method)(**{"no_such_option": 1})
+    except InputError as error:
+        assert "no_such_option" in str(error)
+    else:
+        raise AssertionError("An unknown option was accepted.")
+
+
+def leads_its_metrics_with_the_shape(method: Method) -> None:
+    """Chains and members are a leading shape: each has metrics of its own."""
+    for shape in SHAPES:
+        _, infos = run(method, classification()[0], classification()[1], shape)
+        for name, value in infos[-1].metrics.items():
+            assert value.shape == shape, f"'{name}' has the shape {tuple(value.shape)} for members {tuple(shape)}."
+            assert bool(torch.isfinite(value).all()), f"'{name}' is not finite."
+
+
+def keeps_members_apart(method: Method) -> None:
+    """A member that breaks leaves the others as they were."""
+    model, data = classification()
+    whole, _ = run(method, model, data, torch.Size([3]))
+    broken, infos = run(method, model, data, torch.Size([3]), poison=1)
+    for name, value in infos[-1].metrics.items():
+        assert bool(torch.isfinite(value[[0, 2]]).all()), f"'{name}' of a sound member is not finite."
+    del whole, broken
+
+
+def gives_the_same_bits_for_the_same_seed(method: Method) -> None:
+    """A fit is a function of its seed."""
+    model, data = classification()
+    first, second = (fit(model, data, method, steps=STEPS, batch_size=7, seed=3, progress=False) for _ in range(2))
+    same(first, second)
+
+
+def resumes_with_the_same_bits(method: Method) -> None:
+    """A fit that was interrupted and resumed can't be told from one that was not."""
+    model, data = classification()
+    options: dict[str, Any] = {"steps": STEPS, "batch_size": 7, "progress": False}
+    whole = fit(model, data, method, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        keep = Checkpoint(Path(folder) / "fit", every=5)
+
+        def interrupt(moment: Any) -> None:
+            if moment.step >= STEPS // 2:
+                raise KeyboardInterrupt
+
+        try:
+            fit(model, data, method, checkpoint=keep, callbacks=[interrupt], **options)
+        except KeyboardInterrupt:
+            same(whole, fit(model, data, method, checkpoint=keep, **options))
+        else:
+            raise AssertionError("The fit was not interrupted.")
+
+
+def leaves_the_module_alone(method: Method) -> None:
+    """The person's network has the same bits before and after."""
+    model, data = classification()
+    before = copy.deepcopy(model.net.state_dict())
+    fit(model, data, method, steps=STEPS, progress=False).predict(data[0])
+    for name, value in model.net.state_dict().items():
+        assert torch.equal(value, before[name]), f"'{name}' of the network changed."
+    assert all(p.grad is None for p in model.net.parameters()), "A gradient was left on the network."
+
+
+def names_and_shapes_its_draws(method: Method) -> None:
+    """Draws and means are keyed by the network's own names, in its type, and learnt parameters are among them."""
+    for dtype in (torch.float32, torch.float64):
+        model, data = regression(dtype)
+        posterior = fit(model, data, method, steps=STEPS, progress=False)
+        draws, mean = posterior.sample(5), posterior.mean
+        wanted = {**{n: tuple(p.shape) for n, p in model.net.named_parameters()}, "likelihood.noise": ()}
+        assert {n: tuple(t.shape) for n, t in draws.items()} == {n: (5, *s) for n, s in wanted.items()}
+        assert {n: tuple(t.shape) for n, t in mean.items()} == wanted
+        assert all(t.dtype == dtype for t in (*draws.values(), *mean.values())), "The type changed."
+        assert bool((draws["likelihood.noise"] > 0).all()), "A noise was not positive."
+
+
+def predicts_in_the_shape_of_the_targets(method: Method) -> None:
+    """Predictions follow the targets, and their variance is the sum of its two parts."""
+    model, data = regression(torch.float64)
+    for y in (data[1], data[1][:, None]):
+        prediction = fit(model, (data[0], y), method, steps=STEPS, progress=False).predict(data[0], samples=8)
+        assert prediction.mean.shape == y.shape
+        assert torch.equal(prediction.variance, prediction.epistemic + prediction.aleatoric)
+        assert prediction.log_prob(y).shape == (len(y),)
+
+
+def survives_a_round_trip_through_a_file(method: Method) -> None:
+    """What is saved is what is loaded, to the bit."""
+    model, data = classification()
+    posterior = fit(model, data, method, steps=STEPS, progress=False)
+    with tempfile.TemporaryDirectory() as folder:
+        posterior.save(Path(folder) / "posterior")
+        same(posterior, load(Path(folder) / "posterior", model))
+
+
+def records_one_number_a_step(method: Method) -> None:
+    """The history has a finite value a step, and the loss among them."""
+    model, data = classification()
+    history = fit(model, data, method, steps=STEPS, progress=False).history
+    assert history, "There is no history."
+    for name, values in history.items():
+        assert values.ndim == 1, f"'{name}' is not one-dimensional."
+        assert bool(torch.isfinite(values).all()), f"'{name}' is not finite."
+
+
+def finds_the_mean_of_a_gaussian(method: Method) -> None:
+    """On the simplest conjugate problem the mean is the exact posterior's, to a tenth of its standard deviation."""
+    exact = GaussianMean.make(0)
+    found = fit(exact.density(), exact.data, method, progress=False).mean
+    off = abs(float(next(iter(found.values()))) - float(exact.posterior.mean)) / float(exact.posterior.stddev)
+    assert off < 0.1, f"The mean is {off:.3f} posterior standard deviations away."
+
+
+def stays_inside_the_support(method: Method) -> None:
+    """A constrained parameter is drawn where it may lie."""
+    exact = Coin.make(0)
+    p = fit(exact.density(), exact.data, method, steps=STEPS, progress=False).sample(50)["p"]
+    assert bool(((p > 0) & (p < 1)).all())
+
+
+CLAUSES: tuple[Callable[[Method], None], ...] = (
+    is_a_frozen_dataclass_of_options,
+    leads_its_metrics_with_the_shape,
+    keeps_members_apart,
+    gives_the_same_bits_for_the_same_seed,
+    resumes_with_the_same_bits,
+    leaves_the_module_alone,
+    names_and_shapes_its_draws,
+    predicts_in_the_shape_of_the_targets,
+    survives_a_round_trip_through_a_file,
+    records_one_number_a_step,
+    finds_the_mean_of_a_gaussian,
+    stays_inside_the_support,
+)
+
+
+def check_method(method: Method) -> None:
+    """Run every clause."""
+    for clause in CLAUSES:
+        clause(method)
+
+
+# The small problems.
+
+
+def classification() -> tuple[Model, tuple[Tensor, Tensor]]:
+    """Three classes in two dimensions, 20 rows: batches of 7 leave an uneven last one."""
+    generator = stream(0, "contract")
+    X = torch.randn(20, 2, generator=generator)
+    y = torch.arange(20) % 3
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
+    seeded(net, generator)
+    return Model(net, Categorical(), prior="fan_in"), (X + y[:, None], y)
+
+
+def regression(dtype: torch.dtype) -> tuple[Model, tuple[Tensor, Tensor]]:
+    """A line with noise to be learnt, 20 rows."""
+    generator = stream(1, "contract")
+    X = torch.randn(20, 2, generator=generator, dtype=dtype)
+    y = X[:, 0] - X[:, 1] + 0.1 * torch.randn(20, generator=generator, dtype=dtype)
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).to(dtype)
+    seeded(net, generator)
+    return Model(net, Gaussian(), prior=1.0), (X, y)
+
+
+def seeded(net: nn.Module, generator: torch.Generator) -> None:
+    """Weights from our generator, so that a clause doesn't depend on the global one."""
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(0.5 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+
+
+def run(
+    method: Method, model: Model, data: Any, shape: torch.Size, poison: int | None = None
+) -> tuple[Any, list[Info]]:
+    """A few steps by hand, as a person's own loop would take them; `poison` breaks the start of one member."""
+    rows = Data.of(data, batch_size=7).prepared(model.prepare)
+    target = make_target(model, rows, 1.0, "likelihood")
+    if poison is not None:
+        target = Poisoned(**{f.name: getattr(target, f.name) for f in dataclasses.fields(target)}, member=poison)
+    generator = stream(0, "contract", "noise")
+    plan = method.plan(target, rows, STEPS, 0)
+    state = method.init(target, plan, generator, shape)
+    infos: list[Info] = []
+    while len(infos) < STEPS:
+        for batch in [rows] if method.reads == "pass" else rows.batches(0, len(infos)):
+            state, info = method.step(target, state, batch, generator)
+            infos.append(info)
+    return state, infos
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisoned(Target):
+    """A target that starts one member at a vector that is not a number."""
+
+    member: int = 0
+
+    def start(self, data: Data, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        w = super().start(data, shape, generator)
+        w[self.member] = float("nan")
+        return w
+
+
+def same(first: Posterior, second: Posterior) -> None:
+    """Two posteriors with the same bits."""
+    for name, value in first.tensors().items():
+        assert torch.equal(value, second.tensors()[name]), f"'{name}' differs."
+    for name, value in first.history.items():
+        assert torch.equal(value, second.history[name]), f"The history of '{name}' differs."
+    for name, value in first.buffers.items():
+        assert torch.equal(value, second.buffers[name]), f"The buffer '{name}' differs."

@@ -1,0 +1,213 @@
+"""KL divergences against closed forms, quadrature and their own standard errors."""
+
+import math
+
+import pytest
+import torch
+from scipy import integrate
+from torch import Tensor, distributions
+from torch.distributions import (
+    Bernoulli,
+    Beta,
+    Categorical,
+    Dirichlet,
+    Exponential,
+    Gamma,
+    Independent,
+    Laplace,
+    LogNormal,
+    MixtureSameFamily,
+    MultivariateNormal,
+    Normal,
+    Poisson,
+    StudentT,
+)
+
+import priory as pr
+
+EXACT = {"rtol": 0, "atol": 1e-10}
+
+
+def double(value: float | list[float]) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def mixture(weights: list[float], locs: list[float], scales: list[float]) -> MixtureSameFamily:
+    return MixtureSameFamily(Categorical(double(weights)), Normal(double(locs), double(scales)))
+
+
+def by_quadrature(q: distributions.Distribution, p: distributions.Distribution, low: float, high: float) -> float:
+    def integrand(x: float) -> float:
+        at = double(x)
+        log_q = q.log_prob(at)
+        return float(log_q.exp() * (log_q - p.log_prob(at)))
+
+    return integrate.quad(integrand, low, high, epsabs=1e-13, epsrel=1e-13, limit=500)[0]
+
+
+def test_kl_of_two_normals_is_the_closed_form() -> None:
+    m_q, s_q, m_p, s_p = double([0.0, 1.0, -2.0]), double([1.0, 0.1, 3.0]), double([1.0, 1.0, 5.0]), double([2.0] * 3)
+    expected = torch.log(s_p / s_q) + (s_q**2 + (m_q - m_p) ** 2) / (2 * s_p**2) - 0.5
+    found = pr.kl(Normal(m_q, s_q), Normal(m_p, s_p))
+    assert found.kind == "exact"
+    assert found.error.tolist() == [0.0] * 3
+    torch.testing.assert_close(found.value, expected, **EXACT)
+
+
+def test_kl_of_two_correlated_normals_is_the_closed_form() -> None:
+    g = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(3, 3, generator=g, dtype=torch.float64) for _ in range(2))
+    cov_q, cov_p = a @ a.T + torch.eye(3), b @ b.T + torch.eye(3)
+    m = torch.randn(3, generator=g, dtype=torch.float64)
+    found = pr.kl(MultivariateNormal(torch.zeros(3).double(), cov_q), MultivariateNormal(m, cov_p))
+    precision = torch.linalg.inv(cov_p)
+    expected = 0.5 * (
+        torch.trace(precision @ cov_q) + m @ precision @ m - 3 + torch.logdet(cov_p) - torch.logdet(cov_q)
+    )
+    assert found.kind == "exact"
+    torch.testing.assert_close(found.value, expected, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("q", "p", "low", "high"),
+    [
+        (Laplace(double(0.3), double(0.5)), Laplace(double(-1.0), double(2.0)), -20.0, 20.0),
+        (Laplace(double(0.3), double(0.5)), Normal(double(-1.0), double(2.0)), -20.0, 20.0),
+        (Gamma(double(2.0), double(3.0)), Gamma(double(4.0), double(1.0)), 1e-12, 20.0),
+        (Beta(double(2.0), double(3.0)), Beta(double(4.0), double(1.5)), 1e-12, 1 - 1e-12),
+        (Exponential(double(2.0)), Exponential(double(0.5)), 0.0, 40.0),
+    ],
+    ids=lambda d: type(d).__name__,
+)
+def test_kl_is_the_integral_of_q_log_q_over_p(
+    q: distributions.Distribution, p: distributions.Distribution, low: float, high: float
+) -> None:
+    if isinstance(q, Laplace):  # the corner is an end of two pieces
+        expected = by_quadrature(q, p, low, 0.3) + by_quadrature(q, p, 0.3, high)
+        if isinstance(p, Laplace):
+            expected = sum(by_quadrature(q, p, a, b) for a, b in ((low, -1.0), (-1.0, 0.3), (0.3, high)))
+    else:
+        expected = by_quadrature(q, p, low, high)
+    found = pr.kl(q, p)
+    assert found.kind == "exact"
+    assert float(found) == pytest.approx(expected, abs=1e-10)
+
+
+def test_kl_of_labels_and_counts_is_the_sum_over_them() -> None:
+    q, p = double([0.2, 0.5, 0.3]), double([0.6, 0.1, 0.3])
+    found = pr.kl(Categorical(q), Categorical(p))
+    torch.testing.assert_close(found.value, (q * (q / p).log()).sum(), **EXACT)
+    found = pr.kl(Bernoulli(double(0.2)), Bernoulli(double(0.7)))
+    assert float(found) == pytest.approx(0.2 * math.log(0.2 / 0.7) + 0.8 * math.log(0.8 / 0.3), abs=1e-10)
+    counts = torch.arange(80).double()
+    a, b = Poisson(double(3.0)), Poisson(double(5.0))
+    expected = (a.log_prob(counts).exp() * (a.log_prob(counts) - b.log_prob(counts))).sum()
+    torch.testing.assert_close(pr.kl(a, b).value, expected, **EXACT)
+
+
+def test_kl_of_independent_entries_is_their_sum() -> None:
+    q, p = Normal(torch.zeros(2, 3).double(), double(1.0)), Normal(torch.ones(2, 3).double(), double(2.0))
+    found = pr.kl(Independent(q, 1), Independent(p, 1))
+    assert found.value.shape == (2,)
+    torch.testing.assert_close(found.value, pr.kl(q, p).value.sum(-1), **EXACT)
+
+
+def test_kl_of_a_distribution_with_itself_is_zero() -> None:
+    for d in (Normal(double(1.0), double(2.0)), Gamma(double(2.0), double(3.0)), Dirichlet(double([1.0, 2.0, 3.0]))):
+        assert float(pr.kl(d, d)) == pytest.approx(0.0, abs=1e-12)
+    own = StudentT(double(5.0))
+    found = pr.kl(own, own)
+    assert (found.kind, float(found), found.error.item()) == ("Monte Carlo", 0.0, 0.0)
+
+
+PAIRS = {
+    "mixture to normal": (mixture([0.4, 0.6], [-2.0, 1.0], [0.5, 1.0]), Normal(double(0.0), double(2.0)), 15.0),
+    "normal to mixture": (Normal(double(0.0), double(1.0)), mixture([0.4, 0.6], [-2.0, 1.0], [0.5, 1.0]), 12.0),
+    "student to student": (StudentT(double(9.0), double(0.0), double(1.0)), StudentT(double(3.0), double(1.0)), 400.0),
+    "normal to student": (Normal(double(0.0), double(1.0)), StudentT(double(3.0), double(1.0)), 12.0),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_monte_carlo_kl_is_within_four_of_its_own_standard_errors_of_quadrature(name: str) -> None:
+    q, p, edge = PAIRS[name]
+    torch.manual_seed(0)
+    found = pr.kl(q, p, samples=20_000)
+    expected = by_quadrature(q, p, -edge, 0.0) + by_quadrature(q, p, 0.0, edge)
+    assert found.kind == "Monte Carlo"
+    assert float(found.error) > 0
+    # 4 standard errors: false-alarm rate 6.3e-5 a pair
+    assert abs(float(found) - expected) < 4 * float(found.error)
+
+
+def test_the_standard_error_of_a_monte_carlo_kl_falls_with_the_root_of_the_samples() -> None:
+    q, p, _ = PAIRS["normal to mixture"]
+    torch.manual_seed(0)
+    few, many = pr.kl(q, p, samples=1_000), pr.kl(q, p, samples=64_000)
+    # the ratio is 8 within 4 relative standard errors of the smaller sample's spread, about 5 % each
+    assert float(few.error / many.error) == pytest.approx(8, rel=0.25)
+
+
+def test_the_stated_error_is_the_spread_of_repeated_estimates() -> None:
+    q, p, _ = PAIRS["normal to mixture"]
+    wide = Normal(torch.zeros(500).double(), torch.ones(500).double())
+    torch.manual_seed(0)
+    found = pr.kl(wide, p, samples=400)  # 500 estimates side by side
+    assert found.kind == "Monte Carlo"
+    assert found.value.shape == found.error.shape == (500,)
+    ratio = float(found.value.std() / found.error.square().mean().sqrt())
+    # the spread of 500 estimates has a relative standard error of 3.2 %: 5 of them, false-alarm rate 5.7e-7
+    assert ratio == pytest.approx(1, abs=0.16)
+
+
+def test_a_monte_carlo_kl_is_the_same_each_time_and_leaves_the_global_stream_alone() -> None:
+    q, p, _ = PAIRS["normal to mixture"]
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    first = pr.kl(q, p)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(1)
+    assert torch.equal(first.value, pr.kl(q, p).value)
+
+
+def test_kl_of_a_transformed_distribution_is_that_of_its_base() -> None:
+    q, p = LogNormal(double(0.0), double(1.0)), LogNormal(double(1.0), double(2.0))
+    found = pr.kl(q, p)
+    assert found.kind == "exact"
+    torch.testing.assert_close(
+        found.value, pr.kl(Normal(*map(double, (0.0, 1.0))), Normal(*map(double, (1.0, 2.0)))).value
+    )
+
+
+def test_kl_to_a_p_that_does_not_cover_q_is_infinite() -> None:
+    assert float(pr.kl(Normal(double(0.0), double(1.0)), Exponential(double(1.0)))) == math.inf
+    found = pr.kl(StudentT(double(5.0)), Exponential(double(1.0)))
+    assert float(found) == math.inf
+
+
+def test_a_gradient_goes_through_the_exact_form() -> None:
+    m = double(0.5).requires_grad_()
+    (gradient,) = torch.autograd.grad(pr.kl(Normal(m, double(1.0)), Normal(double(0.0), double(2.0))).value, m)
+    assert gradient.item() == pytest.approx(0.5 / 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((1.0, Normal(0.0, 1.0)), "The 'q' of kl must be a torch distribution. Got float instead."),
+        ((Normal(0.0, 1.0), Normal), "The 'p' of kl must be a torch distribution."),
+        ((StudentT(5.0), Normal(0.0, 1.0), 1), "The 'samples' of kl must be a whole number from 2. Got 1 instead."),
+        ((StudentT(5.0), Normal(0.0, 1.0), 10.5), "The 'samples' of kl must be a whole number from 2."),
+    ],
+)
+def test_what_has_no_divergence_is_refused_in_a_sentence(arguments: tuple[object, ...], sentence: str) -> None:
+    with pytest.raises(pr.InputError, match=sentence):
+        pr.kl(*arguments)
+
+
+def test_distributions_over_different_things_are_refused_in_a_sentence() -> None:
+    vector = MultivariateNormal(torch.zeros(3), torch.eye(3))
+    with pytest.raises(pr.InputError, match="kl"):
+        pr.kl(Normal(torch.zeros(3), torch.ones(3)), vector)
+    with pytest.raises(pr.InputError, match="kl"):
+        pr.kl(StudentT(5.0), vector)

@@ -1,0 +1,744 @@
+"""Any module fits and predicts, or is refused in one sentence; the person's module keeps its bits either way."""
+
+import copy
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, linear
+from torch.nn.utils import parametrizations
+
+import priory as pr
+from priory.data import Data
+from priory.errors import DivergedError, InputError, StoreError
+from priory.loop import make_target
+from priory.network import BATCHED_WORK, Network
+from priory.streams import stream
+from priory.target import Target
+
+ROWS = 12
+METHODS = [pr.MAP(), pr.MeanField(), pr.MeanField(samples=3)]
+F64 = torch.float64
+
+
+# Networks. Each takes the inputs beside it and gives one output a row.
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 4), nn.Linear(2, 4)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.left(a) + self.right(b)))
+
+
+class Tokens(nn.Module):
+    """An embedding, one layer over the sequence, and a mean over it."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = nn.Embedding(7, 4), body, nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(self.embed(x))
+        return self.head((h[0] if isinstance(h, tuple) else h).mean(1))
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, p: float = 0.0) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=p, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+class Tied(nn.Module):
+    """An autoencoder whose second weight is the first, and a readout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.decode.weight = self.encode.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decode(torch.tanh(self.encode(x))).sum(-1, keepdim=True)
+
+
+class Raw(nn.Module):
+    """Parameters that belong to no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 1))
+        self.shifts = nn.ParameterList([nn.Parameter(torch.randn(1)), nn.Parameter(torch.randn(()))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.shifts[0] + self.shifts[1]
+
+
+class Listed(nn.Module):
+    """Reads its registered parameters through a plain list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 1)
+        self.weights = [self.first.weight, self.first.bias, self.second.weight, self.second.bias]
+
+    def forward(self, x: Tensor) -> Tensor:
+        w, b, v, c = self.weights
+        return linear(torch.tanh(linear(x, w, b)), v, c)
+
+
+class Unregistered(nn.Module):
+    """Holds parameters in a plain list that no optimizer would see, beside a layer that it would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.hidden = nn.Linear(3, 1), [nn.Parameter(torch.ones(1))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.hidden[0]
+
+
+class Averaging(nn.Module):
+    """Keeps a running mean in a buffer that each pass replaces, instead of changing it in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.register_buffer("centre", torch.zeros(3))
+        self.centre: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.centre = 0.9 * self.centre + 0.1 * x.detach().mean(0)
+        return self.layer(x - self.centre)
+
+
+class Masked(nn.Module):
+    """BatchNorm beside a constant buffer that is infinite, as an attention mask is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(3), nn.Linear(3, 1)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, -torch.inf]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return self.layer(x * torch.softmax(x + self.mask, -1))
+
+
+def frozen() -> nn.Module:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    net[0].weight.requires_grad_(False)
+    return net
+
+
+def dense(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), *layers, nn.Tanh(), nn.Linear(4, 1))
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 1))
+
+
+def image_norm() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 1))
+
+
+def encoder() -> nn.Module:
+    return Tokens(nn.TransformerEncoderLayer(4, 2, dim_feedforward=8, dropout=0.0, batch_first=True))
+
+
+def rows_of(kind: str, count: int = ROWS, seed: int = 0) -> tuple[Tensor, ...]:
+    g = torch.Generator().manual_seed(seed)
+    if kind == "two":
+        return torch.randn(count, 3, generator=g), torch.randn(count, 2, generator=g)
+    if kind == "images":
+        return (torch.randn(count, 1, 6, 6, generator=g),)
+    if kind == "tokens":
+        return (torch.randint(7, (count, 5), generator=g),)
+    return (torch.randn(count, 3, generator=g),)
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "dense": (dense, "rows"),
+    "batch norm": (lambda: dense(nn.BatchNorm1d(4)), "rows"),
+    "batch norm in eval mode": (lambda: dense(nn.BatchNorm1d(4)).eval(), "rows"),
+    "batch norm over images": (image_norm, "images"),
+    "batch norm over images in eval mode": (lambda: image_norm().eval(), "images"),
+    "batch norm without statistics": (lambda: dense(nn.BatchNorm1d(4, track_running_stats=False)), "rows"),
+    "batch norm beside an infinite buffer": (Masked, "rows"),
+    "layer norm": (lambda: dense(nn.LayerNorm(4)), "rows"),
+    "group norm": (lambda: dense(nn.GroupNorm(2, 4)), "rows"),
+    "convolution": (convolution, "images"),
+    "embedding": (lambda: Tokens(nn.Identity()), "tokens"),
+    "attention": (lambda: Tokens(SelfAttention()), "tokens"),
+    "transformer encoder": (encoder, "tokens"),
+    "transformer encoder in eval mode": (lambda: encoder().eval(), "tokens"),
+    "lstm": (lambda: Tokens(nn.LSTM(4, 4, batch_first=True)), "tokens"),
+    "gru": (lambda: Tokens(nn.GRU(4, 4, batch_first=True)), "tokens"),
+    "tied": (Tied, "rows"),
+    "frozen": (frozen, "rows"),
+    "weight norm": (lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 1))), "rows"),
+    "spectral norm": (lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(3, 1))), "rows"),
+    "raw parameters": (Raw, "rows"),
+    "parameters read through a list": (Listed, "rows"),
+    "parameters nobody sees": (Unregistered, "rows"),
+    "a replaced buffer": (Averaging, "rows"),
+    "two inputs": (TwoInputs, "two"),
+}
+DROPPING: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "a dropout layer": (lambda: dense(nn.Dropout(0.5)), "rows"),
+    "a dropout function": (lambda: Dropping(), "rows"),
+    "dropout in an lstm": (lambda: Tokens(nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True)), "tokens"),
+    "dropout in attention": (lambda: Tokens(SelfAttention(0.5)), "tokens"),
+    "dropout in an encoder": (lambda: Tokens(nn.TransformerEncoderLayer(4, 2, 8, 0.5, batch_first=True)), "tokens"),
+}
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(dropout(x, 0.5, self.training))
+
+
+def build(name: str) -> tuple[nn.Module, tuple[Tensor, ...], Tensor]:
+    make, kind = (NETWORKS | DROPPING)[name]
+    torch.manual_seed(0)
+    return make(), rows_of(kind), torch.randn(ROWS, generator=torch.Generator().manual_seed(9))
+
+
+# The whole of a module that a person could look at.
+
+
+def picture(net: nn.Module) -> dict[str, Any]:
+    """Every bit of a module: tensors with their addresses, gradients, flags, modes, hooks, attributes."""
+    seen: dict[str, Any] = {"rng": torch.get_rng_state().clone()}
+    for name, t in (*net.named_parameters(), *net.named_buffers()):
+        grad = None if t.grad is None else (t.grad.data_ptr(), t.grad.clone())
+        seen[name] = (id(t), t.data_ptr(), t.detach().clone(), t.requires_grad, grad)
+    for name, module in net.named_modules():
+        hooks = {key: list(value) for key, value in vars(module).items() if key.endswith("_hooks")}
+        seen[f"module {name}"] = (id(module), type(module), module.training, hooks, sorted(vars(module)))
+    return seen
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (tuple, list)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def dress(net: nn.Module) -> nn.Module:
+    """Gradients and hooks of the person's own."""
+    net.register_forward_hook(lambda module, args, output: None)
+    for p in net.parameters():
+        if p.requires_grad:
+            p.grad = torch.full_like(p, 0.25)
+    return net
+
+
+def fitted(net: nn.Module, inputs: tuple[Tensor, ...], y: Tensor, method: Any = None, **options: Any) -> Any:
+    model = pr.Model(net, options.pop("likelihood", None) or pr.Gaussian(0.5), options.pop("prior", "glorot"))
+    return pr.fit(model, (*inputs, y), method or pr.MAP(), progress=False, **({"steps": 3} | options))
+
+
+# Every kind of network.
+
+
+@pytest.mark.parametrize("method", METHODS, ids=["MAP", "MeanField", "three samples"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_fits_predicts_and_keeps_its_bits(name: str, method: Any) -> None:
+    net, inputs, y = build(name)
+    before = picture(dress(net))
+    posterior = fitted(net, inputs, y, method, batch_size=5)
+    prediction = posterior.predict(inputs, samples=4)
+    assert prediction.mean.shape == (ROWS,)
+    assert bool(torch.isfinite(prediction.mean).all())
+    assert set(posterior.mean) == {n for n, p in net.named_parameters() if p.requires_grad}
+    assert any(not torch.equal(posterior.mean[n], dict(net.named_parameters())[n]) for n in posterior.mean)
+    assert same(picture(net), before)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_comes_back_from_a_file_with_the_same_predictions(name: str, tmp_path: Path) -> None:
+    net, inputs, y = build(name)
+    posterior = fitted(net, inputs, y, pr.MeanField(), batch_size=5)
+    posterior.save(tmp_path / "fit.priory")
+    other = copy.deepcopy(net)
+    before = picture(other)
+    again = pr.load(tmp_path / "fit.priory", pr.Model(other, pr.Gaussian(0.5)))
+    assert torch.equal(again.predict(inputs, samples=4).mean, posterior.predict(inputs, samples=4).mean)
+    assert set(again.buffers) == set(posterior.buffers)
+    assert all(torch.equal(again.buffers[n], posterior.buffers[n]) for n in again.buffers)
+    assert same(picture(other), before)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_same_seed_gives_the_same_bits_twice_from_one_model(name: str) -> None:
+    net, inputs, y = build(name)
+    model = pr.Model(net, pr.Gaussian(0.5))
+    first, second = (
+        pr.fit(model, (*inputs, y), pr.MeanField(), steps=4, batch_size=5, progress=False) for _ in range(2)
+    )
+    assert all(torch.equal(first.mean[n], second.mean[n]) for n in first.mean)
+    assert torch.equal(first.predict(inputs, samples=3).mean, second.predict(inputs, samples=3).mean)
+
+
+def test_a_second_fit_leaves_the_predictions_of_the_first_alone() -> None:
+    for name in ("batch norm", "spectral norm", "a replaced buffer", "frozen"):
+        net, inputs, y = build(name)
+        model = pr.Model(net, pr.Gaussian(0.5))
+        first = pr.fit(model, (*inputs, y), pr.MAP(), steps=3, progress=False)
+        told = first.predict(inputs).mean
+        pr.fit(model, (*(3 * x + 1 for x in inputs), y), pr.MAP(), steps=5, progress=False)
+        assert torch.equal(first.predict(inputs).mean, told), name
+
+
+def test_a_shared_parameter_is_one_parameter() -> None:
+    net, inputs, y = build("tied")
+    posterior = fitted(net, inputs, y, pr.MeanField())
+    assert list(posterior.mean) == ["encode.weight", "encode.bias", "decode.bias"]
+    assert posterior.model.layout.size == 9 + 3 + 3
+
+
+def test_a_frozen_parameter_is_used_and_never_learnt() -> None:
+    net, (x,), y = build("frozen")
+    posterior = fitted(net, (x,), y, steps=20)
+    assert "0.weight" not in posterior.mean
+    m = posterior.mean
+    by_hand = linear(torch.tanh(linear(x, net[0].weight, m["0.bias"])), m["2.weight"], m["2.bias"])
+    torch.testing.assert_close(posterior.predict(x).mean, by_hand[:, 0].detach())
+
+
+def test_a_file_is_never_read_into_other_frozen_weights_unsaid(tmp_path: Path) -> None:
+    net, (x,), y = build("frozen")
+    posterior = fitted(net, (x,), y)
+    posterior.save(tmp_path / "fit.priory")
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        other[0].weight += 1
+    try:
+        again = pr.load(tmp_path / "fit.priory", pr.Model(other, pr.Gaussian(0.5)))
+    except StoreError:
+        return
+    assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)
+
+
+def test_a_file_is_never_read_into_other_statistics_unsaid(tmp_path: Path) -> None:
+    net, (x,), y = build("batch norm in eval mode")
+    posterior = fitted(net, (x,), y)
+    posterior.save(tmp_path / "fit.priory")
+    other = copy.deepcopy(net)
+    other[1].running_mean += 1
+    try:
+        again = pr.load(tmp_path / "fit.priory", pr.Model(other, pr.Gaussian(0.5)))
+    except StoreError:
+        return
+    assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)
+
+
+# BatchNorm: statistics are trained beside the weights.
+
+
+def by_hand(net: nn.Module, x: Tensor, y: Tensor, batches: list[Tensor], rate: float, noise: float) -> nn.Module:
+    """Plain training of the log joint with torch's own Adam: N/n times the Gaussian term, and a N(0, 2^2) prior."""
+    net = copy.deepcopy(net)
+    adam = torch.optim.Adam(net.parameters(), lr=rate)
+    for rows in batches:
+        adam.zero_grad()
+        output = net(x[rows])[:, 0]
+        nll = -torch.distributions.Normal(output, noise).log_prob(y[rows]).sum() * (len(x) / len(rows))
+        penalty = sum(p.square().sum() / (2 * 2.0**2) for p in net.parameters())
+        (nll + penalty).backward()
+        adam.step()
+    return net
+
+
+@pytest.mark.parametrize("steps", [1, 6])
+def test_map_of_a_batch_norm_network_is_the_training_done_by_hand(steps: int) -> None:
+    torch.manual_seed(0)
+    net = dense(nn.BatchNorm1d(4)).double()
+    x, y = torch.randn(ROWS, 3, dtype=F64) + 1, torch.randn(ROWS, dtype=F64)
+    data = Data.of((x, y), batch_size=5)
+    index = Data.of((torch.arange(ROWS), y), batch_size=5)
+    order = [rows for epoch in range(2) for rows, _ in index.batches(0, epoch)][:steps]
+    method = pr.MAP(learning_rate=0.03, schedule="constant")
+    posterior = pr.fit(pr.Model(net, pr.Gaussian(0.5), 2.0), (x, y), method, steps=steps, batch_size=5, progress=False)
+    assert data.num_data == ROWS
+    hand = by_hand(net, x, y, order, 0.03, 0.5)
+    for name, p in hand.named_parameters():
+        torch.testing.assert_close(posterior.mean[name], p.detach(), rtol=0, atol=1e-10)
+    assert set(posterior.buffers) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    for name, b in hand.named_buffers():
+        torch.testing.assert_close(posterior.buffers[name], b, rtol=0, atol=1e-10)
+    torch.testing.assert_close(posterior.predict(x).mean, hand.eval()(x)[:, 0].detach(), rtol=0, atol=1e-10)
+
+
+def test_in_eval_mode_the_given_statistics_are_used_and_kept() -> None:
+    torch.manual_seed(0)
+    net = dense(nn.BatchNorm1d(4)).double()
+    x, y = torch.randn(ROWS, 3, dtype=F64), torch.randn(ROWS, dtype=F64)
+    net(5 + x)
+    net.eval()
+    method = pr.MAP(learning_rate=0.03, schedule="constant")
+    posterior = pr.fit(pr.Model(net, pr.Gaussian(0.5), 2.0), (x, y), method, steps=4, progress=False)
+    hand = by_hand(net, x, y, [torch.arange(ROWS)] * 4, 0.03, 0.5)
+    for name, p in hand.named_parameters():
+        torch.testing.assert_close(posterior.mean[name], p.detach(), rtol=0, atol=1e-10)
+    for name, b in posterior.buffers.items():
+        assert torch.equal(b, dict(net.named_buffers())[name])
+    torch.testing.assert_close(posterior.predict(x).mean, hand(x)[:, 0].detach(), rtol=0, atol=1e-10)
+
+
+def test_the_statistics_of_a_batch_norm_network_follow_the_data_and_serve_predictions() -> None:
+    net, (x,), y = build("batch norm")
+    posterior = fitted(net, (100 + x,), y, pr.MeanField(), steps=60)
+    assert int(posterior.buffers["1.num_batches_tracked"]) == 60
+    assert not torch.allclose(posterior.buffers["1.running_mean"], net[1].running_mean, atol=1.0)
+    whole, rows = posterior.predict(100 + x, seed=1), [posterior.predict(100 + x[i : i + 1], seed=1) for i in range(3)]
+    torch.testing.assert_close(torch.cat([p.mean for p in rows]), whole.mean[:3])  # a row alone has no batch to lean on
+
+
+def test_a_replaced_buffer_is_trained_as_by_hand() -> None:
+    net, (x,), y = build("a replaced buffer")
+    posterior = fitted(net, (x + 5,), y, steps=4)
+    hand = copy.deepcopy(net)
+    for _ in range(4):
+        hand(x + 5)
+    torch.testing.assert_close(posterior.buffers["centre"], hand.centre)
+
+
+def test_a_last_batch_of_one_row_says_what_batch_norm_lacks() -> None:
+    net, (x,), y = build("batch norm")
+    before = picture(net)
+    with pytest.raises((InputError, ValueError), match="more than 1 value per channel"):
+        fitted(net, (x[:11],), y[:11], steps=3, batch_size=5)
+    assert same(picture(net), before)
+
+
+# Dropout.
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_dropout_is_refused_in_training_mode_and_taken_in_eval_mode(name: str) -> None:
+    net, inputs, y = build(name)
+    before = picture(net)
+    with pytest.raises(InputError, match=r"must not draw random numbers.*dropout in training mode.*net\.eval\(\)"):
+        fitted(net, inputs, y)
+    assert same(picture(net), before)
+    posterior = fitted(net.eval(), inputs, y, pr.MeanField())
+    assert torch.equal(posterior.predict(inputs).mean, posterior.predict(inputs).mean)
+
+
+def test_dropout_of_zero_is_no_dropout() -> None:
+    net, (x,), y = build("a dropout layer")
+    net[1].p = 0.0
+    assert bool(torch.isfinite(fitted(net, (x,), y).predict(x).mean).all())
+
+
+# When something goes wrong on the way.
+
+
+class Failing(nn.Module):
+    """Raises at its n-th pass in training mode; counts in an attribute, as a person's own module might."""
+
+    def __init__(self, at: int, error: BaseException) -> None:
+        super().__init__()
+        self.norm, self.layer, self.at, self.error = nn.BatchNorm1d(3), nn.Linear(3, 1), at, error
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.count += 1
+            if self.count == self.at:
+                raise self.error
+        return self.layer(self.norm(x))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), ValueError("no"), KeyboardInterrupt("no"), MemoryError("no")])
+@pytest.mark.parametrize("method", METHODS[:2], ids=["MAP", "MeanField"])
+def test_a_network_that_raises_on_the_way_keeps_its_bits(method: Any, error: BaseException) -> None:
+    _, (x,), y = build("dense")
+    net = dress(Failing(at=6, error=error))  # the trial pass is the first
+    before = picture(net)
+    with pytest.raises(type(error), match="no"):
+        fitted(net, (x,), y, method, steps=10)
+    assert same(picture(net), before)
+    assert net.count == 0
+
+
+def test_a_network_that_raises_at_once_is_refused_in_a_sentence() -> None:
+    _, (x,), y = build("dense")
+    net = dress(Failing(at=1, error=ZeroDivisionError("by hand")))
+    before = picture(net)
+    with pytest.raises(InputError, match=r"network must take the inputs.*\(12, 3\).*by hand"):
+        fitted(net, (x,), y)
+    assert same(picture(net), before)
+
+
+@pytest.mark.parametrize("name", ["batch norm", "lstm", "spectral norm"])
+def test_an_interrupt_in_a_callback_leaves_the_bits_alone(name: str) -> None:
+    net, inputs, y = build(name)
+    before = picture(dress(net))
+
+    def interrupt(moment: Any) -> None:
+        if moment.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fitted(net, inputs, y, pr.MeanField(), steps=10, callbacks=[interrupt])
+    assert same(picture(net), before)
+
+
+def test_a_fit_that_diverges_leaves_the_bits_alone() -> None:
+    net, inputs, y = build("batch norm")
+    before = picture(dress(net))
+    with pytest.raises(DivergedError):
+        fitted(net, inputs, y, pr.MAP(learning_rate=1e30, schedule="constant"), steps=20)
+    assert same(picture(net), before)
+
+
+def test_a_prediction_that_raises_leaves_the_bits_alone() -> None:
+    net, inputs, y = build("batch norm")
+    posterior = fitted(net, inputs, y)
+    before = picture(dress(net))
+    with pytest.raises(InputError, match="must take the inputs"):
+        posterior.predict(torch.zeros(2, 5))
+    assert same(picture(net), before)
+
+
+def test_a_later_change_of_the_module_doesnt_reach_the_model() -> None:
+    net, (x,), y = build("batch norm")
+    kept = copy.deepcopy(net)
+    model = pr.Model(net, pr.Gaussian(0.5))
+    with torch.no_grad():
+        for t in (*net.parameters(), *net.buffers()):
+            t.zero_()
+    net.eval()
+    a, b = (pr.fit(m, (x, y), pr.MAP(), steps=3, progress=False) for m in (model, pr.Model(kept, pr.Gaussian(0.5))))
+    assert torch.equal(a.predict(x).mean, b.predict(x).mean)
+
+
+def test_fits_inside_no_grad_are_the_same_fits() -> None:
+    for name in ("dense", "convolution", "batch norm"):
+        net, inputs, y = build(name)
+        outside = fitted(net, inputs, y, pr.MeanField(samples=2))
+        with torch.no_grad():
+            inside = fitted(net, inputs, y, pr.MeanField(samples=2))
+        assert all(torch.equal(inside.mean[n], outside.mean[n]) for n in inside.mean)
+
+
+# What is refused, in which words.
+
+
+class Unlocked(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.lock = threading.Lock()
+
+
+class Itself(nn.Linear):
+    """Says that it was copied, and wasn't."""
+
+    def __deepcopy__(self, memo: Any) -> "Itself":
+        return self
+
+
+class Pair(nn.Linear):
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), x
+
+
+class NotANumber(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * torch.nan
+
+
+class Summed(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).sum()
+
+
+class Detached(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).detach()
+
+
+def mixed() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1).double())
+
+
+def untrainable() -> nn.Module:
+    return nn.Linear(3, 1).requires_grad_(False)
+
+
+def remembering() -> nn.Module:
+    net = nn.Linear(3, 1)
+    net.last = net(torch.zeros(1, 3))  # a tensor with a history, which torch can't copy
+    return net
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.Linear(3, 1))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "no module": (lambda: "net", r"The 'net' of Model must be a torch.nn.Module. Got str instead"),
+    "lazy": (lambda: nn.Sequential(nn.LazyLinear(1)), r"'net' of Model must have its shapes.*one batch through"),
+    "lazy batch norm": (lambda: nn.Sequential(nn.Linear(3, 1), nn.LazyBatchNorm1d()), r"must have its shapes"),
+    "no deepcopy": (Unlocked, r"'net' of Model must allow copy.deepcopy. Got TypeError \(.*lock"),
+    "a graph inside": (remembering, r"'net' of Model must allow copy.deepcopy. Got RuntimeError"),
+    "a copy that is none": (lambda: Itself(3, 1), r"'net' of Model must .*copy"),
+    "scripted": (scripted, r"'net' of Model must "),
+    "mixed types": (mixed, r"one dtype on one device. Got .*float(32|64).*float(32|64)"),
+    "nothing to train": (untrainable, r"'net' of Model must have a parameter that requires a gradient. Got none"),
+    "no parameter": (nn.ReLU, r"'net' of Model must have a parameter that requires a gradient"),
+    "half": (lambda: nn.Linear(3, 1).half(), r"be in float32 or float64. Got torch.float16"),
+    "bfloat": (lambda: nn.Linear(3, 1).bfloat16(), r"be in float32 or float64. Got torch.bfloat16"),
+    "complex": (lambda: nn.Linear(3, 1, dtype=torch.complex64), r"be in float32 or float64. Got torch.complex64"),
+    "a tuple": (lambda: Pair(3, 1), r"output must be one tensor. Got tuple instead"),
+    "an lstm alone": (lambda: nn.LSTM(3, 1), r"output must be one tensor. Got tuple instead"),
+    "not a number": (lambda: NotANumber(3, 1), r"'output' of the network must be finite.*initial weights. Got NaN"),
+    "one number": (
+        lambda: Summed(3, 1),
+        r"'output' of the network must have a row for each of the 12 inputs. Got .*\(\)",
+    ),
+    "no gradient": (lambda: Detached(3, 1), r"network.*must.*(differentiable|depend|gradient)"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_used_is_refused_in_a_sentence_and_keeps_its_bits(name: str) -> None:
+    make, sentence = REFUSED[name]
+    torch.manual_seed(0)
+    net, (x,), y = make(), rows_of("rows"), torch.zeros(ROWS)
+    look = picture if isinstance(net, nn.Module) and "lazy" not in name else repr
+    before = look(net)
+    with pytest.raises(InputError, match=f"(?s){sentence}"):
+        fitted(net, (x,), y)
+    assert same(look(net), before)
+
+
+# Many vectors at once.
+
+
+def target_of(name: str) -> tuple[Target, tuple[Tensor, ...]]:
+    net, inputs, y = build(name)
+    model = pr.Model(net.double(), pr.Gaussian())
+    data = Data.of((*inputs, y)).prepared(model.prepare)
+    target = make_target(model, data, 1.0, "likelihood")
+    return target, data.some(ROWS)
+
+
+def vectors(target: Target, *shape: int) -> Tensor:
+    noise = torch.randn(*shape, target.size, dtype=F64, generator=torch.Generator().manual_seed(1))
+    return torch.cat([target.model.network.initial, torch.zeros(1, dtype=F64)]) + 0.1 * noise
+
+
+FEW = ["dense", "layer norm", "convolution", "embedding", "attention", "lstm", "gru", "tied", "frozen", "two inputs"]
+FEW += ["raw parameters", "parameters read through a list", "weight norm", "batch norm", "batch norm in eval mode"]
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (1,), (0,)])
+@pytest.mark.parametrize("name", FEW)
+def test_many_vectors_give_what_each_gives_alone(name: str, shape: tuple[int, ...]) -> None:
+    target, batch = target_of(name)
+    w = vectors(target, *shape)
+    values, gradients = target.log_likelihood_and_grad(w, batch)
+    assert values.shape == shape
+    assert gradients.shape == w.shape
+    for index in torch.cartesian_prod(*map(torch.arange, shape)).reshape(-1, len(shape)).tolist():
+        value, gradient = target.log_likelihood_and_grad(w[tuple(index)].clone(), batch)
+        torch.testing.assert_close(values[tuple(index)], value, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(gradients[tuple(index)], gradient, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_the_gradient_of_one_vector_is_that_of_the_differentiable_sum(name: str) -> None:
+    target, batch = target_of(name)
+    w = vectors(target).requires_grad_()
+    value, gradient = target.log_likelihood_and_grad(w.detach(), batch)
+    gradient = gradient.clone()
+    total = target.differentiable(w, batch)
+    (wanted,) = torch.autograd.grad(total, w)
+    torch.testing.assert_close(value, total.detach(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_the_gradient_is_that_of_the_module_itself(name: str) -> None:
+    net, inputs, y = build(name)
+    net = net.double()
+    inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
+    model = pr.Model(net, pr.Gaussian(0.5))
+    target = make_target(model, Data.of((*inputs, y)).prepared(model.prepare), 1.0, "likelihood")
+    value, gradient = target.log_likelihood_and_grad(model.network.initial.clone(), (*inputs, y.double()))
+    total = torch.distributions.Normal(net(*inputs)[:, 0], 0.5).log_prob(y.double()).sum()
+    wanted = torch.autograd.grad(total, [p for p in net.parameters() if p.requires_grad])
+    torch.testing.assert_close(value, total.detach(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(gradient, torch.cat([g.reshape(-1) for g in wanted]), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_pointwise_values_sum_to_the_log_likelihood(name: str) -> None:
+    if name == "batch norm":
+        pytest.skip("in training mode each row leans on its batch")
+    target, batch = target_of(name)
+    w = vectors(target, 2, 3)
+    pointwise = target.pointwise(w, batch)
+    assert pointwise.shape == (2, 3, ROWS)
+    torch.testing.assert_close(pointwise.sum(-1), target.log_likelihood_and_grad(w, batch)[0], rtol=1e-10, atol=1e-10)
+
+
+def test_vectors_may_lie_in_memory_in_any_order() -> None:
+    for name in ("dense", "convolution"):
+        target, batch = target_of(name)
+        w = vectors(target, 3)
+        strided = w.t().contiguous().t()
+        for a, b in zip(
+            target.log_likelihood_and_grad(strided, batch), target.log_likelihood_and_grad(w, batch), strict=True
+        ):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_shapes_and_layer_types_alone_decide_between_one_pass_and_a_loop() -> None:
+    small = Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)))
+    limit = BATCHED_WORK // small.size
+    assert [small.batches_well(rows) for rows in (1, limit, limit + 1)] == [True, True, False]
+    for name in ("convolution", "lstm", "gru", "attention", "batch norm", "weight norm"):
+        assert not Network(build(name)[0]).batches_well(1), name
+
+
+# Fresh starting points, for members and chains.
+
+
+@pytest.mark.parametrize("name", ["dense", "convolution", "lstm", "tied", "raw parameters", "weight norm", "frozen"])
+def test_fresh_starts_differ_are_reproducible_and_leave_the_network_alone(name: str) -> None:
+    net, inputs, y = build(name)
+    model = pr.Model(net, pr.Gaussian(0.5))
+    before, output = picture(net), model.network(model.network.initial, inputs, {}, train=False).detach()
+    starts = [model.start(y, torch.Size((3,)), stream(0, "start")) for _ in range(2)]
+    assert torch.equal(*starts)
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.equal(starts[0][i], starts[0][j])
+    assert same(picture(net), before)
+    assert torch.equal(model.network(model.network.initial, inputs, {}, train=False).detach(), output)
