@@ -55,6 +55,7 @@ class Line:
             self.rows, dtype=F64, generator=generator
         )
         self.net = nn.Linear(2, 1, bias=False, dtype=F64)
+        nn.init.zeros_(self.net.weight)
         self.prior = normal(0.0, self.scale)
         self.model = self.with_prior(self.prior)
 
@@ -441,6 +442,7 @@ def test_temperature_divides_the_kl_or_the_whole():
 
 def test_a_network_and_a_likelihood_give_a_distribution_over_y():
     net = nn.Linear(2, 3, dtype=F64)
+    nn.init.zeros_(net.weight)
     X = Line().X
     labels = torch.arange(len(X)) % 3
     posterior = pr.fit(pr.Model(net, pr.Categorical()), (X, labels), pr.MAP(), steps=5, progress=False)

@@ -191,7 +191,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "weight norm": (lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 1))), "rows"),
     "spectral norm": (lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(3, 1))), "rows"),
     "raw parameters": (Raw, "rows"),
-    "parameters read through a list": (Listed, "rows"),
     "parameters nobody sees": (Unregistered, "rows"),
     "a replaced buffer": (Averaging, "rows"),
     "two inputs": (TwoInputs, "two"),
@@ -414,6 +413,16 @@ def test_the_statistics_of_a_batch_norm_network_follow_the_data_and_serve_predic
     assert not torch.allclose(posterior.buffers["1.running_mean"], net[1].running_mean, atol=1.0)
     whole, rows = posterior.predict(100 + x, seed=1), [posterior.predict(100 + x[i : i + 1], seed=1) for i in range(3)]
     torch.testing.assert_close(torch.cat([p.mean for p in rows]), whole.mean[:3])  # a row alone has no batch to lean on
+
+
+@pytest.mark.parametrize("name", ["batch norm", "batch norm over images", "spectral norm", "convolution", "lstm"])
+def test_a_learnt_noise_goes_with_every_network(name: str) -> None:
+    net, inputs, y = build(name)
+    before = picture(net)
+    posterior = fitted(net, inputs, y, likelihood=pr.Gaussian(), steps=30, batch_size=5)
+    assert 0.01 < float(posterior.mean["likelihood.noise"]) < 10
+    assert bool(torch.isfinite(posterior.predict(inputs).log_prob(y)).all())
+    assert same(picture(net), before)
 
 
 def test_a_replaced_buffer_is_trained_as_by_hand() -> None:
@@ -655,11 +664,13 @@ def vectors(target: Target, *shape: int) -> Tensor:
 
 
 FEW = ["dense", "layer norm", "convolution", "embedding", "attention", "lstm", "gru", "tied", "frozen", "two inputs"]
-FEW += ["raw parameters", "parameters read through a list", "weight norm", "batch norm", "batch norm in eval mode"]
+FEW += ["raw parameters", "weight norm", "batch norm", "batch norm in eval mode"]
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 3), (1,), (0,)])
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [*((name, (2, 3)) for name in FEW), *((name, s) for name in ("dense", "convolution") for s in ((3,), (1,), (0,)))],
+)
 def test_many_vectors_give_what_each_gives_alone(name: str, shape: tuple[int, ...]) -> None:
     target, batch = target_of(name)
     w = vectors(target, *shape)
@@ -698,15 +709,37 @@ def test_the_gradient_is_that_of_the_module_itself(name: str) -> None:
     torch.testing.assert_close(gradient, torch.cat([g.reshape(-1) for g in wanted]), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", ["dense", "convolution", "lstm", "tied", "batch norm in eval mode"])
 def test_pointwise_values_sum_to_the_log_likelihood(name: str) -> None:
-    if name == "batch norm":
-        pytest.skip("in training mode each row leans on its batch")
     target, batch = target_of(name)
     w = vectors(target, 2, 3)
     pointwise = target.pointwise(w, batch)
     assert pointwise.shape == (2, 3, ROWS)
     torch.testing.assert_close(pointwise.sum(-1), target.log_likelihood_and_grad(w, batch)[0], rtol=1e-10, atol=1e-10)
+
+
+def test_parameters_read_through_a_list_are_read_rightly_or_refused() -> None:
+    torch.manual_seed(0)
+    net, (x,), y = Listed().double(), rows_of("rows"), torch.zeros(ROWS)
+    before = picture(net)
+    try:
+        model = pr.Model(net, pr.Gaussian(0.5))
+    except InputError:
+        return
+    data = Data.of((x, y)).prepared(model.prepare)
+    target, batch = make_target(model, data, 1.0, "likelihood"), data.some(ROWS)
+    w = model.network.initial + 0.1 * torch.randn(3, model.network.size, dtype=F64)
+    values, gradients = target.log_likelihood_and_grad(w, batch)
+    for i, v in enumerate(w):
+        a, b, c, d = v[:12].view(4, 3), v[12:16], v[16:20].view(1, 4), v[20:]
+        outputs = linear(torch.tanh(linear(x.double(), a, b)), c, d)[:, 0]
+        value = torch.distributions.Normal(outputs, 0.5).log_prob(y.double()).sum()
+        torch.testing.assert_close(values[i], value, rtol=1e-10, atol=1e-10)
+        alone, gradient = target.log_likelihood_and_grad(v.clone(), batch)
+        torch.testing.assert_close(alone, value, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(gradients[i], gradient, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(target.differentiable(v, batch), value, rtol=1e-10, atol=1e-10)
+    assert same(picture(net) | {"rng": None}, before | {"rng": None})
 
 
 def test_vectors_may_lie_in_memory_in_any_order() -> None:

@@ -23,7 +23,7 @@ from priory import evaluate
 from priory.data import Data
 from priory.errors import require
 from priory.likelihoods import Likelihood
-from priory.loop import fit
+from priory.loop import fit, repr_of
 
 HIGHER_IS_BETTER = {"accuracy"}
 TITLES = {
@@ -316,44 +316,26 @@ def table_html(comparison: Comparison) -> str:
 
 
 def _named(methods: Any) -> dict[str, Any]:
-    """Name the methods: as the dict does, or by class, told apart by what differs from the defaults."""
+    """Name the methods: as the dict does, or by class, told apart by the options that are not at their defaults."""
     many = isinstance(methods, Sequence | Mapping) and not isinstance(methods, str)
     require(many, "methods", "compare", "be a list of methods, or a dict from names to methods", methods)
     require(len(methods) > 0, "methods", "compare", "hold at least one method", methods)
-    named = methods if isinstance(methods, Mapping) else {}
-    if not named:
-        classes = [type(method).__name__ for method in methods]
-        for method, name in zip(methods, classes, strict=True):
-            label = name if classes.count(name) == 1 else _differing(method)
-            copies = sum(other == label or other.startswith(f"{label} #") for other in named)
-            named[f"{label} #{copies + 1}" if copies else label] = method
-    for name, method in named.items():
-        require(isinstance(name, str), "methods", "compare", "have text as names", name)
-        given = isinstance(method, type)
-        require(not given, "methods", "compare", "hold methods, not classes: MAP(), not MAP", method)
-        require(
-            hasattr(method, "step"),
-            "methods",
-            "compare",
-            "hold methods such as MAP() and MeanField()",
-            method,
-        )
-    return dict(named)
-
-
-def _differing(method: Any) -> str:
-    """Name a method with the hyper-parameters that are not at their defaults."""
-    name = type(method).__name__
-    if not dataclasses.is_dataclass(method):
-        return name
-    own = [part for part in dataclasses.fields(method) if part.init]
-    changed = [f"{part.name}={getattr(method, part.name)!r}" for part in own if not _is_default(method, part)]
-    return f"{name}({', '.join(changed)})" if changed else name
-
-
-def _is_default(method: Any, part: dataclasses.Field[Any]) -> bool:
-    value = getattr(method, part.name)
-    return value is part.default or repr(value) == repr(part.default)
+    for method in methods.values() if isinstance(methods, Mapping) else methods:
+        kind = isinstance(method, type)
+        require(not kind, "methods", "compare", "hold methods, not classes: MAP(), not MAP", method)
+        require(hasattr(method, "step"), "methods", "compare", "hold methods such as MAP() and MeanField()", method)
+    if isinstance(methods, Mapping):
+        for name in methods:
+            require(isinstance(name, str), "methods", "compare", "have text as names", name)
+        return dict(methods)
+    named: dict[str, Any] = {}
+    members: list[Any] = list(methods)
+    classes = [type(method).__name__ for method in members]
+    for method, name in zip(members, classes, strict=True):
+        label = name if classes.count(name) == 1 else repr_of(method).removesuffix("()")
+        copies = sum(other == label or other.startswith(f"{label} #") for other in named)
+        named[f"{label} #{copies + 1}" if copies else label] = method
+    return named
 
 
 def split_rows(data: Any, test: Any, seed: int, batch_size: int | None = None) -> tuple[Data, tuple[Any, Tensor]]:

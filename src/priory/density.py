@@ -222,26 +222,26 @@ class DensityPrior:
         self.precision = torch.zeros(size, dtype=dtype, device=device)
         self.others = density.log_prior is not None or bool(density.layout.constrained)
         self.improper, self.num_gaussian, self.log_normaliser = False, 0, 0.0
-        self._sum = Vectorised(self._value, "This density")
+        self._each = Vectorised(self._log_prior, "This density")
 
     def log_prob(self, w: Tensor) -> Tensor:
         """log p(u), (*B,)."""
-        if w.ndim == 1 or self.density.batched:
-            return self._value(w)
-        return self._sum.values(w.reshape(-1, w.shape[-1])).reshape(w.shape[:-1])
+        return self.log_prob_of_others(w)
 
-    def log_prob_of_others(self, w: Tensor) -> Tensor:
-        """All of it: nothing is Gaussian in closed form."""
-        return self.log_prob(w)
+    def log_prob_of_others(self, w: Tensor, jacobian: bool = True) -> Tensor:
+        """All of it, as nothing is Gaussian in closed form; without `jacobian`, as a density over x itself."""
+        if self.density.log_prior is None:
+            own = w.new_zeros(w.shape[:-1])
+        elif w.ndim == 1 or self.density.batched:
+            own = self._log_prior(w)
+        else:
+            own = self._each.values(w.reshape(-1, w.shape[-1])).reshape(w.shape[:-1])
+        return own + self.density.layout.log_det(w) if jacobian else own
 
     def typical_scale(self) -> Tensor:
         """One for every coordinate, (P,)."""
         return torch.ones_like(self.loc)
 
-    def _value(self, w: Tensor) -> Tensor:
-        volume = self.density.layout.log_det(w)
-        return (
-            volume
-            if self.density.log_prior is None
-            else volume + self.density.log_prior(self.density.layout.constrain(w))
-        )
+    def _log_prior(self, w: Tensor) -> Tensor:
+        assert self.density.log_prior is not None
+        return self.density.log_prior(self.density.layout.constrain(w))

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from priory.errors import require
 from priory.model import Model
-from priory.vectorise import value_and_grad
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -130,28 +129,19 @@ class Target:
         gradient = -prior.precision * deviation
         value = prior.log_normaliser + 0.5 * (gradient * deviation).sum(-1)
         if prior.others:
-            others, others_gradient = self.others_and_grad(w)
+            others, others_gradient = self.others_and_grad(w, jacobian)
             value, gradient = value + others, gradient + others_gradient
-        if not jacobian and self.model.layout.constrained:
-            volume, volume_gradient = self._summed(self.model.layout.log_det, w)
-            value, gradient = value - volume, gradient - volume_gradient
         return value, gradient
 
-    def others_and_grad(self, w: Tensor) -> tuple[Tensor, Tensor]:
+    def others_and_grad(self, w: Tensor, jacobian: bool = True) -> tuple[Tensor, Tensor]:
         """The part of log p(w) that has no closed form, and its gradient: (*B,), (*B, P)."""
-        return self._summed(self.model.prior.log_prob_of_others, w)
-
-    @staticmethod
-    def _summed(function: Any, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Values (*B,) of a function that takes leading dimensions, and its gradient, in one backward pass."""
-        values: list[Tensor] = []
-
-        def total(v: Tensor) -> Tensor:
-            values.append(function(v))
-            return values[0].sum()
-
-        _, gradient = value_and_grad(total, w)
-        return values[0].detach(), gradient
+        leaf = w.detach().requires_grad_()
+        with torch.enable_grad():
+            values = self.model.prior.log_prob_of_others(leaf, jacobian)
+            if not values.requires_grad:  # a density with everything in its likelihood
+                return values, torch.zeros_like(w)
+            (gradient,) = torch.autograd.grad(values.sum(), leaf)  # members don't meet: each has its own gradient
+        return values.detach(), gradient
 
     # Where a fit begins.
 

@@ -101,9 +101,7 @@ def test_a_file_that_can_not_be_used_gets_one_sentence(tmp_path: Path, text: str
 
 
 def test_a_missing_file_an_unknown_column_and_a_wrong_task_get_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"must be the path of a CSV file, or one of diabetes, .*Got 'none.csv'"
-    ):
+    with pytest.raises(InputError, match=r"must be the path of a CSV file, or one of diabetes, .*Got 'none.csv'"):
         read_table("none.csv")
     with pytest.raises(InputError, match=r"must be a column of .*\(a, b, y\)\. Got 'z' instead"):
         read_table(write(tmp_path, NUMBERS), target="z")

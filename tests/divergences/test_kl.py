@@ -149,7 +149,7 @@ def test_the_standard_error_of_a_monte_carlo_kl_falls_with_the_root_of_the_sampl
 
 
 def test_the_stated_error_is_the_spread_of_repeated_estimates() -> None:
-    q, p, _ = PAIRS["normal to mixture"]
+    _, p, _ = PAIRS["normal to mixture"]
     wide = Normal(torch.zeros(500).double(), torch.ones(500).double())
     torch.manual_seed(0)
     found = pr.kl(wide, p, samples=400)  # 500 estimates side by side

@@ -34,9 +34,7 @@ def test_coverage_counts_the_targets_inside_the_central_intervals() -> None:
 def test_the_calibration_error_of_numbers_is_the_mean_distance_of_coverage_from_level() -> None:
     # All targets at the median: every interval holds them all, so the distances are 0.9, 0.8, ..., 0.1.
     f = normal(1, 10)
-    assert evaluate.calibration_error(prediction(Gaussian(noise=0.5), f), f[0]) == pytest.approx(
-        0.5, abs=1e-12
-    )
+    assert evaluate.calibration_error(prediction(Gaussian(noise=0.5), f), f[0]) == pytest.approx(0.5, abs=1e-12)
 
 
 def test_the_transform_is_the_distribution_function_of_the_mixture() -> None:
@@ -67,9 +65,7 @@ def test_the_reliability_curve_is_that_of_scikit_learn() -> None:
 
 def test_the_expected_calibration_error_is_the_weighted_gap_by_hand() -> None:
     # Two bins: (0, 0.5] holds 0.4 and 0.5, both wrong; (0.5, 1] holds 0.8 right and 0.9 wrong.
-    probs = torch.tensor(
-        [[0.4, 0.3, 0.3], [0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.05, 0.05, 0.9]], dtype=torch.float64
-    )
+    probs = torch.tensor([[0.4, 0.3, 0.3], [0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.05, 0.05, 0.9]], dtype=torch.float64)
     y = torch.tensor([1, 2, 1, 0])
     gap = 0.5 * abs(0 - 0.45) + 0.5 * abs(0.5 - 0.85)
     assert evaluate.expected_calibration_error(probs, y, bins=2) == pytest.approx(gap, abs=1e-12)
@@ -77,9 +73,7 @@ def test_the_expected_calibration_error_is_the_weighted_gap_by_hand() -> None:
 
 def test_the_calibration_error_of_classes_is_the_expected_calibration_error() -> None:
     classes, y = prediction(Categorical(), normal(3, 60, 4)), torch.arange(60) % 4
-    assert evaluate.calibration_error(classes, y) == evaluate.expected_calibration_error(
-        classes.probs, y, bins=15
-    )
+    assert evaluate.calibration_error(classes, y) == evaluate.expected_calibration_error(classes.probs, y, bins=15)
 
 
 def test_a_probability_of_yes_counts_as_two_classes() -> None:
@@ -98,9 +92,7 @@ def test_certain_and_right_is_perfectly_calibrated() -> None:
 
 def test_wrong_levels_and_bins_are_refused_in_one_sentence() -> None:
     numbers, y = prediction(Gaussian(noise=0.7), normal(1, 5)), normal(5)
-    with pytest.raises(
-        InputError, match=r"'levels' of coverage must lie strictly between 0 and 1\. Got 90 instead"
-    ):
+    with pytest.raises(InputError, match=r"'levels' of coverage must lie strictly between 0 and 1\. Got 90 instead"):
         evaluate.coverage(numbers, y, [90])
     with pytest.raises(InputError, match="hold at least one level"):
         evaluate.coverage(numbers, y, [])

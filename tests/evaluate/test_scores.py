@@ -108,9 +108,7 @@ def test_crps_from_samples_is_the_fair_sum_over_all_pairs() -> None:
 
 def test_targets_of_another_shape_are_refused_in_one_sentence() -> None:
     mixture = prediction(Gaussian(noise=0.7), normal(DRAWS, ROWS))
-    with pytest.raises(
-        InputError, match=r"The 'y' of rmse must have the prediction's shape \(7,\)\. Got \(6,\)"
-    ):
+    with pytest.raises(InputError, match=r"The 'y' of rmse must have the prediction's shape \(7,\)\. Got \(6,\)"):
         evaluate.rmse(mixture, normal(6))
     with pytest.raises(InputError, match="at least one row"):
         evaluate.accuracy(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))

@@ -58,6 +58,9 @@ def compare_command(
         str, typer.Option("--methods", help=f"Methods by name, with commas: {', '.join(METHODS)}.")
     ] = "map,mean_field",
     hidden: Annotated[str, typer.Option(help="Units of each hidden layer, with commas: 50 or 50,50.")] = "50",
+    prior: Annotated[
+        str, typer.Option(help="Scale rule (he, glorot, fan_in, flat), or a number: the weights' spread.")
+    ] = "he",
     epochs: Annotated[int | None, typer.Option(help="Passes over the data; each method's own if left out.")] = None,
     test: Annotated[float, typer.Option(help="Fraction of the rows to hold out.")] = 0.2,
     seed: Annotated[int, typer.Option(help="Seed of the split, the network's start and the fits.")] = 0,
@@ -65,7 +68,7 @@ def compare_command(
 ) -> None:
     """Fit several methods to a table, score them on held-out rows, and print what came out."""
     try:
-        comparison = run(data, target, task, names, hidden, epochs, test, seed, report)
+        comparison = run(data, target, task, names, hidden, prior, epochs, test, seed, report)
     except (InputError, MissingExtra) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
@@ -79,6 +82,7 @@ def run(
     task: str,
     names: str,
     hidden: str,
+    prior: str,
     epochs: int | None,
     test: float,
     seed: int,
@@ -105,7 +109,7 @@ def run(
 
     began = time.perf_counter()
     fitted, held, units = standardise(table, test, seed)
-    model = build_model(table, widths, seed)
+    model = build_model(table, widths, _prior(prior), seed)
     progress = console.is_terminal
     comparison = compare(model, fitted, chosen, held, epochs=epochs, seed=seed, progress=progress, units=units)
     comparison.about["data"] = f"{data}; target '{table.target}'. {' '.join(table.notes)}".strip()
@@ -125,7 +129,7 @@ def run(
 def standardise(table: Table, test: float, seed: int) -> tuple[tuple[Any, Any], tuple[Any, Any], Units | None]:
     """Part the rows, in float32, and take the mean and spread of the rows to fit out of both parts."""
     kept, (x_held, y_held) = split_rows((table.x, table.y), test, seed)
-    x, y = kept.tensors or ()
+    x, y = next(iter(kept.blocks(kept.num_data or 1)))
     center, spread = _moments(x)
     x, x_held = ((part - center) / spread for part in (x, x_held))
     if table.classes:
@@ -141,7 +145,7 @@ def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values.mean(0), torch.where(spread > 0, spread, torch.ones_like(spread))
 
 
-def build_model(table: Table, widths: list[int], seed: int) -> Any:
+def build_model(table: Table, widths: list[int], prior: str | float, seed: int) -> Any:
     """Make a network of dense layers, its start a function of the seed, with the task's likelihood."""
     from priory.likelihoods import Categorical, Gaussian
     from priory.model import Model
@@ -154,7 +158,7 @@ def build_model(table: Table, widths: list[int], seed: int) -> Any:
         for before, after in itertools.pairwise(sizes):
             layers += [torch.nn.Linear(before, after), torch.nn.ReLU()]
         net = torch.nn.Sequential(*layers, torch.nn.Linear(sizes[-1], outputs))
-    return Model(net, Categorical() if table.classes else Gaussian())
+    return Model(net, Categorical() if table.classes else Gaussian(), prior)
 
 
 def _methods(text: str) -> dict[str, Any]:
@@ -170,6 +174,13 @@ def _widths(text: str) -> list[int]:
     ok = all(part.isdigit() and int(part) >= 1 for part in parts)
     require(ok, "hidden", "compare", "be whole numbers with commas, such as 50 or 50,50", repr(text))
     return [int(part) for part in parts]
+
+
+def _prior(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _print_rich(console: Console, comparison: Comparison) -> None:

@@ -63,7 +63,8 @@ class LocationScale(Likelihood):
         if self._source != "learn":
             return {}
         spread = targets.double().std(None if self._outputs == 1 else 0, unbiased=False)
-        return {self._name: spread.clamp_min(1e-3).to(targets.dtype)}  # constant targets must not start it at zero
+        # below the targets' spread, so that a network begins by fitting and not by explaining everything as noise
+        return {self._name: (0.3 * spread).clamp_min(1e-3).to(targets.dtype)}
 
     def prepare(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         return as_float(targets, dtype, type(self).__name__)

@@ -138,7 +138,7 @@ def settle(target: Target, state: State) -> None:
             ]
         )
     tail = flat[:, model.learnt].detach().clone()
-    adam = Adam.of(tail, torch.full((SETTLE_STEPS,), 0.1, dtype=torch.float64))
+    adam = Adam.of(tail, rates("cosine", 0.1, SETTLE_STEPS, "MAP"))
     for _ in range(SETTLE_STEPS):
         leaf = tail.detach().requires_grad_()
         with torch.enable_grad():

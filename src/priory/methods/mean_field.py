@@ -56,10 +56,10 @@ class State:
 class MeanField(Options):
     """Factorised Gaussian variational inference by reparameterised gradients.
 
-    `samples` is the number of draws of w a step. `initial_scale` multiplies the prior's standard deviations
-    to give those that q starts with: small, so that the first steps see the network and not the noise.
-    `schedule` is "cosine" (down to zero, so that the last steps average the noise away), "constant", or a
-    function from an optimizer to a `torch.optim.lr_scheduler`.
+    `samples` is the number of draws of w a step; an even number comes in pairs eps, -eps, whose odd errors cancel.
+    `initial_scale` multiplies the prior's standard deviations to give those that q starts with: small, so that the
+    first steps see the network and not the noise. `schedule` is "cosine" (down to zero, so that the last steps
+    average the noise away), "constant", or a function from an optimizer to a `torch.optim.lr_scheduler`.
 
     >>> MeanField(samples=0)
     Traceback (most recent call last):
@@ -71,7 +71,7 @@ class MeanField(Options):
     samples: int = 1
     learning_rate: float = 1e-2
     schedule: str | Callable[[Optimizer], LRScheduler] = "cosine"
-    initial_scale: float = 0.1
+    initial_scale: float = 0.02
     start: Any = None
 
     reads: ClassVar[Literal["batch"]] = "batch"
@@ -131,7 +131,10 @@ class MeanField(Options):
         """w = m + s eps: (*B, P), or (S, *B, P) for several samples; valid until the next draw."""
         m, log_s = state.variational
         torch.exp(log_s, out=state.scale)
-        state.noise.normal_(generator=generator)
+        half = self.samples // 2 if self.samples % 2 == 0 else self.samples
+        state.noise[:half].normal_(generator=generator)
+        if half < self.samples:
+            torch.neg(state.noise[:half], out=state.noise[half:])
         torch.addcmul(m, state.noise, state.scale, out=state.w)
         return state.w[0] if self.samples == 1 else state.w
 

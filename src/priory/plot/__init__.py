@@ -16,6 +16,7 @@ from torch import Tensor
 
 from priory import evaluate
 from priory.errors import extra, require
+from priory.evaluate.scores import matched, top_class
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +84,7 @@ def predictive(
         require(y is not None, "y", "plot.predictive", "be given for predictions of classes", None)
         return _confidences(prediction, y, ax)
     if y is not None:
-        y = evaluate.scores.matched(y, prediction.mean, "plot.predictive")
+        y = matched(y, prediction.mean, "plot.predictive")
     inputs = None if x is None else torch.as_tensor(x)
     if inputs is not None and (inputs.ndim == 1 or (inputs.ndim == 2 and inputs.shape[1] == 1)):
         return _along_input(prediction, inputs.reshape(-1), y, level, ax)
@@ -175,7 +176,7 @@ def _row_by_row(prediction: Prediction, y: Tensor, level: float, ax: Axes | None
 
 def _confidences(prediction: Prediction, y: Any, ax: Axes | None) -> Axes:
     """Histogram of the confidence in the named class, right and wrong apart."""
-    confidence, correct = (part.cpu() for part in evaluate.scores.top_class(prediction, y, "plot.predictive"))
+    confidence, correct = (part.cpu() for part in top_class(prediction, y, "plot.predictive"))
     title = f"How sure, and how often right: {100 * correct.double().mean():.1f} % of {len(correct)}"
     ax = _axes(ax, title, "confidence in the named class", "number of rows")
     edges = [k / 20 for k in range(21)]
@@ -213,7 +214,7 @@ def _axes(ax: Axes | None, title: str, xlabel: str, ylabel: str) -> Axes:
     """Style the axes given, or new ones on a figure of their own."""
     if ax is None:
         figure = extra("matplotlib.figure", "plot").Figure(figsize=(6.4, 4.0), dpi=120, layout="constrained")
-        ax = figure.subplots()
+        return _axes(figure.subplots(), title, xlabel, ylabel)
     ax.set_title(title, loc="left", fontsize=11, color=INK)
     ax.set_xlabel(xlabel, fontsize=10)
     ax.set_ylabel(ylabel, fontsize=10)

@@ -69,15 +69,15 @@ class Prior:
         gaussian = self.log_normaliser - 0.5 * (self.precision * deviation * deviation).sum(-1)
         return gaussian + self.log_prob_of_others(w) if self.others else gaussian
 
-    def log_prob_of_others(self, w: Tensor) -> Tensor:
-        """The part of log p(w) that is not Gaussian, (*B,)."""
+    def log_prob_of_others(self, w: Tensor, jacobian: bool = True) -> Tensor:
+        """The part of log p(w) that is not Gaussian, (*B,); without `jacobian`, no log-determinants."""
         total = w.new_zeros(w.shape[:-1])
         for block, distribution in self.others:
             u = block.free(w)
             x = block.bijector.forward(u)
             values = distribution.log_prob(x.flatten(w.ndim - 1) if flattens(distribution, block) else x)
             total = total + values.flatten(w.ndim - 1).sum(-1) if values.ndim >= w.ndim else total + values
-            if not block.bijector.identity:
+            if jacobian and not block.bijector.identity:
                 total = total + block.bijector.log_det(u, x)
         return total
 

@@ -100,7 +100,6 @@ def _histories(comparison: Comparison) -> str:
     if len(shared) < 2 or len(shared) < len(comparison.posteriors) or "nll" not in set.intersection(*shared):
         return ""
     ax = plot.history(comparison.posteriors, "nll")
-    ax.get_figure(root=True).set_size_inches(9.6, 3.4)
     alt = f"Negative log-likelihood of the fitted rows, step by step, for {', '.join(comparison.posteriors)}."
     caption = "Fit to the training rows, step by step. A curve that still falls at its end asks for more epochs."
     return f'<h3>How the fits went</h3><div class="figures">{picture(ax, alt, caption, wide=True)}</div>'
@@ -189,7 +188,6 @@ def _figures(comparison: Comparison, name: str, prediction: Any, y: Tensor) -> l
     caption += "Below: too sure. Above: not sure enough."
     figures.append(picture(ax, f"Calibration of {name}: {_words(ax.get_title(loc='left'))}.", caption))
     ax = plot.predictive(prediction, comparison.inputs, y, level=LEVEL)
-    ax.get_figure(root=True).set_size_inches(9.6, 3.8)
     if prediction.classes:
         caption = "Wrong rows should lie to the left, where the model is unsure. "
         caption += "Above ten rows the height is logarithmic."

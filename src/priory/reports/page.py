@@ -6,7 +6,7 @@ import base64
 import io
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,8 +28,9 @@ def page(title: str, body: str) -> str:
 def picture(ax: Axes, alt: str, caption: str, wide: bool = False) -> str:
     """Frame a picture inside the page: as drawn shapes, which stay sharp on paper and on any screen."""
     buffer = io.BytesIO()
-    figure = ax.get_figure(root=True)
-    assert figure is not None
+    figure: Any = ax.figure
+    if wide:
+        figure.set_size_inches(9.6, 3.6)
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     source = base64.b64encode(buffer.getvalue()).decode("ascii")
     kind = ' class="wide"' if wide else ""

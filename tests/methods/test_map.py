@@ -1,0 +1,126 @@
+"""The mode, against closed forms; and a learnt noise, which is never part of it."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal
+
+import priory as pr
+from priory.data import Data
+from priory.loop import make_target
+from priory.streams import stream
+from priory.testing import Coin, GaussianMean, LinearRegression
+
+F64 = torch.float64
+
+
+def test_it_reaches_the_exact_mode_of_the_coin_in_p_and_not_in_the_logit():
+    coin = Coin(17, 13, 5, 3)
+    p = float(pr.fit(coin.density(), coin.data, pr.MAP(), progress=False).mean["p"])
+    assert p == pytest.approx(coin.mode, abs=1e-8)
+    assert p == pytest.approx(21 / 36, abs=1e-8)
+    assert abs(p - 22 / 38) > 1e-3  # the mode in the logit
+
+
+def test_it_reaches_the_exact_mode_of_a_gaussian_mean_and_of_linear_regression():
+    exact = GaussianMean.make(0)
+    found = pr.fit(exact.density(), exact.data, pr.MAP(), progress=False).mean["mean"]
+    torch.testing.assert_close(found, exact.posterior.mean, rtol=0, atol=1e-8)
+    line = LinearRegression.make(0)
+    for built in (line.model(), line.density()):
+        found = pr.fit(built, line.data, pr.MAP(), steps=4_000, batch_size=10**6, progress=False).draw(1, stream(0))[0]
+        torch.testing.assert_close(found, line.posterior.mean, rtol=0, atol=1e-6)
+
+
+def test_a_flat_prior_makes_it_the_least_squares_solution():
+    line = LinearRegression.make(1)
+    model = pr.Model(line.model().net, pr.Gaussian(line.noise), prior="flat")
+    found = pr.fit(model, line.data, pr.MAP(), steps=4_000, batch_size=10**6, progress=False).draw(1, stream(0))[0]
+    solution = torch.linalg.lstsq(line.design(line.X), line.y[:, None]).solution[:, 0]
+    torch.testing.assert_close(found, solution, rtol=0, atol=1e-6)
+
+
+def test_a_penalty_lambda_sum_w_squared_is_a_gaussian_prior_of_precision_two_lambda():
+    lam = 0.7
+    X, y = torch.randn(12, 3, generator=stream(0, "x"), dtype=F64), torch.arange(12) % 2
+    net = nn.Linear(3, 2).to(F64)
+    prior = Normal(torch.zeros((), dtype=F64), torch.tensor((2 * lam) ** -0.5, dtype=F64))
+    model = pr.Model(net, pr.Categorical(), prior=prior)
+    data = Data.of((X, y), 12).prepared(model.prepare)
+    target = make_target(model, data, 1.0, "likelihood")
+    w = torch.randn(target.size, generator=stream(1, "w"), dtype=F64).requires_grad_()
+    outputs = X @ w[:6].view(2, 3).T + w[6:]
+    loss = nn.functional.cross_entropy(outputs, y, reduction="sum") + lam * w.square().sum()
+    (wanted,) = torch.autograd.grad(loss, w)
+    _, found = target.log_joint_and_grad(w.detach(), data.tensors)
+    torch.testing.assert_close(-found, wanted, rtol=0, atol=1e-10)
+
+
+def test_its_steps_are_adams():
+    line = LinearRegression.make(2)
+    model = line.model()
+    method = pr.MAP(learning_rate=0.02, schedule="constant")
+    ours = pr.fit(model, line.data, method, steps=7, batch_size=10**6, progress=False).draw(1, stream(0))[0]
+    w = model.network.initial.clone().requires_grad_()
+    optimizer = torch.optim.Adam([w], lr=0.02)
+    X = line.design(line.X)
+    for _ in range(7):
+        optimizer.zero_grad()
+        loss = (line.y - X @ w).square().sum() / (2 * line.noise**2) + w.square().sum() / (2 * line.prior_scale**2)
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(ours, w.detach(), rtol=0, atol=1e-10)
+
+
+def overfitting(rows=60, noise=0.3, dtype=torch.float32):
+    generator = stream(3, "data")
+    X = torch.rand(rows, 1, generator=generator, dtype=dtype) * 4 - 2
+    y = torch.sin(2 * X[:, 0]) + noise * torch.randn(rows, generator=generator, dtype=dtype)
+    net = nn.Sequential(nn.Linear(1, 100), nn.Tanh(), nn.Linear(100, 100), nn.Tanh(), nn.Linear(100, 1)).to(dtype)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=dtype) / p.shape[-1] ** 0.5)
+    return pr.Model(net, pr.Gaussian(), prior="flat"), (X, y)
+
+
+def test_a_learnt_noise_does_not_collapse_when_the_network_can_fit_every_row():
+    """A joint maximum would drive the noise to zero; rows held out keep it at the size of the errors that it must cover."""
+    model, data = overfitting()
+    posterior = pr.fit(model, data, pr.MAP(learning_rate=3e-3), steps=3_000, progress=False)
+    assert 0.15 < float(posterior.mean["likelihood.noise"]) < 1.0
+    X = torch.linspace(-2, 2, 101)[:, None]
+    assert float(posterior.predict(X).log_prob(torch.sin(2 * X[:, 0])).mean()) > -3
+
+
+def test_the_noise_is_the_spread_of_the_held_out_residuals_when_it_is_set():
+    line = LinearRegression.make(4)
+    model = pr.Model(line.model().net, pr.Gaussian(), prior=1.0)
+    method = pr.MAP()
+    data = Data.of(line.data, 10**6).prepared(model.prepare)
+    target = make_target(model, data, 1.0, "likelihood")
+    plan = method.plan(target, data, 3_000, seed=0)
+    posterior = pr.fit(model, line.data, method, steps=3_000, batch_size=10**6, progress=False)
+    early = pr.fit(
+        model,
+        line.data,
+        method,
+        steps=3_000,
+        batch_size=10**6,
+        progress=False,
+        callbacks=[lambda m: m.step >= plan.turn],
+    )
+    held = plan.held.tensors
+    w = early.draw(1, stream(0))[0]
+    residual = held[1] - line.design(held[0]) @ w[: line.design(held[0]).shape[1]]
+    found = float(early.mean["likelihood.noise"])
+    assert found == pytest.approx(float(residual.square().mean().sqrt()), rel=0.02)
+    assert float(posterior.mean["likelihood.noise"]) == pytest.approx(found, abs=1e-12)  # it stays after the turn
+
+
+def test_a_point_has_no_evidence_and_no_density():
+    line = LinearRegression.make(0)
+    posterior = pr.fit(line.model(), line.data, pr.MAP(), steps=5, progress=False)
+    with pytest.raises(pr.InputError, match="no evidence"):
+        _ = posterior.log_evidence
+    with pytest.raises(pr.InputError, match="no density"):
+        posterior.log_prob(posterior.mean)

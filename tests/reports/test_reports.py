@@ -1,0 +1,181 @@
+"""Reports: one page that is whole, valid and offline, and that escapes what people write."""
+
+import base64
+import re
+import sys
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch import nn
+
+import priory as pr
+from priory.comparison import Comparison, compare
+from priory.errors import InputError
+from priory.reports import comparison_page, write_comparison
+
+EMPTY_ELEMENTS = {"meta", "link", "img", "br", "hr"}
+
+
+@dataclass(frozen=True)
+class Broken(pr.MAP):
+    """A method that can't begin."""
+
+    def init(self, *arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("a < b & c")
+
+
+def rows() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 3, generator=generator)
+    return x, x[:, 0] + 0.3 * torch.randn(60, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Comparison:
+    torch.manual_seed(0)
+    model = pr.Model(nn.Linear(3, 1), pr.Gaussian(0.3))
+    methods = {"<b>MAP</b>": pr.MAP(), "MeanField": pr.MeanField(), "Broken": Broken()}
+    return compare(model, rows(), methods, steps=60, samples=8, progress=False)
+
+
+@pytest.fixture(scope="module")
+def classes() -> Comparison:
+    torch.manual_seed(0)
+    x, y = rows()
+    model = pr.Model(nn.Linear(3, 2), pr.Categorical())
+    return compare(model, (x, (y > 0).long()), [pr.MAP(), pr.MeanField()], steps=60, samples=8, progress=False)
+
+
+class Page(HTMLParser):
+    """Reads a page, and fails where its elements don't nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in EMPTY_ELEMENTS:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.mark.parametrize("kind", ["numbers", "classes"])
+def test_a_report_is_a_whole_page_whose_elements_nest(kind: str, request: pytest.FixtureRequest) -> None:
+    text = comparison_page(request.getfixturevalue(kind))
+    page = Page(text)
+    assert text.startswith("<!DOCTYPE html>")
+    assert page.all("html") == [{"lang": "en"}]
+    assert {"charset": "utf-8"} in page.all("meta")
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    targets = [str(link["href"]).removeprefix("#") for link in page.all("a")]
+    assert set(targets) <= set(ids)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "classes"])
+def test_a_report_loads_nothing_from_anywhere(kind: str, request: pytest.FixtureRequest) -> None:
+    text = comparison_page(request.getfixturevalue(kind))
+    page = Page(text)
+    assert page.all("script") == []
+    sources = [
+        str(attributes.get(name)) for _, attributes in page.elements for name in ("src", "href") if name in attributes
+    ]
+    assert all(source.startswith(("data:", "#")) for source in sources)
+    style = text[text.index("<style>") : text.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+@pytest.mark.parametrize(("kind", "count"), [("numbers", 7), ("classes", 7)])
+def test_every_picture_is_inside_the_page_drawn_and_described(
+    kind: str, count: int, request: pytest.FixtureRequest
+) -> None:
+    pictures = Page(comparison_page(request.getfixturevalue(kind))).all("img")
+    assert len(pictures) == count  # one of all fits, and three for each of the two methods that were scored
+    for picture in pictures:
+        head, source = str(picture["src"]).split(",", 1)
+        assert head == "data:image/svg+xml;base64"
+        assert ElementTree.fromstring(base64.b64decode(source)).tag.endswith("svg")
+        assert len(str(picture["alt"])) > 20
+
+
+def test_what_people_write_is_escaped(numbers: Comparison) -> None:
+    text = comparison_page(numbers, title="<script>alert(1)</script>")
+    assert "<script>" not in text
+    assert "<b>MAP</b>" not in text
+    assert "a &lt; b &amp; c" in text
+    page = Page(text)
+    assert "<script>alert(1)</script>" in page.text
+    assert "This method failed: a < b & c" in page.text
+
+
+def test_a_report_tells_what_was_done_and_what_the_numbers_mean(numbers: Comparison, classes: Comparison) -> None:
+    text = Page(comparison_page(numbers)).text
+    for words in (
+        numbers.verdict,
+        "rows to fit 48",
+        "rows held out 12",
+        "Linear(in_features=3, out_features=1, bias=True)",
+        "seed 0",
+        f"torch {torch.__version__}",
+        "lower is better",
+        "Glossary",
+        "Root of the mean squared distance",
+    ):
+        assert words in text
+    text = Page(comparison_page(classes)).text
+    assert "Fraction of the rows whose most probable class was right" in text
+    assert "Root of the mean squared distance" not in text
+
+
+def test_the_table_of_the_report_is_that_of_the_comparison(numbers: Comparison) -> None:
+    text = Page(comparison_page(numbers)).text
+    for row in numbers.cells()[:2]:
+        for cell in row:
+            assert cell in text
+
+
+def test_a_report_is_written_to_its_path_and_the_path_is_given_back(numbers: Comparison, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    assert numbers.report(path, title="Two methods") == path
+    assert path.read_text(encoding="utf-8").count("<title>Two methods</title>") == 1
+
+
+def test_a_path_that_can_not_be_written_gets_one_sentence(numbers: Comparison, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"'path' of report must lie in a folder that exists"):
+        write_comparison(numbers, tmp_path / "none" / "report.html")
+    with pytest.raises(InputError, match=r"'path' of report must be the name of a file"):
+        write_comparison(numbers, tmp_path)
+
+
+def test_without_matplotlib_the_sentence_says_what_to_install(
+    numbers: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"needs 'matplotlib': pip install 'priory\[plot\]'"):
+        numbers.report(tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == []

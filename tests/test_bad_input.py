@@ -1,0 +1,962 @@
+"""Each wrong input has a sentence of its own: which argument, what it must be, what came. Nothing is changed by it."""
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import (
+    Bernoulli,
+    Beta,
+    Categorical,
+    HalfNormal,
+    Laplace,
+    LogNormal,
+    MixtureSameFamily,
+    MultivariateNormal,
+    Normal,
+    Poisson,
+    StudentT,
+    Uniform,
+    constraints,
+)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import priory as pr
+from priory.errors import DivergedError, InputError
+
+ROWS = 20
+NAN, INF = float("nan"), float("inf")
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+X, Y, LABELS = numbers(ROWS, 3), numbers(ROWS), torch.arange(ROWS) % 3
+
+
+def put(t: Tensor, where: Any, value: Any) -> Tensor:
+    t = t.clone()
+    t[where] = value
+    return t
+
+
+def net(outputs: int = 1) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4).eval(), nn.Tanh(), nn.Linear(4, outputs))
+
+
+def fit(data: Any, likelihood: Any = None, outputs: int = 1, method: Any = None, **options: Any) -> Any:
+    """A short fit that also looks whether the module is as it was, whatever happens."""
+    module = options.pop("net", None) or net(outputs)
+    before = copy.deepcopy(module.state_dict())
+    modes = [m.training for m in module.modules()]
+    rng = torch.get_rng_state()
+    try:
+        model = pr.Model(module, likelihood or pr.Gaussian(0.5), options.pop("prior", "glorot"))
+        steps = {} if "epochs" in options else {"steps": 3}
+        return pr.fit(model, data, method or pr.MAP(), progress=False, **(steps | options))
+    finally:
+        after = module.state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert all(p.grad is None for p in module.parameters())
+        assert modes == [m.training for m in module.modules()]
+        assert torch.equal(rng, torch.get_rng_state())
+
+
+class Rows(Dataset[Any]):
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __getitem__(self, index: int) -> Any:
+        return tuple(p[index] for p in self.parts)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(X, Y, strict=True))
+
+
+class Unsized(Dataset[Any]):
+    def __getitem__(self, index: int) -> Any:
+        return X[index], Y[index]
+
+
+def sentence(text: str, call: Callable[[], Any]) -> str:
+    """The one sentence that a wrong call raises; it has this text and no newline."""
+    with pytest.raises(InputError, match=f"(?s){text}") as caught:
+        call()
+    told = str(caught.value)
+    assert "\n" not in told
+    assert len(told) < 400
+    return told
+
+
+# Data.
+
+
+NOT_FINITE: dict[str, tuple[Any, str]] = {
+    "NaN in the inputs": ((put(X, (17, 1), NAN), Y), r"inputs of the data must be finite. Got NaN in row 17"),
+    "infinity in the inputs": ((put(X, (4, 0), INF), Y), r"inputs of the data must be finite. Got infinity in row 4"),
+    "NaN in the targets": ((X, put(Y, 19, NAN)), r"targets of the data must be finite. Got NaN in row 19"),
+    "minus infinity in the targets": ((X, put(Y, 3, -INF)), r"targets of the data must be finite.*infinity in row 3"),
+    "both infinities": ((put(put(X, (5, 0), INF), (6, 0), -INF), Y), r"inputs.*infinity in row 5 \(and 1 more\)"),
+    "NaN in an array": ((put(X, (17, 1), NAN).numpy(), Y.numpy()), r"inputs of the data must be finite.*NaN in row 17"),
+    "NaN in a TensorDataset": (TensorDataset(X, put(Y, 19, NAN)), r"targets of the data must be finite.*NaN in row 19"),
+    "NaN in a Dataset": (Rows(put(X, (17, 1), NAN), Y), r"inputs of the data must be finite.*NaN in row 17"),
+    "NaN in a DataLoader": (
+        DataLoader(Rows(put(X, (17, 1), NAN), Y), 4),
+        r"inputs of the data must be finite.*NaN.*row",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FINITE)
+def test_numbers_that_are_not_finite_are_refused_with_their_part_and_row(name: str) -> None:
+    data, text = NOT_FINITE[name]
+    sentence(text, lambda: fit(data, epochs=1, **({} if isinstance(data, DataLoader) else {"batch_size": 4})))
+
+
+def test_large_numbers_whose_sum_overflows_are_finite() -> None:
+    big = torch.full((4, 3), 3e38)
+    assert fit((big, torch.zeros(4))).num_data == 4
+
+
+EMPTY: dict[str, Any] = {
+    "tensors": (X[:0], Y[:0]),
+    "arrays": (X[:0].numpy(), Y[:0].numpy()),
+    "a TensorDataset": TensorDataset(X[:0], Y[:0]),
+    "a Dataset": Rows(X[:0], Y[:0]),
+    "a DataLoader": DataLoader(Rows(X[:0], Y[:0]), 4, sampler=[]),
+    "a DataLoader that drops its only batch": DataLoader(Rows(X[:3], Y[:3]), 4, drop_last=True),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_data_without_a_row_is_refused(name: str) -> None:
+    sentence(r"The 'data' of fit must have at least one row. Got none instead", lambda: fit(EMPTY[name]))
+
+
+SHAPES: dict[str, tuple[Callable[[], Any], str]] = {
+    "rows differ": (lambda: fit((X, Y[:19])), r"'data' of fit must have the same number of rows.*\(20, 3\).*\(19,\)"),
+    "no targets": (lambda: fit((X,)), r"'data' of fit must be inputs and targets, such as \(X, y\). Got 1 part"),
+    "one tensor": (lambda: fit(X), r"'data' of fit must be inputs and targets.*Got 1 part"),
+    "a number": (lambda: fit((X, torch.tensor(1.0))), r"'data' of fit must have rows. Got a single number in part 1"),
+    "no data": (lambda: fit(None), r"'data' of fit must be .*. Got None"),
+    "inputs too wide": (
+        lambda: fit((numbers(ROWS, 4), Y)),
+        r"network must take the inputs. Got \(20, 4\).*(shape|size)",
+    ),
+    "inputs too many": (lambda: fit((X, X, Y)), r"network must take the inputs. Got \(20, 3\).*\(20, 3\).*raised"),
+    "targets too wide": (
+        lambda: fit((X, numbers(ROWS, 2))),
+        r"network's output must fit the targets of Gaussian, of shape \(rows, 2\). Got \(rows, 1\)",
+    ),
+    "outputs too wide": (
+        lambda: fit((X, Y), outputs=3),
+        r"network's output must fit the targets of Gaussian, of shape \(rows,\). Got \(rows, 3\)",
+    ),
+    "two outputs for one target": (
+        lambda: fit((X, Y[:, None]), outputs=2),
+        r"output must fit the targets of Gaussian, of shape \(rows, 1\). Got \(rows, 2\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_wrong_shapes_are_refused(name: str) -> None:
+    call, text = SHAPES[name]
+    sentence(text, call)
+
+
+def test_a_column_of_targets_fits_a_network_that_gives_one_number_a_row() -> None:
+    posterior = fit((X, Y[:, None]), net=nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)))
+    assert posterior.predict(X).mean.shape == (ROWS, 1)
+    assert fit((X, Y)).predict(X).mean.shape == (ROWS,)
+
+
+TYPES: dict[str, tuple[Callable[[], Any], str]] = {
+    "strings": (lambda: fit((np.array([["a"] * 3] * ROWS), Y)), r"Part 0 of the data must be numbers.*Got <U1"),
+    "a list of strings": (lambda: fit((X, ["a"] * ROWS)), r"Part 1 of the data must be numbers.*Got list"),
+    "objects": (lambda: fit((X, np.array([None] * ROWS))), r"Part 1 of the data must be numbers.*Got object"),
+    "a dict": (lambda: fit({"x": X}), r"Part 0 of the data must be numbers.*Got dict"),
+    "a Dataset of dicts": (
+        lambda: fit(Rows([{"x": x} for x in X], Y)),
+        r"Part 0 of the data must be numbers.*Got dict",
+    ),
+    "complex inputs": (lambda: fit((X + 0j, Y)), r"network must take the inputs. Got \(20, 3\) torch.complex64"),
+    "complex targets": (lambda: fit((X, Y + 0j)), r"targets of Gaussian must be real numbers. Got torch.complex64"),
+    "whole numbers into a linear layer": (
+        lambda: fit((torch.ones(ROWS, 3, dtype=torch.int64), Y)),
+        r"network must take the inputs. Got \(20, 3\) torch.int64",
+    ),
+    "sparse inputs": (lambda: fit((X.to_sparse(), Y)), r"'data' of fit must be dense tensors. Got torch.sparse_coo"),
+    "ragged lists": (lambda: fit(([[1.0, 2.0, 3.0], [1.0]], [1.0, 2.0])), r"Part 0 of the data must be numbers"),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_wrong_types_are_refused(name: str) -> None:
+    call, text = TYPES[name]
+    sentence(text, call)
+
+
+# Targets that a likelihood can't have.
+
+
+def classes(labels: Any, **options: Any) -> Any:
+    return fit((X, labels), pr.Categorical(), 3, **options)
+
+
+TARGETS: dict[str, tuple[Callable[[], Any], str]] = {
+    "float labels": (
+        lambda: classes(LABELS.float()),
+        r"'targets' of Categorical must be whole numbers.*Got torch.float32",
+    ),
+    "boolean labels": (lambda: classes(LABELS > 0), r"'targets' of Categorical must be whole numbers.*Got torch.bool"),
+    "one-hot labels": (
+        lambda: classes(torch.eye(3, dtype=torch.int64)[LABELS]),
+        r"'targets' of Categorical must have one label a row. Got the shape \(20, 3\)",
+    ),
+    "a label too large": (
+        lambda: classes(put(LABELS, 19, 3)),
+        r"'targets' of Categorical must be labels below 3. Got 3",
+    ),
+    "a negative label": (
+        lambda: classes(put(LABELS, 19, -1)),
+        r"'targets' of Categorical must be labels from 0. Got -1",
+    ),
+    "a label of two": (
+        lambda: fit((X, put(LABELS % 2, 19, 2)), pr.Bernoulli()),
+        r"'targets' of Bernoulli must be 0 or 1. Got \[2",
+    ),
+    "a soft label": (
+        lambda: fit((X, 0.5 + 0 * Y), pr.Bernoulli()),
+        r"'targets' of Bernoulli must be 0 or 1. Got \[0.5",
+    ),
+    "a negative count": (
+        lambda: fit((X, put(LABELS, 3, -2)), pr.Poisson()),
+        r"'targets' of Poisson must be counts.*Got \[-2",
+    ),
+    "a fractional count": (
+        lambda: fit((X, LABELS + 0.5), pr.Poisson()),
+        r"'targets' of Poisson must be counts.*Got \[0.5",
+    ),
+    "complex counts": (lambda: fit((X, LABELS + 0j), pr.Poisson()), r"targets of Poisson must be real numbers"),
+}
+LATER = put(LABELS, 19, 7)
+for kind, source in {
+    "a TensorDataset": TensorDataset(X, LATER),
+    "a Dataset": Rows(X, LATER),
+    "a DataLoader": DataLoader(TensorDataset(X, LATER), 4),
+}.items():
+    TARGETS[f"a label too large in a later batch of {kind}"] = (
+        lambda source=source: fit(
+            source, pr.Categorical(), 3, epochs=1, **({} if isinstance(source, DataLoader) else {"batch_size": 4})
+        ),
+        r"'targets' of Categorical must be labels below 3. Got 7",
+    )
+TARGETS["a label too large far down a Dataset"] = (
+    lambda: fit(Rows(X.repeat(10, 1), put(LABELS.repeat(10), 199, 7)), pr.Categorical(), 3, epochs=1, batch_size=50),
+    r"'targets' of Categorical must be labels below 3. Got 7",
+)
+TARGETS["NaN far down a Dataset"] = (
+    lambda: fit(Rows(X.repeat(10, 1), put(Y.repeat(10), 180, NAN)), epochs=1, batch_size=50),
+    r"targets of the data must be finite. Got NaN in row 180",
+)
+TARGETS["a negative label in a later batch of a DataLoader"] = (
+    lambda: fit(DataLoader(TensorDataset(X, put(LABELS, 19, -1)), 4), pr.Categorical(), 3, epochs=1),
+    r"'targets' of Categorical must be labels from 0. Got -1",
+)
+TARGETS["a label too large met by many draws at once"] = (
+    lambda: fit(
+        DataLoader(TensorDataset(X, LATER), 4),
+        pr.Categorical(),
+        3,
+        pr.MeanField(samples=2),
+        net=nn.Linear(3, 3),
+        epochs=1,
+    ),
+    r"'targets' of Categorical must be labels below 3. Got 7",
+)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_targets_that_the_likelihood_cannot_have_are_refused(name: str) -> None:
+    call, text = TARGETS[name]
+    sentence(text, call)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16])
+def test_labels_may_be_whole_numbers_of_any_type(dtype: torch.dtype) -> None:
+    assert torch.equal(classes(LABELS.to(dtype)).mean["0.weight"], classes(LABELS).mean["0.weight"])
+
+
+# A network whose output doesn't fit its likelihood.
+
+
+FIT: dict[str, tuple[Any, int, Tensor, str]] = {
+    "Gaussian": (pr.Gaussian(), 2, Y, r"fit the targets of Gaussian, of shape \(rows,\). Got \(rows, 2\)"),
+    "Gaussian with the network's noise": (
+        pr.Gaussian(noise="network"),
+        1,
+        Y,
+        r"fit Gaussian\(noise='network'\): \(2,\) values a row.*Got \(1,\)",
+    ),
+    "Gaussian with a noise an output": (
+        pr.Gaussian(noise=torch.tensor([0.1, 0.2, 0.3])),
+        2,
+        numbers(ROWS, 2),
+        r"'noise' of Gaussian must have one value for each output.*\(2,\). Got 3",
+    ),
+    "StudentT": (pr.StudentT(4.0), 2, Y, r"fit the targets of StudentT, of shape \(rows,\). Got \(rows, 2\)"),
+    "StudentT with the network's scale": (
+        pr.StudentT(4.0, scale="network"),
+        3,
+        Y,
+        r"fit StudentT\(scale='network'\): \(2,\) values a row.*Got \(3,\)",
+    ),
+    "Categorical": (pr.Categorical(), 1, LABELS, r"fit Categorical: \(rows, classes\).*Got \(rows, 1\)"),
+    "Bernoulli": (pr.Bernoulli(), 2, LABELS % 2, r"fit the targets of Bernoulli, of shape \(rows,\). Got \(rows, 2\)"),
+    "Poisson": (pr.Poisson(), 3, LABELS, r"fit the targets of Poisson, of shape \(rows,\). Got \(rows, 3\)"),
+}
+
+
+@pytest.mark.parametrize("name", FIT)
+def test_a_network_whose_output_does_not_fit_the_likelihood_is_refused(name: str) -> None:
+    likelihood, outputs, targets, text = FIT[name]
+    sentence(text, lambda: fit((X, targets), likelihood, outputs))
+
+
+def test_one_output_a_row_without_a_column_does_not_fit_categorical() -> None:
+    flat = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    sentence(r"fit Categorical.*Got \(rows,\) instead", lambda: fit((X, LABELS), pr.Categorical(), net=flat))
+
+
+def test_a_network_that_averages_its_rows_is_refused() -> None:
+    class Mean(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input).mean(0, keepdim=True)
+
+    sentence(
+        r"'output' of the network must have a row for each of the 20 inputs.*\(1, 1\)",
+        lambda: fit((X, Y), net=Mean(3, 1)),
+    )
+
+
+def test_a_network_that_gives_nan_later_diverges_with_its_step() -> None:
+    class Later(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            self.passes = getattr(self, "passes", 0) + self.training
+            return super().forward(input) * (NAN if self.passes == 6 else 1.0)
+
+    with pytest.raises(DivergedError, match=r"not finite at step 5 of 10") as caught:
+        fit((X, Y), net=Later(3, 1), steps=10)
+    assert all(bool(torch.isfinite(t).all()) for t in caught.value.posterior.mean.values())
+
+
+# Likelihoods.
+
+
+LIKELIHOODS: dict[str, tuple[Callable[[], Any], str]] = {
+    **{
+        f"a noise of {str(value).split()}": (
+            lambda value=value: pr.Gaussian(value),
+            r"'noise' of Gaussian must be positive.*Got",
+        )
+        for value in (0, 0.0, -1.0, NAN, INF, torch.tensor([0.1, 0.0]), torch.zeros(2, 2), torch.tensor([0.1, NAN]))
+    },
+    "a noise of None": (lambda: pr.Gaussian(None), r"'noise' of Gaussian must be .*Got None"),
+    "a noise of a dict": (lambda: pr.Gaussian({}), r"'noise' of Gaussian must be .*Got \{\}"),
+    "a noise by another name": (
+        lambda: pr.Gaussian("learnt"),
+        r"'noise' of Gaussian must be 'learn', 'network'.*Got 'learnt'",
+    ),
+    "no outputs": (lambda: pr.Gaussian(outputs=0), r"'outputs' of Gaussian must be at least 1. Got 0"),
+    "half an output": (lambda: pr.Gaussian(outputs=1.5), r"'outputs' of Gaussian must be at least 1. Got 1.5"),
+    **{
+        f"{value} degrees of freedom": (
+            lambda value=value: pr.StudentT(value),
+            r"'df' of StudentT must be a positive number. Got",
+        )
+        for value in (0.0, -1, NAN, INF, "3")
+    },
+    "a negative scale": (lambda: pr.StudentT(3.0, scale=-1.0), r"'scale' of StudentT must be positive.*Got -1.0"),
+    "a class": (
+        lambda: pr.Model(net(), pr.Gaussian),
+        r"'likelihood' of Model must be a likelihood.*Got Gaussian itself",
+    ),
+    "a name": (lambda: pr.Model(net(), "gaussian"), r"'likelihood' of Model must be a likelihood.*Got str"),
+    "a distribution": (
+        lambda: pr.Model(net(), Normal(0.0, 1.0)),
+        r"'likelihood' of Model must be a likelihood.*Got Normal",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_wrong_likelihoods_are_refused(name: str) -> None:
+    call, text = LIKELIHOODS[name]
+    sentence(text, call)
+
+
+# Priors.
+
+
+def unchecked(loc: float, scale: float) -> Normal:
+    return Normal(loc, scale, validate_args=False)
+
+
+PRIORS: dict[str, tuple[Any, str]] = {
+    "an unknown name": (
+        {"first.weight": 1.0, "*": 1.0},
+        r"'prior' of Model must use names of the network: 0.weight.*Got 'first.weight'",
+    ),
+    "an unknown pattern": ({"head.*": 1.0, "*": 1.0}, r"'prior' of Model must use names of the network.*Got 'head.\*'"),
+    "a pattern that is a number": ({0: 1.0}, r"'prior' of Model must use names of the network.*Got 0"),
+    "uncovered parameters": ({"*.weight": 1.0}, r"'prior' of Model must cover every parameter.*Got none for .*0.bias"),
+    "no pattern": ({}, r"'prior' of Model must name at least one pattern. Got \{\}"),
+    "a scale of zero": (0.0, r"'prior' of Model must have a scale above zero. Got 0.0"),
+    "a negative scale": (-1.0, r"'prior' of Model must have a scale above zero. Got -1.0"),
+    "a scale that is not a number": (NAN, r"'prior' of Model must have a scale above zero. Got nan"),
+    "an infinite scale": (INF, r"'prior' of Model must have a scale above zero. Got inf"),
+    "a normal of scale zero": (unchecked(0.0, 0.0), r"'prior' of '0.weight' must have a scale above zero. Got 0.0"),
+    "a normal of negative scale": (
+        unchecked(0.0, -1.0),
+        r"'prior' of '0.weight' must have a scale above zero. Got -1.0",
+    ),
+    "a normal of scale NaN": (unchecked(0.0, NAN), r"'prior' of '0.weight' must have a scale above zero. Got nan"),
+    "a normal of infinite scale": (unchecked(0.0, INF), r"'prior' of '0.weight' must have a .*scale.*Got inf"),
+    "a normal at NaN": (unchecked(NAN, 1.0), r"'prior' of '0.weight' must .*Got nan"),
+    "a zero scale in a dict": ({"*.weight": 0.0, "*": 1.0}, r"'prior' of Model must have a scale above zero. Got 0.0"),
+    "coins": (Bernoulli(0.5), r"'prior' of Model must be over real numbers. Got Bernoulli over whole numbers"),
+    "counts": (Poisson(1.0), r"'prior' of Model must be over real numbers. Got Poisson over whole numbers"),
+    "half a normal": (HalfNormal(1.0), r"'prior' of Model must be over the whole line.*Got HalfNormal"),
+    "a log-normal": (LogNormal(0.0, 1.0), r"'prior' of Model must be over the whole line.*Got LogNormal"),
+    "a beta": (Beta(1.0, 1.0), r"'prior' of Model must be over the whole line.*Got Beta"),
+    "an interval": (Uniform(-1.0, 1.0), r"'prior' of Model must be over the whole line.*Got Uniform"),
+    "a normal of another shape": (
+        Normal(torch.zeros(7), 1.0),
+        r"'prior' of '0.weight' must broadcast to its shape \(4, 3\).*\(7,\)",
+    ),
+    "a laplace of another shape": (
+        Laplace(torch.zeros(7), 1.0),
+        r"'prior' of '0.weight' must broadcast to its shape \(4, 3\).*\(7,\)",
+    ),
+    "a joint normal of another shape": (
+        MultivariateNormal(torch.zeros(5), torch.eye(5)),
+        r"'prior' of '0.weight' must broadcast to its shape \(4, 3\).*\(5,\)",
+    ),
+    "an unknown rule": (
+        "glorrot",
+        r"'prior' of Model must be .* one of 'fan_in', 'glorot', 'he', 'flat'. Got 'glorrot'",
+    ),
+    "an unknown rule in a dict": ({"*": "glorrot"}, r"'prior' of Model must be .*Got 'glorrot'"),
+    "None": (None, r"'prior' of Model must be a distribution, a number, a rule or a dict of them. Got NoneType"),
+    "a class": (Normal, r"'prior' of Model must be a distribution.*Got type"),
+    "True": (True, r"'prior' of Model must be a distribution.*Got bool"),
+    "a list": ([1.0], r"'prior' of Model must be a distribution.*Got list"),
+}
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_wrong_priors_are_refused(name: str) -> None:
+    prior, text = PRIORS[name]
+    sentence(text, lambda: fit((X, Y), prior=prior))
+
+
+WHOLE_LINE: dict[str, Any] = {
+    "a mixture of normals": MixtureSameFamily(
+        Categorical(torch.ones(2)), Normal(torch.zeros(2), torch.tensor([1.0, 0.1]))
+    ),
+    "a laplace": Laplace(0.0, 1.0),
+    "a student": StudentT(3.0),
+    "a whole number": 2,
+    "flat": "flat",
+}
+
+
+@pytest.mark.parametrize("name", WHOLE_LINE)
+def test_every_distribution_over_the_whole_line_is_a_prior(name: str) -> None:
+    for method in (pr.MAP(), pr.MeanField(), pr.MeanField(samples=2)):
+        posterior = fit((X, Y), prior=WHOLE_LINE[name], method=method)
+        assert bool(torch.isfinite(posterior.history["loss"]).all())
+
+
+@pytest.mark.parametrize(("wd", "rows"), [(0.0, 5), (-1.0, 5), (NAN, 5), (INF, 5), ("1", 5), (0.1, 0), (0.1, 2.5)])
+def test_wrong_weight_decays_are_refused(wd: Any, rows: Any) -> None:
+    sentence(
+        r"'(wd|num_data)' of weight_decay must be a (positive|whole) number.*Got",
+        lambda: pr.priors.weight_decay(wd, rows),
+    )
+
+
+# Methods.
+
+
+METHODS: dict[str, tuple[Callable[[], Any], str]] = {
+    "an unknown option of MAP": (lambda: pr.MAP(lr=0.1), r"options of MAP must be among learning_rate, .*Got 'lr'"),
+    "an unknown option of MeanField": (
+        lambda: pr.MeanField(draws=2),
+        r"options of MeanField must be among .*samples.*Got 'draws'",
+    ),
+    **{
+        f"a learning rate of {value!r}": (
+            lambda value=value: pr.MAP(learning_rate=value),
+            r"'learning_rate' of MAP must be a positive number. Got",
+        )
+        for value in (0.0, -1, NAN, INF, "fast", None)
+    },
+    **{
+        f"{value!r} samples": (
+            lambda value=value: pr.MeanField(samples=value),
+            r"'samples' of MeanField must be a whole number from 1. Got",
+        )
+        for value in (0, -1, 1.5, "two")
+    },
+    "a schedule without a name": (
+        lambda: pr.MAP(schedule="linear"),
+        r"'schedule' of MAP must be 'cosine', 'constant' or a function.*Got linear",
+    ),
+    "a schedule that is a number": (lambda: pr.MeanField(schedule=3), r"'schedule' of MeanField must be .*Got 3"),
+    "a schedule that wants a metric": (
+        lambda: fit((X, Y), method=pr.MAP(schedule=torch.optim.lr_scheduler.ReduceLROnPlateau)),
+        r"'schedule' of MAP must make a scheduler that needs no metric. Got ReduceLROnPlateau",
+    ),
+    "a schedule that makes nothing": (
+        lambda: fit((X, Y), method=pr.MAP(schedule=lambda optimizer: None)),
+        r"'schedule' of MAP must make a scheduler.*Got NoneType",
+    ),
+    "another family": (
+        lambda: pr.MeanField(family="laplace"),
+        r"'family' of MeanField must be 'gaussian'. Got 'laplace'",
+    ),
+    **{
+        f"an initial scale of {value!r}": (
+            lambda value=value: pr.MeanField(initial_scale=value),
+            r"'initial_scale' of MeanField must be a positive number. Got",
+        )
+        for value in (0.0, -0.1, NAN, "small")
+    },
+    **{
+        f"a holdout of {value!r}": (
+            lambda value=value: pr.MAP(holdout=value),
+            r"'holdout' of MAP must lie between 0 and 1. Got",
+        )
+        for value in (0.0, 1.0, -0.5, NAN, "half")
+    },
+    "a class": (lambda: fit((X, Y), method=pr.MAP), r"'method' of fit must be a method such as MeanField\(\). Got MAP"),
+    "a name": (lambda: fit((X, Y), method="MAP"), r"'method' of fit must be a method.*Got str"),
+    "a start that is none": (
+        lambda: fit((X, Y), method=pr.MAP(start="there")),
+        r"must be a (method|posterior).*Got str",
+    ),
+    "a start of another model": (
+        lambda: fit((X, Y), method=pr.MAP(start=fit((X, Y), net=nn.Linear(3, 1)))),
+        r"'start' of MAP must .*model",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_wrong_methods_are_refused(name: str) -> None:
+    call, text = METHODS[name]
+    sentence(text, call)
+
+
+def test_a_holdout_that_leaves_no_row_to_learn_from_leaves_one() -> None:
+    posterior = fit((X[:3], Y[:3]), pr.Gaussian(), method=pr.MAP(holdout=0.9))
+    assert float(posterior.mean["likelihood.noise"]) > 0
+
+
+# fit.
+
+
+FITS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a bare network": (
+        lambda: pr.fit(net(), (X, Y), pr.MAP()),
+        r"'model' of fit must be a Model or a Density. Got Sequential",
+    ),
+    "a stream": (
+        lambda: fit(DataLoader(Stream(), 4)),
+        r"'data' of fit must be a DataLoader with a length.*Got a DataLoader over an IterableDataset",
+    ),
+    "a bare stream": (lambda: fit(Stream()), r"'data' of fit must .*(length|rows).*Got"),
+    "a Dataset without a length": (lambda: fit(Unsized()), r"'data' of fit must have a length. Got Unsized"),
+    "a loader that makes no batches": (
+        lambda: fit(DataLoader(Rows(X, Y), batch_size=None)),
+        r"'data' of fit must .*batch",
+    ),
+    "a batch size beside a loader": (
+        lambda: fit(DataLoader(Rows(X, Y), 4), batch_size=4),
+        r"'batch_size' of fit must be left out with a DataLoader.*Got 4",
+    ),
+    "epochs and steps": (
+        lambda: fit((X, Y), epochs=2, steps=3),
+        r"'steps' of fit must be left out when epochs are given. Got 3",
+    ),
+    **{
+        f"{value!r} steps": (
+            lambda value=value: fit((X, Y), steps=value),
+            r"'steps' of fit must be a whole number from 1. Got",
+        )
+        for value in (0, -1, 1.5, "3", True)
+    },
+    **{
+        f"{value!r} epochs": (
+            lambda value=value: fit((X, Y), epochs=value),
+            r"'epochs' of fit must be a whole number from 1. Got",
+        )
+        for value in (0, -1, 2.0)
+    },
+    **{
+        f"{value!r} rows a batch": (
+            lambda value=value: fit((X, Y), batch_size=value),
+            r"'batch_size' of fit must be a whole number from 1. Got",
+        )
+        for value in (0, -4, 2.5, "4")
+    },
+    **{
+        f"a temperature of {value!r}": (
+            lambda value=value: fit((X, Y), temperature=value),
+            r"'temperature' of fit must be a positive number. Got",
+        )
+        for value in (0, -1.0, NAN, INF, "cold", None)
+    },
+    "a temperature for the prior": (
+        lambda: fit((X, Y), tempers="prior"),
+        r"'tempers' of fit must be 'likelihood' or 'posterior'. Got 'prior'",
+    ),
+    "no temperament": (
+        lambda: fit((X, Y), tempers=None),
+        r"'tempers' of fit must be 'likelihood' or 'posterior'. Got None",
+    ),
+    **{
+        f"a seed of {value!r}": (
+            lambda value=value: fit((X, Y), seed=value),
+            r"'seed' of fit must be a whole number. Got",
+        )
+        for value in (1.5, "0", None)
+    },
+    "a callback that is none": (lambda: fit((X, Y), callbacks=[3]), r"'callbacks' of fit must .*Got"),
+    "one callback without a list": (lambda: fit((X, Y), callbacks=print), r"'callbacks' of fit must .*Got"),
+    "a checkpoint that is no path": (lambda: fit((X, Y), checkpoint=3), r"'path' of Checkpoint must be a path. Got 3"),
+    "a checkpoint every zero steps": (
+        lambda: pr.Checkpoint("fit", every=0),
+        r"'every' of Checkpoint must be a whole number from 1. Got 0",
+    ),
+    "patience that is none": (
+        lambda: pr.EarlyStop(patience=0),
+        r"'patience' of EarlyStop must be a whole number from 1. Got 0",
+    ),
+    "one row for a learnt noise": (lambda: fit((X[:1], Y[:1]), pr.Gaussian()), r"two or more.*give the noise"),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_wrong_arguments_of_fit_are_refused(name: str) -> None:
+    call, text = FITS[name]
+    sentence(text, call)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    posterior = fit((X, Y), steps=np.int64(3), batch_size=np.int64(4), seed=np.int64(2))
+    assert torch.equal(posterior.mean["0.weight"], fit((X, Y), steps=3, batch_size=4, seed=2).mean["0.weight"])
+
+
+# Densities.
+
+
+A = {"a": pr.Param()}
+
+
+def density(log_prob: Any, params: Any = None, data: Any = None, **options: Any) -> Any:
+    return pr.fit(
+        pr.Density(log_prob, A if params is None else params), data, pr.MAP(), steps=3, progress=False, **options
+    )
+
+
+def parts(log_prior: Any, log_likelihood: Any, data: Any = Y) -> Any:
+    model = pr.Density(params=A, log_prior=log_prior, log_likelihood=log_likelihood)
+    return pr.fit(model, data, pr.MAP(), steps=3, progress=False)
+
+
+def bowl(p: dict[str, Tensor]) -> Tensor:
+    return -(p["a"] ** 2)
+
+
+def close(p: dict[str, Tensor], y: Tensor) -> Tensor:
+    return -((y - p["a"]) ** 2)
+
+
+DENSITIES: dict[str, tuple[Callable[[], Any], str]] = {
+    "nothing": (lambda: pr.Density(), r"Density must have either log_prob, or log_prior and log_likelihood"),
+    "a prior alone": (
+        lambda: pr.Density(params=A, log_prior=bowl),
+        r"Density must have either log_prob, or log_prior and",
+    ),
+    "a likelihood alone": (
+        lambda: pr.Density(params=A, log_likelihood=close),
+        r"Density must have either log_prob, or",
+    ),
+    "everything": (
+        lambda: pr.Density(bowl, A, log_prior=bowl, log_likelihood=close),
+        r"Density must have either log_prob, or",
+    ),
+    "no parameters": (lambda: pr.Density(bowl), r"'params' of Density must be a dict from names to Param. Got None"),
+    "an empty dict": (lambda: pr.Density(bowl, {}), r"'params' of .* must name at least one parameter. Got \{\}"),
+    "shapes for parameters": (
+        lambda: pr.Density(bowl, {"a": (3,)}),
+        r"'params' of Density must be a dict from names to Param",
+    ),
+    "a shape below one": (lambda: pr.Param((0,)), r"'shape' of Param must hold positive integers. Got \(0,\)"),
+    "a shape that is no shape": (
+        lambda: pr.Param((1.5,)),
+        r"'shape' of Param must hold positive integers. Got \(1.5,\)",
+    ),
+    "whole numbers": (
+        lambda: density(bowl, {"a": pr.Param((), constraints.nonnegative_integer)}),
+        r"'support' of Param must be continuous. Got IntegerGreaterThan",
+    ),
+    "coins": (
+        lambda: density(bowl, {"a": pr.Param((), constraints.boolean)}),
+        r"'support' of Param must be continuous. Got Boolean",
+    ),
+    "no function": (lambda: density(3.0), r"'log_prob' of Density must be a function"),
+    "a vector": (
+        lambda: density(lambda p: p["a"] * torch.ones(2)),
+        r"'log_prob' of Density must return a single number. Got the shape \(2,\)",
+    ),
+    "a float": (lambda: density(lambda p: 1.0), r"'log_prob' of Density must return a tensor. Got float"),
+    "an error": (
+        lambda: density(lambda p: p["b"]),
+        r"'log_prob' of Density must be a function of its parameters. It raised: .*b",
+    ),
+    "NaN at the start": (
+        lambda: density(lambda p: p["a"].sqrt() / p["a"]),
+        r"'log_prob' of Density must be finite at the start \{'a': 0.0\}. Got \[nan\]",
+    ),
+    "minus infinity at the start": (
+        lambda: density(lambda p: p["a"].log()),
+        r"'log_prob' of Density must be finite at the start.*'a'",
+    ),
+    "no gradient": (
+        lambda: density(lambda p: p["a"].detach() ** 2),
+        r"density must be differentiable in its parameters",
+    ),
+    "no parameter in it": (
+        lambda: density(lambda p: torch.tensor(1.0)),
+        r"density must be differentiable in its parameters",
+    ),
+    "one value for all data": (
+        lambda: parts(bowl, lambda p, y: close(p, y).sum()),
+        r"'log_likelihood' of Density must return one value a datum, \(20,\). Got the shape \(\)",
+    ),
+    "a column of values": (
+        lambda: parts(bowl, lambda p, y: close(p, y)[:, None]),
+        r"'log_likelihood' of Density must return one value a datum, \(20,\). Got the shape \(20, 1\)",
+    ),
+    "a likelihood of NaN": (
+        lambda: parts(bowl, lambda p, y: close(p, y) * NAN),
+        r"'log_likelihood' of Density must be finite at the start",
+    ),
+    "a prior of a vector": (
+        lambda: parts(lambda p: bowl(p)[None], close),
+        r"'log_prior' of Density must return a single number",
+    ),
+    "no data for a likelihood": (
+        lambda: parts(bowl, close, None),
+        r"'data' of fit must be given to a Density with a log_likelihood. Got None",
+    ),
+    "data for a log_prob": (lambda: density(bowl, data=(X, Y)), r"'data' of fit must be .*None.*log_prob"),
+    "NaN in the data": (lambda: parts(bowl, close, put(Y, 7, NAN)), r"of the data must be finite. Got NaN in row 7"),
+    "NaN in a Dataset": (
+        lambda: parts(bowl, lambda p, b: close(p, b[0]), Rows(put(Y, 7, NAN))),
+        r"of the data must be finite. Got NaN in row 7",
+    ),
+    "a tempered likelihood that is not apart": (
+        lambda: density(bowl, temperature=0.5),
+        r"'tempers' of fit must be 'posterior' for a Density that is one log_prob. Got 'likelihood'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DENSITIES)
+def test_wrong_densities_are_refused(name: str) -> None:
+    call, text = DENSITIES[name]
+    sentence(text, call)
+
+
+def test_a_posterior_over_a_density_does_not_predict() -> None:
+    sentence(r"posterior over a Density has no network.*\.sample\(\)", lambda: density(bowl).predict(X))
+
+
+# Posteriors and predictions.
+
+
+@pytest.fixture(scope="module")
+def posterior() -> Any:
+    return fit((X, Y), method=pr.MeanField())
+
+
+@pytest.fixture(scope="module")
+def labelled() -> Any:
+    return classes(LABELS)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layer = nn.Embedding(5, 2), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor, token: Tensor) -> Tensor:
+        return self.layer(torch.cat([x, self.embed(token)], -1))
+
+
+PREDICT: dict[str, tuple[Any, str]] = {
+    "NaN": (put(X, (7, 0), NAN), r"inputs of .* must be finite. Got NaN in row 7"),
+    "infinity": (put(X, (7, 0), INF), r"inputs of .* must be finite. Got infinity in row 7"),
+    "nothing": (X[:0], r"'x' of predict must have rows.*Got .*\(0, 3\)"),
+    "no part": ((), r"'x' of predict must have rows"),
+    "a number": (3.0, r"'?x'? of predict must have rows.*Got a single number"),
+    "too wide": (numbers(5, 4), r"network must take the inputs. Got \(5, 4\)"),
+    "two inputs": ((X, X), r"network must take the inputs. Got \(20, 3\).*\(20, 3\).*raised"),
+    "rows that differ": ((X, X[:3]), r"'x' of predict must have rows, as many in each part. Got .*\(20, 3\), \(3, 3\)"),
+    "whole numbers": (torch.ones(5, 3, dtype=torch.int64), r"network must take the inputs. Got \(5, 3\) torch.int64"),
+    "strings": (np.array([["a"] * 3]), r"must be numbers in a tensor or an array. Got <U1"),
+    "None": (None, r"must be numbers in a tensor or an array. Got NoneType"),
+}
+
+
+@pytest.mark.parametrize("name", PREDICT)
+def test_wrong_inputs_of_predict_are_refused(name: str, posterior: Any) -> None:
+    x, text = PREDICT[name]
+    sentence(text, lambda: posterior.predict(x))
+
+
+def test_a_token_beyond_the_embedding_is_refused() -> None:
+    posterior = fit((X, LABELS, Y), net=Two())
+    sentence(r"network must take the inputs.*torch.int64.*raised", lambda: posterior.predict((X, LABELS + 5)))
+    sentence(r"network must take the inputs.*raised", lambda: posterior.predict(X))
+    sentence(r"network must take the inputs.*torch.int64.*raised", lambda: fit((X, LABELS + 5, Y), net=Two()))
+
+
+@pytest.mark.parametrize("samples", [0, -1, 1.5, "many", None])
+def test_wrong_numbers_of_samples_are_refused(samples: Any, posterior: Any) -> None:
+    sentence(r"'samples' of predict must be a whole number from 1. Got", lambda: posterior.predict(X, samples=samples))
+    sentence(r"'n' of sample must be a whole number from 1. Got", lambda: posterior.sample(samples))
+
+
+@pytest.mark.parametrize("level", [0, 1, 0.0, 1.0, -0.1, 1.5, NAN, "0.9", None])
+def test_wrong_levels_are_refused(level: Any, posterior: Any) -> None:
+    prediction = posterior.predict(X)
+    sentence(r"'q' of quantile must lie between 0 and 1. Got", lambda: prediction.quantile(level))
+    sentence(r"'level' of interval must lie between 0 and 1. Got", lambda: prediction.interval(level))
+
+
+LOG_PROB: dict[str, tuple[Any, str]] = {
+    "too few": (Y[:5], r"'y' of log_prob must have the shape \(20,\). Got the shape \(5,\)"),
+    "too wide": (numbers(ROWS, 2), r"'y' of log_prob must have the shape \(20,\). Got the shape \(20, 2\)"),
+    "complex": (Y + 0j, r"targets of Gaussian must be real numbers. Got torch.complex64"),
+    "NaN": (put(Y, 7, NAN), r"(targets|'y').*must be finite. Got NaN in row 7"),
+    "strings": (np.array(["a"] * ROWS), r"must be numbers.*Got <U1"),
+    "None": (None, r"must be numbers.*Got NoneType"),
+}
+
+
+@pytest.mark.parametrize("name", LOG_PROB)
+def test_wrong_targets_of_log_prob_are_refused(name: str, posterior: Any) -> None:
+    y, text = LOG_PROB[name]
+    sentence(text, lambda: posterior.predict(X).log_prob(y))
+
+
+def test_targets_of_log_prob_may_be_an_array_a_list_or_a_column(posterior: Any) -> None:
+    prediction = posterior.predict(X)
+    for y in (Y.numpy(), Y.tolist(), Y[:, None], Y.double()):
+        torch.testing.assert_close(prediction.log_prob(y), prediction.log_prob(Y))
+
+
+def test_wrong_labels_of_log_prob_are_refused(labelled: Any) -> None:
+    prediction = labelled.predict(X)
+    sentence(r"'targets' of Categorical must be labels below 3. Got 3", lambda: prediction.log_prob(put(LABELS, 0, 3)))
+    sentence(r"'targets' of Categorical must be labels from 0. Got -1", lambda: prediction.log_prob(put(LABELS, 0, -1)))
+    sentence(r"'targets' of Categorical must be whole numbers.*Got torch.float32", lambda: prediction.log_prob(Y))
+    sentence(
+        r"'y' of log_prob must have the shape \(20,\). Got the shape \(3,\)", lambda: prediction.log_prob(LABELS[:3])
+    )
+
+
+def test_labels_have_no_quantiles_and_numbers_no_probabilities(labelled: Any, posterior: Any) -> None:
+    sentence(
+        r"Categorical\(\) is over labels: it has probabilities, and no quantiles",
+        lambda: labelled.predict(X).quantile(0.5),
+    )
+    for name in ("probs", "entropy", "mutual_information"):
+        sentence(
+            rf"'{name}' of a prediction needs labels: Gaussian.* is over numbers",
+            lambda name=name: getattr(posterior.predict(X), name),
+        )
+
+
+def test_a_point_has_neither_a_density_nor_evidence() -> None:
+    point = fit((X, Y))
+    sentence(r"posterior of MAP\(\) has no density", lambda: point.log_prob(point.mean))
+    sentence(r"MAP\(\) gives no evidence", lambda: point.log_evidence)
+
+
+def test_wrong_parameters_of_a_density_are_refused(posterior: Any) -> None:
+    draws = posterior.sample(4)
+    without = {name: t for name, t in draws.items() if name != "3.bias"}
+    sentence(
+        r"'params' of the posterior must hold every parameter; missing \['3.bias'\]",
+        lambda: posterior.log_prob(without),
+    )
+    wrong = draws | {"3.bias": torch.zeros(4, 2)}
+    sentence(r"'3.bias' of params must have the shape \(1,\).*Got \(4, 2\)", lambda: posterior.log_prob(wrong))
+    sentence(
+        r"'3.bias' of params must have .*leading", lambda: posterior.log_prob(draws | {"3.bias": torch.zeros(3, 1)})
+    )
+
+
+# Divergence.
+
+
+@pytest.mark.parametrize("method", [pr.MAP(learning_rate=1e30, schedule="constant"), pr.MeanField(learning_rate=1e30)])
+def test_a_fit_that_diverges_names_the_step_and_carries_the_last_good_posterior(method: Any) -> None:
+    with pytest.raises(DivergedError) as caught:
+        fit((X, Y), method=method, steps=50)
+    told = str(caught.value)
+    step = re.search(r"was not finite at step (\d+) of 50", told)
+    assert step is not None
+    assert 1 <= int(step[1]) <= 5
+    assert type(method).__name__ in told
+    assert "learning_rate" in told
+    kept = caught.value.posterior
+    assert bool(torch.isfinite(kept.predict(X).mean).all())
+    assert all(bool(torch.isfinite(values).all()) for values in kept.history.values())
+
+
+class Fragile(nn.Linear):
+    """Breaks when its bias has walked far enough."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * (NAN if float(self.bias.detach()) > 2.5 else 1.0)
+
+
+def test_a_fit_that_diverges_late_keeps_a_late_state() -> None:
+    torch.manual_seed(0)
+    net, method = Fragile(3, 1), pr.MAP(learning_rate=0.01, schedule="constant")
+    text = r"not finite at step \d+ of 1000; the state of step 200 is in"  # the bias walks a hundredth a step
+    with pytest.raises(DivergedError, match=text) as caught:
+        fit((X, 100 + Y), net=net, method=method, steps=1000, prior="flat")
+    kept = caught.value.posterior
+    assert len(kept.history["loss"]) == 200
+    assert bool(torch.isfinite(kept.predict(X).mean).all())

@@ -1,0 +1,399 @@
+"""Files: what is saved comes back bit for bit, and what is not a posterior of this model is refused with the reason."""
+
+import json
+import os
+import pickletools
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributions import constraints
+
+import priory as pr
+from priory import store
+from priory.posteriors import KINDS, Posterior
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+X, Y = normal(20, 3), normal(20, seed=1)
+
+
+def plain(outputs: int = 1, width: int = 4) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, outputs)).double()
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+def density() -> pr.Density:
+    params = {"mean": pr.Param((2,)), "spread": pr.Param((), constraints.positive)}
+    return pr.Density(lambda p: -p["mean"].square().sum() - (p["spread"] - 1).square(), params)
+
+
+def network(net: Callable[[], nn.Module], method: object, **options: object) -> Posterior:
+    model = pr.Model(net(), pr.Gaussian())
+    return pr.fit(model, (X, Y), method, steps=6, batch_size=8, seed=5, progress=False, **options)
+
+
+# A posterior of each kind, and a model of its own to read it with.
+FITTED: dict[str, tuple[Callable[[], Posterior], Callable[[], pr.Model | pr.Density]]] = {
+    "point": (lambda: network(plain, pr.MAP()), lambda: pr.Model(plain(), pr.Gaussian())),
+    "point with buffers": (lambda: network(normed, pr.MAP()), lambda: pr.Model(normed(), pr.Gaussian())),
+    "diagonal_gaussian": (lambda: network(plain, pr.MeanField()), lambda: pr.Model(plain(), pr.Gaussian())),
+    "diagonal_gaussian with buffers": (
+        lambda: network(normed, pr.MeanField(samples=2)),
+        lambda: pr.Model(normed(), pr.Gaussian()),
+    ),
+    "diagonal_gaussian in float32": (
+        lambda: network(lambda: plain().float(), pr.MeanField()),
+        lambda: pr.Model(plain().float(), pr.Gaussian()),
+    ),
+    "diagonal_gaussian that is tempered": (
+        lambda: network(plain, pr.MeanField(), temperature=0.5, tempers="posterior"),
+        lambda: pr.Model(plain(), pr.Gaussian()),
+    ),
+    "diagonal_gaussian of a density": (
+        lambda: pr.fit(density(), None, pr.MeanField(), steps=6, progress=False),
+        density,
+    ),
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.priory"
+    network(plain, pr.MeanField()).save(path)
+    return path
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
+
+
+def test_every_kind_of_posterior_is_among_those_tried_here() -> None:
+    assert {name.split(" ")[0] for name in FITTED} == set(KINDS)
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_a_posterior_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+    make, model = FITTED[name]
+    saved, path = make(), tmp_path / "posterior.priory"
+    saved.save(path)
+    loaded = pr.load(path, model())
+    assert type(loaded) is type(saved)
+    assert same(loaded.tensors(), saved.tensors())
+    assert same(loaded.buffers, saved.buffers)
+    assert same(loaded.history, saved.history)
+    assert list(loaded.history) == list(saved.history)
+    assert same(loaded.mean, saved.mean)
+    assert (loaded.seed, loaded.method, loaded.num_data) == (saved.seed, saved.method, saved.num_data)
+    for field in ("temperature", "tempers", "event", "single", "num_data"):
+        assert getattr(loaded.target, field) == getattr(saved.target, field)
+    assert repr(loaded) == repr(saved)
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_a_loaded_posterior_has_the_same_stream_of_draws(name: str, tmp_path: Path) -> None:
+    make, model = FITTED[name]
+    saved, path = make(), tmp_path / "posterior.priory"
+    saved.save(path)
+    loaded = pr.load(path, model())
+    for _ in range(2):
+        assert same(loaded.sample(3), saved.sample(3))
+    assert same(loaded.sample(3, seed=8), saved.sample(3, seed=8))
+
+
+@pytest.mark.parametrize("name", [name for name in FITTED if "density" not in name])
+def test_a_loaded_posterior_predicts_the_same_bits(name: str, tmp_path: Path) -> None:
+    make, model = FITTED[name]
+    saved, path = make(), tmp_path / "posterior.priory"
+    saved.save(path)
+    before, after = saved.predict(X, samples=5, seed=2), pr.load(path, model()).predict(X, samples=5, seed=2)
+    assert torch.equal(before.outputs, after.outputs)
+    assert same(before.learnt, after.learnt)
+    assert torch.equal(before.samples, after.samples)
+    assert torch.equal(before.log_prob(Y), after.log_prob(Y))
+    assert before.mean.shape == after.mean.shape
+
+
+@pytest.mark.parametrize("name", [name for name in FITTED if name.startswith("diagonal") and "buffers" not in name])
+def test_an_evidence_that_was_computed_is_kept(name: str, tmp_path: Path) -> None:
+    make, model = FITTED[name]
+    saved, path = make(), tmp_path / "posterior.priory"
+    evidence = saved.log_evidence
+    saved.save(path)
+    assert pr.load(path, model()).log_evidence == evidence
+
+
+def test_an_evidence_that_was_not_computed_needs_the_data_again(file: Path) -> None:
+    loaded = pr.load(file, pr.Model(plain(), pr.Gaussian()))
+    with pytest.raises(pr.InputError, match="The 'data' of elbo must be given"):
+        loaded.log_evidence  # noqa: B018 - a property that raises
+    first = network(plain, pr.MeanField())
+    assert loaded.elbo((X, Y)) == first.elbo()
+
+
+def test_a_second_save_of_what_was_loaded_is_the_same_file(file: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.priory"
+    pr.load(file, pr.Model(plain(), pr.Gaussian())).save(again)
+    assert again.read_bytes() == file.read_bytes()
+
+
+def test_a_path_may_be_a_string_and_a_file_may_be_overwritten(file: Path) -> None:
+    network(plain, pr.MAP()).save(str(file))
+    assert pr.load(str(file), pr.Model(plain(), pr.Gaussian())).kind == "point"
+
+
+# What a file is.
+
+
+def test_a_file_is_safetensors_and_json_and_nothing_that_runs(file: Path) -> None:
+    with safe_open(str(file), framework="pt") as opened:
+        header = opened.metadata()
+        names = set(opened.keys())
+    assert header["format"] == "priory"
+    assert {"posterior.loc", "posterior.log_scale", "history.elbo"} <= names
+    assert json.loads(header["meta"])["kind"] == "diagonal_gaussian"
+    data = file.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    entries = json.loads(data[8 : 8 + length])
+    held = sum(e["data_offsets"][1] - e["data_offsets"][0] for k, e in entries.items() if k != "__metadata__")
+    assert len(data) == 8 + length + held  # a length, JSON, numbers: there is no room for anything else
+    with pytest.raises(Exception, match=r"opcode|pickle|exhausted|expected"):
+        list(pickletools.genops(data))
+
+
+def test_the_safetensors_package_reads_the_same_numbers(file: Path) -> None:
+    tensors = load_file(str(file))
+    posterior = pr.load(file, pr.Model(plain(), pr.Gaussian()))
+    assert torch.equal(tensors["posterior.loc"], posterior.family.loc)
+    assert torch.equal(tensors["history.elbo"], posterior.history["elbo"])
+
+
+# What is refused.
+
+
+def refusal(path: Path, model: pr.Model | pr.Density | None = None) -> str:
+    with pytest.raises(pr.StoreError) as caught:
+        pr.load(path, model or pr.Model(plain(), pr.Gaussian()))
+    return str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none.priory") == f"There is no file {tmp_path / 'none.priory'}."
+    assert "no file" in refusal(tmp_path)  # a folder
+
+
+@pytest.mark.parametrize("content", [b"", b"\0", b"hello", os.urandom(8), bytes(range(256)) * 20, b"\xff" * 4096])
+def test_a_file_that_is_something_else_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "other.priory"
+    path.write_bytes(content)
+    assert "corrupt, or not a file of priory" in refusal(path)
+
+
+def test_a_safetensors_file_of_another_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.safetensors"
+    save_file({"w": torch.zeros(3)}, str(path))
+    assert "was not written by priory" in refusal(path)
+    save_file({"w": torch.zeros(3)}, str(path), metadata={"format": "pt"})
+    assert "was not written by priory" in refusal(path)
+
+
+def test_a_truncated_file_is_refused_wherever_it_ends(file: Path) -> None:
+    data = file.read_bytes()
+    for length in [*range(0, 40), *range(40, len(data), 97), len(data) - 1]:
+        file.write_bytes(data[:length])
+        assert "corrupt" in refusal(file)
+    file.write_bytes(data + b"\0")
+    assert "corrupt" in refusal(file)
+
+
+def test_a_flipped_bit_is_refused_wherever_it_is(file: Path) -> None:
+    data, model, taken = file.read_bytes(), pr.Model(plain(), pr.Gaussian()), []
+    for position in range(len(data)):
+        changed = bytearray(data)
+        changed[position] ^= 1 << (position % 8)
+        file.write_bytes(changed)
+        try:
+            pr.load(file, model)
+        except pr.StoreError:
+            continue
+        except Exception as error:
+            taken.append((position, type(error).__name__))
+        else:
+            taken.append((position, "loaded"))
+    assert taken == []
+
+
+def rewritten(path: Path, **changes: str | None) -> None:
+    """The file with other entries in its header, and the rest as it was."""
+    with safe_open(str(path), framework="pt") as opened:
+        header = opened.metadata()
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
+    for key, value in changes.items():
+        header.pop(key)
+        if value is not None:
+            header[key] = value
+    path.write_bytes(store.safetensors(tensors, header))
+
+
+def test_a_file_of_another_version_is_refused_by_its_number(file: Path) -> None:
+    rewritten(file, version="99")
+    assert "is of version 99; this priory reads version 1" in refusal(file)
+
+
+@pytest.mark.parametrize("key", ["format", "version", "what", "meta", "checksums", "header"])
+def test_a_file_without_a_part_of_its_header_is_refused(file: Path, key: str) -> None:
+    rewritten(file, **{key: None})
+    refusal(file)
+
+
+def test_numbers_that_were_exchanged_are_refused(file: Path) -> None:
+    with safe_open(str(file), framework="pt") as opened:
+        header = opened.metadata()
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
+    tensors["posterior.loc"], tensors["posterior.log_scale"] = tensors["posterior.log_scale"], tensors["posterior.loc"]
+    file.write_bytes(store.safetensors(tensors, header))
+    assert "don't match their checksums" in refusal(file)
+
+
+def test_a_kind_that_is_not_known_is_refused_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior, path = network(plain, pr.MAP()), tmp_path / "new.priory"
+    monkeypatch.setattr(type(posterior), "kind", "hologram")
+    posterior.save(path)
+    assert "'hologram'" in refusal(path)
+
+
+def test_a_checkpoint_is_not_a_posterior_nor_the_reverse(tmp_path: Path, file: Path) -> None:
+    path = tmp_path / "fit.checkpoint"
+    network(plain, pr.MAP(), checkpoint=path)
+    assert "holds a checkpoint, not a posterior" in refusal(path)
+    with pytest.raises(pr.StoreError, match="holds a posterior, not a checkpoint"):
+        network(plain, pr.MeanField(), checkpoint=file)
+
+
+@pytest.mark.parametrize(
+    ("net", "difference"),
+    [
+        (lambda: plain(width=5), r"'0.weight' has the shape \(4, 3\) there and the shape \(5, 3\) here"),
+        (lambda: nn.Sequential(nn.Linear(3, 1)).double(), r"'0.weight' has the shape \(4, 3\) there"),
+        (lambda: nn.Sequential(*plain(), nn.Linear(1, 1)).double(), r"'3.weight' has no place there and the shape"),
+        (lambda: nn.Sequential(nn.Flatten(), *plain()).double(), r"'0.weight' has the shape \(4, 3\) there and no"),
+    ],
+)
+def test_another_network_is_refused_and_the_difference_is_named(
+    net: Callable[[], nn.Module], difference: str, file: Path
+) -> None:
+    with pytest.raises(pr.StoreError, match=f"belongs to another model: its parameter {difference}"):
+        pr.load(file, pr.Model(net(), pr.Gaussian()))
+
+
+def test_the_same_parameters_in_another_order_are_refused(tmp_path: Path) -> None:
+    class Pair(nn.Module):
+        def __init__(self, first: str, second: str) -> None:
+            super().__init__()
+            for name in (first, second):
+                setattr(self, name, nn.Linear(3, 1).double())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x) + self.b(x)
+
+    path = tmp_path / "pair.priory"
+    pr.fit(pr.Model(Pair("a", "b"), pr.Gaussian()), (X, Y), pr.MAP(), steps=2, progress=False).save(path)
+    assert "another order" in refusal(path, pr.Model(Pair("b", "a"), pr.Gaussian()))
+
+
+@pytest.mark.parametrize("likelihood", [pr.Poisson(), pr.StudentT(3.0), pr.Bernoulli()])
+def test_another_likelihood_is_refused_by_its_name(likelihood: object, file: Path) -> None:
+    said = refusal(file, pr.Model(plain(), likelihood))
+    assert f"its likelihood is Gaussian, this one's is {type(likelihood).__name__}" in said
+
+
+def test_a_likelihood_that_learns_something_else_is_refused(file: Path) -> None:
+    assert "'likelihood.noise'" in refusal(file, pr.Model(plain(), pr.Gaussian(0.5)))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (pr.Gaussian(0.5), pr.Gaussian(0.7)),
+        (pr.StudentT(3.0), pr.StudentT(4.0)),
+        (pr.StudentT(3.0, 0.5), pr.StudentT(3.0, 0.7)),
+    ],
+    ids=str,
+)
+def test_a_likelihood_with_other_numbers_is_refused(theirs: object, ours: object, tmp_path: Path) -> None:
+    path = tmp_path / "other.priory"
+    pr.fit(pr.Model(plain(), theirs), (X, Y), pr.MAP(), steps=2, progress=False).save(path)
+    assert "likelihood" in refusal(path, pr.Model(plain(), ours))
+
+
+def test_another_type_of_numbers_is_refused(file: Path) -> None:
+    said = refusal(file, pr.Model(plain().float(), pr.Gaussian()))
+    assert "it is in torch.float64, this one in torch.float32" in said
+
+
+def test_a_density_is_not_a_network(file: Path, tmp_path: Path) -> None:
+    assert "its likelihood is Gaussian, this one's is Density" in refusal(file, density())
+    path = tmp_path / "density.priory"
+    pr.fit(density(), None, pr.MeanField(), steps=2, progress=False).save(path)
+    assert "its likelihood is Density" in refusal(path)
+
+
+def test_what_is_not_a_model_is_refused_in_a_sentence(file: Path) -> None:
+    with pytest.raises(pr.InputError, match="The 'model' of load must be"):
+        pr.load(file, plain())
+
+
+# Writing.
+
+
+def test_a_missing_folder_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(pr.InputError, match=r"must lie in a folder that exists. Got .*nowhere instead."):
+        network(plain, pr.MAP()).save(tmp_path / "nowhere" / "x.priory")
+
+
+@pytest.mark.parametrize("failing", ["replace", "fsync"])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    file: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    before = file.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, failing, fail)
+    with pytest.raises(OSError, match="no space"):
+        network(plain, pr.MAP()).save(file)
+    assert file.read_bytes() == before
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior = network(plain, pr.MAP())
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        posterior.save(tmp_path / "new.priory")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_file_may_be_read_by_whom_the_folder_allows(tmp_path: Path) -> None:
+    beside, path = tmp_path / "beside", tmp_path / "new.priory"
+    beside.write_bytes(b"")
+    network(plain, pr.MAP()).save(path)
+    assert path.stat().st_mode == beside.stat().st_mode

@@ -1,0 +1,200 @@
+"""One function of one vector, over many: the numbers of one at a time, traced, or looped over where vmap can't."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import priory as pr
+from priory.errors import PrioryWarning
+from priory.vectorise import TRACES, Vectorised, value_and_grad
+
+F64 = torch.float64
+P = 4
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
+
+
+def smooth(w: Tensor, batch: tuple[Tensor, ...], factor: float) -> Tensor:
+    x, y = batch
+    return factor * (torch.tanh(x @ w) - y).square().sum() + torch.logsumexp(w, 0)
+
+
+def one_at_a_time(w: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    pairs = []
+    for row in w:
+        leaf = row.clone().requires_grad_()
+        value = smooth(leaf, *args)
+        pairs.append((value.detach(), torch.autograd.grad(value, leaf)[0]))
+    return torch.stack([v for v, _ in pairs]), torch.stack([g for _, g in pairs])
+
+
+def close(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> None:
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_traced_gradients_are_those_of_autograd() -> None:
+    function = Vectorised(smooth, "This")
+    for rows, draws, factor in ((5, 3, 1.0), (5, 3, 2.5), (2, 3, 1.0), (5, 7, 1.0), (1, 1, 1.0)):
+        for seed in (1, 2):  # the second runs the recorded graph on other numbers
+            batch, w = (randn(rows, P, seed=seed), randn(rows, seed=seed + 9)), randn(draws, P, seed=seed + 99)
+            close(function.values_and_grads(w, batch, factor), one_at_a_time(w, batch, factor))
+            values = torch.stack([smooth(row, batch, factor) for row in w])
+            torch.testing.assert_close(function.values(w, batch, factor), values, rtol=1e-12, atol=1e-12)
+    assert not function.loop
+
+
+@given(rows=st.integers(1, 6), draws=st.integers(1, 5), seed=st.integers(0, 10**6))
+def test_the_loop_and_the_batched_pass_agree(rows: int, draws: int, seed: int) -> None:
+    batch, w = (randn(rows, P, seed=seed), randn(rows, seed=seed + 1)), randn(draws, P, seed=seed + 2)
+    looped = Vectorised(smooth, "This", loop=True)
+    close(looped.values_and_grads(w, batch, 1.5), one_at_a_time(w, batch, 1.5))
+    torch.testing.assert_close(SHARED.values(w, batch, 1.5), looped.values(w, batch, 1.5), rtol=1e-12, atol=1e-12)
+
+
+SHARED = Vectorised(smooth, "This")
+
+
+def test_results_carry_no_graph_whatever_the_function_closes_over() -> None:
+    outside = torch.ones(P, dtype=F64, requires_grad=True)
+    for loop in (False, True):
+        function = Vectorised(lambda w: (outside * w * w).sum(), "This", loop=loop)
+        for _ in range(2):
+            value, gradient = function.values_and_grads(randn(3, P))
+            assert not value.requires_grad
+            assert not gradient.requires_grad
+            torch.testing.assert_close(gradient, 2 * randn(3, P))
+    assert outside.grad is None
+
+
+def test_gradients_are_the_same_inside_no_grad() -> None:
+    batch, w = (randn(5, P), randn(5)), randn(3, P)
+    with torch.no_grad():
+        for loop in (False, True):
+            close(Vectorised(smooth, "This", loop=loop).values_and_grads(w, batch, 1.0), GRADIENTS)
+
+
+GRADIENTS = one_at_a_time(randn(3, P), (randn(5, P), randn(5)), 1.0)
+
+
+def branching(w: Tensor, x: Tensor) -> Tensor:
+    """Which way it goes depends on the vector, which vmap can't follow."""
+    return (x * w).sum() if float(w[0].detach()) > 0 else (x * w * w).sum()
+
+
+def test_what_vmap_cannot_take_is_looped_over_with_one_warning_and_the_same_numbers() -> None:
+    function, x, w = Vectorised(branching, "This density"), randn(P), randn(6, P, seed=3)
+    assert {bool(v > 0) for v in w[:, 0]} == {True, False}
+    wanted = [value_and_grad(branching, row, x) for row in w]
+    with pytest.warns(PrioryWarning, match=r"This density can't be vectorised.*looped over.*slower \(.+\)") as caught:
+        found = function.values_and_grads(w, x)
+    assert len(caught) == 1
+    close(found, (torch.stack([v for v, _ in wanted]), torch.stack([g for _, g in wanted])))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        close(function.values_and_grads(w + 1, x), Vectorised(branching, "", loop=True).values_and_grads(w + 1, x))
+        torch.testing.assert_close(function.values(w, x), found[0])
+
+
+def test_values_that_vmap_cannot_take_are_looped_over_too() -> None:
+    function, x, w = Vectorised(branching, "This density"), randn(P), randn(6, P, seed=3)
+    with pytest.warns(PrioryWarning, match="looped over"):
+        values = function.values(w, x)
+    torch.testing.assert_close(values, torch.stack([branching(row, x) for row in w]))
+
+
+def test_a_branch_on_the_data_is_taken_anew_for_each_batch() -> None:
+    """A recorded graph would remember the branch of the first batch."""
+
+    def function(w: Tensor, x: Tensor) -> Tensor:
+        return (x * w).sum() if float(x.sum()) > 0 else (x * w * w).sum()
+
+    w, x = randn(3, P), randn(P).abs()
+    vectorised = Vectorised(function, "This density")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrioryWarning)
+        for batch in (x, -x):
+            wanted = [value_and_grad(function, row, batch) for row in w]
+            close(
+                vectorised.values_and_grads(w, batch),
+                (torch.stack([v for v, _ in wanted]), torch.stack([g for _, g in wanted])),
+            )
+
+
+def test_a_mistake_of_the_function_is_raised_as_its_own() -> None:
+    def wrong(w: Tensor) -> Tensor:
+        return (w @ torch.zeros(P + 1, dtype=F64)).sum()
+
+    for call in (Vectorised(wrong, "This").values, Vectorised(wrong, "This").values_and_grads):
+        with pytest.raises(RuntimeError, match="size"):
+            call(randn(2, P))
+
+    def unwritten(w: Tensor) -> Tensor:
+        raise KeyError("b")
+
+    with pytest.raises(KeyError, match="b"):
+        Vectorised(unwritten, "This").values_and_grads(randn(2, P))
+
+
+def test_only_so_many_recordings_are_kept() -> None:
+    function = Vectorised(lambda w: (w * w).sum(), "This")
+    for draws in [*range(1, TRACES + 4), 1]:
+        value, gradient = function.values_and_grads(torch.ones(draws, 2, dtype=F64))
+        assert value.tolist() == [2.0] * draws
+        assert gradient.shape == (draws, 2)
+    assert len(function._traces) <= TRACES
+
+
+def test_types_are_told_apart() -> None:
+    function = Vectorised(lambda w, x: (x * w).sum(), "This")
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        value, gradient = function.values_and_grads(torch.ones(2, 3, dtype=dtype), torch.ones(3, dtype=dtype))
+        assert value.dtype == gradient.dtype == dtype
+
+
+def test_the_vector_given_is_left_alone() -> None:
+    w = randn(3, P)
+    kept = w.clone()
+    Vectorised(smooth, "This").values_and_grads(w, (randn(5, P), randn(5)), 1.0)
+    value_and_grad(smooth, w[0], (randn(5, P), randn(5)), 1.0)
+    assert torch.equal(w, kept)
+    assert not w.requires_grad
+    assert w.grad is None
+
+
+def test_a_density_that_vmap_cannot_take_says_so_once_and_fits_as_by_hand() -> None:
+    def log_prob(p: dict[str, Tensor]) -> Tensor:
+        a = p["a"]
+        return -0.5 * (a - 1).square() if float(a.detach()) > 0 else -0.5 * (a - 1).square() + 0 * a
+
+    def plain(p: dict[str, Tensor]) -> Tensor:
+        return -0.5 * (p["a"] - 1).square()
+
+    params = {"a": pr.Param()}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        looped = pr.fit(pr.Density(log_prob, params), None, pr.MeanField(samples=4), steps=30, progress=False)
+    assert [w.category for w in caught] == [PrioryWarning]
+    assert "looped over" in str(caught[0].message)
+    batched = pr.fit(pr.Density(plain, params), None, pr.MeanField(samples=4), steps=30, progress=False)
+    torch.testing.assert_close(looped.mean["a"], batched.mean["a"], rtol=1e-12, atol=1e-12)
+
+
+def test_a_density_that_takes_leading_dimensions_itself_gives_the_same_fit() -> None:
+    def batched(p: dict[str, Tensor]) -> Tensor:
+        return -0.5 * (p["a"] - 1).square().sum(-1) - p["b"]
+
+    params = {"a": pr.Param((2,)), "b": pr.Param((), pr.constraints.positive)}
+    posteriors = [
+        pr.fit(pr.Density(batched, params, batched=flag), None, pr.MeanField(samples=4), steps=30, progress=False)
+        for flag in (True, False)
+    ]
+    for name in params:
+        torch.testing.assert_close(posteriors[0].mean[name], posteriors[1].mean[name], rtol=1e-12, atol=1e-12)
