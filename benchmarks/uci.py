@@ -74,8 +74,10 @@ def main() -> None:
         return
     print(f"{'set':<12} {'method':<22} {'RMSE':>16} {'log-likelihood':>18} {'seconds':>9}")
     for name in options.sets:
-        print(f"{name:<12} {PUBLISHED:<22} {published(options.data, name, 'rmse'):>16} "
-              f"{published(options.data, name, 'log_likelihood'):>18} {'-':>9}")
+        print(
+            f"{name:<12} {PUBLISHED:<22} {published(options.data, name, 'rmse'):>16} "
+            f"{published(options.data, name, 'log_likelihood'):>18} {'-':>9}"
+        )
         for method in options.methods:
             began = time.perf_counter()
             epochs = options.epochs or SETS[name]
@@ -86,8 +88,11 @@ def main() -> None:
                 ]
                 scores = torch.tensor([run.result() for run in runs], dtype=torch.float64)
             mean, error = scores.mean(0), scores.std(0) / len(scores) ** 0.5
-            print(f"{name:<12} {method:<22} {mean[0]:>8.3f} +- {error[0]:.3f} {mean[1]:>9.3f} +- {error[1]:.3f} "
-                  f"{time.perf_counter() - began:>9.1f}", flush=True)
+            print(
+                f"{name:<12} {method:<22} {mean[0]:>8.3f} +- {error[0]:.3f} {mean[1]:>9.3f} +- {error[1]:.3f} "
+                f"{time.perf_counter() - began:>9.1f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

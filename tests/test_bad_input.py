@@ -149,7 +149,7 @@ SHAPES: dict[str, tuple[Callable[[], Any], str]] = {
     "rows differ": (lambda: fit((X, Y[:19])), r"'data' of fit must have the same number of rows.*\(20, 3\).*\(19,\)"),
     "no targets": (lambda: fit((X,)), r"'data' of fit must be inputs and targets, such as \(X, y\). Got 1 part"),
     "one tensor": (lambda: fit(X), r"'data' of fit must be inputs and targets.*Got 1 part"),
-    "a number": (lambda: fit((X, torch.tensor(1.0))), r"'data' of fit must have rows. Got a single number in part 1"),
+    "a number": (lambda: fit((X, torch.tensor(1.0))), r"Part 1 of the data must have rows. Got a single number"),
     "no data": (lambda: fit(None), r"'data' of fit must be .*. Got None"),
     "inputs too wide": (
         lambda: fit((numbers(ROWS, 4), Y)),
@@ -198,7 +198,10 @@ TYPES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fit((torch.ones(ROWS, 3, dtype=torch.int64), Y)),
         r"network must take the inputs. Got \(20, 3\) torch.int64",
     ),
-    "sparse inputs": (lambda: fit((X.to_sparse(), Y)), r"'data' of fit must be dense tensors. Got torch.sparse_coo"),
+    "sparse inputs": (
+        lambda: fit((X.to_sparse(), Y)),
+        r"Part 0 of the data must be a dense tensor. Got torch.sparse_coo",
+    ),
     "ragged lists": (lambda: fit(([[1.0, 2.0, 3.0], [1.0]], [1.0, 2.0])), r"Part 0 of the data must be numbers"),
 }
 
@@ -826,7 +829,7 @@ PREDICT: dict[str, tuple[Any, str]] = {
     "infinity": (put(X, (7, 0), INF), r"inputs of .* must be finite. Got infinity in row 7"),
     "nothing": (X[:0], r"'x' of predict must have rows.*Got .*\(0, 3\)"),
     "no part": ((), r"'x' of predict must have rows"),
-    "a number": (3.0, r"'?x'? of predict must have rows.*Got a single number"),
+    "a number": (3.0, r"Part 0 of x must have rows. Got a single number"),
     "too wide": (numbers(5, 4), r"network must take the inputs. Got \(5, 4\)"),
     "two inputs": ((X, X), r"network must take the inputs. Got \(20, 3\).*\(20, 3\).*raised"),
     "rows that differ": ((X, X[:3]), r"'x' of predict must have rows, as many in each part. Got .*\(20, 3\), \(3, 3\)"),
@@ -922,7 +925,8 @@ def test_wrong_parameters_of_a_density_are_refused(posterior: Any) -> None:
     wrong = draws | {"3.bias": torch.zeros(4, 2)}
     sentence(r"'3.bias' of params must have the shape \(1,\).*Got \(4, 2\)", lambda: posterior.log_prob(wrong))
     sentence(
-        r"'3.bias' of params must have .*leading", lambda: posterior.log_prob(draws | {"3.bias": torch.zeros(3, 1)})
+        r"'params' of the posterior must share their leading dimensions",
+        lambda: posterior.log_prob(draws | {"3.bias": torch.zeros(3, 1)}),
     )
 
 

@@ -114,9 +114,7 @@ def test_each_layer_imports_only_from_those_above_it():
         called = bool(MAY_IMPORT_UPWARD & set(found.inside)) and found.units[0] == "posteriors"
         return above or called
 
-    assert [
-        str(found) for found in IMPORTS if unit(found.importer) != "__init__" and not allowed(found)
-    ] == []
+    assert [str(found) for found in IMPORTS if unit(found.importer) != "__init__" and not allowed(found)] == []
 
 
 def test_no_two_modules_need_each_other_to_be_imported():
@@ -154,9 +152,7 @@ def test_a_method_imports_map_and_no_other_method():
 def is_method(name: str) -> bool:
     """Whether a module of methods/ defines a method: a class with `init`, `step` and `posterior`."""
     classes = [
-        node
-        for node in ast.parse(MODULES[name].read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef)
+        node for node in ast.parse(MODULES[name].read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)
     ]
     wanted = {"init", "step", "posterior"}
     return any(wanted <= {getattr(child, "name", None) for child in node.body} for node in classes)
@@ -219,9 +215,7 @@ print("done")
 
 def test_torch_and_safetensors_are_enough_to_fit_predict_and_save(tmp_path: Path):
     command = [sys.executable, "-c", MINIMAL, str(tmp_path / "minimal.priory")]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("done\n")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
-from priory.errors import require
+from priory.errors import require, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class EarlyStop:
 
     def __post_init__(self) -> None:
         require(
-            isinstance(self.patience, int) and self.patience >= 1,
+            whole(self.patience, 1),
             "patience",
             "EarlyStop",
             "be a whole number from 1",

@@ -7,14 +7,15 @@ epoch) alone, so that a resumed fit sees the same batches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from priory.errors import InputError, require
+from priory.errors import InputError, require, whole
 from priory.streams import stream
 
 if TYPE_CHECKING:
@@ -39,46 +40,38 @@ class Data:
     dataset: Dataset[Any] | None = None  # fetched row by row
     loader: DataLoader[Any] | None = None  # the person's own batches
     prepare: Callable[[Batch], Batch] = lambda batch: batch  # to the model's types and device, with its checks
+    single: bool = False  # given as one tensor and not as a tuple
 
     @staticmethod
     def of(source: Any, batch_size: int | None = None) -> Data:
         """Read tensors, arrays, a Dataset, a DataLoader, another Data, or None."""
         if isinstance(source, Data):
             return source
-        whole = batch_size is None or (isinstance(batch_size, int) and batch_size >= 1)
-        require(whole, "batch_size", "fit", "be a whole number from 1", batch_size)
+        ok = batch_size is None or whole(batch_size, 1)
+        require(ok, "batch_size", "fit", "be a whole number from 1", batch_size)
         if source is None:
             return Data(None, 1)
         if isinstance(source, DataLoader):
-            require(
-                batch_size is None,
-                "batch_size",
-                "fit",
-                "be left out with a DataLoader, which has its own",
-                batch_size,
-            )
-            return Data(_rows_of_loader(source), source.batch_size or 1, loader=source)
+            must = "be left out with a DataLoader, which has its own"
+            require(batch_size is None, "batch_size", "fit", must, batch_size)
+            return Data(*_sizes_of_loader(source), loader=source)
         if isinstance(source, TensorDataset):
             source = source.tensors
         if isinstance(source, Dataset):
             require(hasattr(source, "__len__"), "data", "fit", "have a length", type(source).__name__)
             n = len(source)  # pyright: ignore[reportArgumentType] - checked in the line above
             require(n > 0, "data", "fit", "have at least one row", "none")
-            return Data(n, min(batch_size or DEFAULT_BATCH, n), dataset=source)
-        tensors = tuple(_tensor(a, i) for i, a in enumerate(source if isinstance(source, (tuple, list)) else (source,)))
-        rows = {len(t) for t in tensors}
-        require(
-            len(rows) == 1,
-            "data",
-            "fit",
-            "have the same number of rows in each part",
-            [tuple(t.shape) for t in tensors],
-        )
-        n = rows.pop()
+            return Data(n, min(int(batch_size or DEFAULT_BATCH), n), dataset=source)
+        single = not isinstance(source, (tuple, list))
+        tensors = tuple(tensor_of(a, f"Part {i} of the data") for i, a in enumerate((source,) if single else source))
+        require(bool(tensors), "data", "fit", "have at least one part", "none")
+        shapes = [tuple(t.shape) for t in tensors]
+        require(len({len(t) for t in tensors}) == 1, "data", "fit", "have the same number of rows in each part", shapes)
+        n = len(tensors[0])
         require(n > 0, "data", "fit", "have at least one row", "none")
         for i, t in enumerate(tensors):
             check_finite(t, part(i, len(tensors)))
-        return Data(n, min(batch_size or DEFAULT_BATCH, n), tensors=tensors)
+        return Data(n, min(int(batch_size or DEFAULT_BATCH), n), tensors=tensors, single=single)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -95,11 +88,12 @@ class Data:
             yield from self._loaded(seed, epoch, skip)
         elif self.batch_size >= self.num_data:  # one batch: its order doesn't matter
             if skip == 0:
-                yield self._take(None)
+                yield self._take(None, stream(seed, "rows", epoch, 0))
         else:
             order = torch.randperm(self.num_data, generator=stream(seed, "order", epoch))
-            for start in range(skip * self.batch_size, self.num_data, self.batch_size):
-                yield self._take(order[start : start + self.batch_size])
+            for index in range(skip, self.steps_per_epoch):
+                rows = order[index * self.batch_size : (index + 1) * self.batch_size]
+                yield self._take(rows, None if self.tensors is not None else stream(seed, "rows", epoch, index))
 
     def blocks(self, rows: int) -> Iterator[Batch]:
         """One pass over all rows in order, `rows` at a time (a DataLoader's own batches, whatever their order)."""
@@ -109,11 +103,16 @@ class Data:
             yield from self._loaded(0, 0, 0)
         else:
             for start in range(0, self.num_data, rows):
-                yield self._take(torch.arange(start, min(start + rows, self.num_data)))
+                yield self._take(torch.arange(start, min(start + rows, self.num_data)), stream(0, "block", start))
 
     def some(self, rows: int) -> Batch:
-        """The first rows: enough to look at shapes and scales."""
-        return tuple(t[:rows] for t in next(iter(self.blocks(rows))))
+        """The first rows, or as many as there are: enough to look at shapes and scales."""
+        found: list[Batch] = []
+        for batch in self.blocks(rows):
+            found.append(batch)
+            if sum(len(b[0]) for b in found) >= rows:
+                break
+        return tuple(torch.cat(parts)[:rows] for parts in zip(*found, strict=True))
 
     def split(self, fraction: float, seed: int) -> tuple[Data, Data]:
         """Two disjoint parts, the second with this fraction of the rows, chosen by the seed."""
@@ -121,62 +120,100 @@ class Data:
             raise InputError(
                 "Rows can be held out of two or more. Got fewer: give the noise, as in Gaussian(noise=0.1)."
             )
-        order = torch.randperm(self.num_data, generator=stream(seed, "holdout"))
-        held = max(1, round(fraction * self.num_data))
+        rows = self._indices(seed)
+        order = rows[torch.randperm(len(rows), generator=stream(seed, "holdout"))]
+        held = min(max(1, round(fraction * len(rows))), len(rows) - 1)
+        if (len(rows) - held) % self.batch_size == 1 and len(rows) - held > 1:
+            held += 1  # a last batch of one row, which batch normalisation can't take
         return self._part(order[held:]), self._part(order[:held])
 
     def prepared(self, prepare: Callable[[Batch], Batch]) -> Data:
         """The same rows, each batch passed through `prepare`; what is in memory is prepared at once."""
-        if self.tensors is not None:
-            return Data(self.num_data, self.batch_size, tensors=prepare(self.tensors))
-        return Data(self.num_data, self.batch_size, dataset=self.dataset, loader=self.loader, prepare=prepare)
+        tensors = None if self.tensors is None else prepare(self.tensors)
+        return replace(self, tensors=tensors, prepare=prepare)
+
+    def _indices(self, seed: int) -> Tensor:
+        """Which rows of the data set these are: all, or those that a loader's sampler goes through."""
+        assert self.num_data is not None
+        if self.loader is None:
+            return torch.arange(self.num_data)
+        if not hasattr(self.loader.dataset, "__getitem__"):
+            raise InputError(
+                "The 'data' of fit must allow rows to be held out. Got a DataLoader without indices: give the noise."
+            )
+        sampler = self.loader.batch_sampler if self.loader.batch_size is None else self.loader.sampler
+        with swapped(stream(seed, "sampler")), _seeded(self.loader, seed, 0):
+            drawn = list(sampler)  # pyright: ignore[reportArgumentType] - a sampler can be gone through
+        flat = [i for item in drawn for i in item] if self.loader.batch_size is None else drawn
+        return torch.tensor(sorted(set(flat)))
 
     def _part(self, rows: Tensor) -> Data:
         n, size = len(rows), min(self.batch_size, len(rows))
         if self.tensors is not None:
-            return Data(n, size, tensors=tuple(t[rows] for t in self.tensors))
+            return replace(self, num_data=n, batch_size=size, tensors=tuple(t[rows] for t in self.tensors))
         dataset = self.dataset if self.loader is None else self.loader.dataset
-        if self.loader is not None and not hasattr(dataset, "__getitem__"):
-            raise InputError(
-                "The 'data' of fit must allow rows to be held out. Got a DataLoader without indices: give the noise."
-            )
         assert dataset is not None
         collate = self.loader.collate_fn if self.loader is not None else default_collate
-        return Data(n, size, dataset=_Collated(Subset(dataset, rows.tolist()), collate), prepare=self.prepare)
+        part = _Collated(Subset(dataset, rows.tolist()), collate)
+        return replace(self, num_data=n, batch_size=size, dataset=part, loader=None)
 
-    def _take(self, rows: Tensor | None) -> Batch:
+    def _take(self, rows: Tensor | None, generator: torch.Generator | None) -> Batch:
         if self.tensors is not None:
             return self.tensors if rows is None else tuple(t[rows] for t in self.tensors)
         assert self.dataset is not None
         assert self.num_data is not None
-        chosen = range(self.num_data) if rows is None else rows.tolist()
-        items = [self.dataset[i] for i in chosen]
-        collate = self.dataset.collate if isinstance(self.dataset, _Collated) else default_collate
-        return self.prepare(as_batch(collate(items)))
+        assert generator is not None
+        chosen = list(range(self.num_data)) if rows is None else rows.tolist()
+        with swapped(generator):
+            items = [self.dataset[i] for i in chosen]
+            collate = self.dataset.collate if isinstance(self.dataset, _Collated) else default_collate
+            batch = as_batch(collate(items))
+        for i, t in enumerate(batch):
+            check_finite(t, part(i, len(batch)), chosen)
+        return self.prepare(batch)
 
     def _loaded(self, seed: int, epoch: int, skip: int) -> Iterator[Batch]:
-        """A loader's batches with torch's global stream swapped for ours while it draws, and put back after."""
+        """A loader's batches, with every generator that it draws from set to ours meanwhile."""
         assert self.loader is not None
-        theirs, state = None, stream(seed, "loader", epoch).get_state()
-        own = getattr(self.loader, "generator", None)
-        if own is not None:
-            own.set_state(stream(seed, "sampler", epoch).get_state())
-        iterator: Iterator[Any] | None = None
-        index = 0
-        while True:
-            theirs = torch.get_rng_state()
-            torch.set_rng_state(state)
-            try:
-                iterator = iter(self.loader) if iterator is None else iterator
-                item = next(iterator)
-            except StopIteration:
-                return
-            finally:
-                state = torch.get_rng_state()
-                torch.set_rng_state(theirs)
-            if index >= skip:
-                yield self.prepare(as_batch(item))
-            index += 1
+        generator = stream(seed, "loader", epoch)
+        with _seeded(self.loader, seed, epoch):
+            with swapped(generator):
+                iterator = iter(self.loader)
+            for index in range(len(self.loader)):
+                with swapped(generator):
+                    try:
+                        item = next(iterator)
+                    except StopIteration:
+                        return
+                if index >= skip:
+                    yield self.prepare(as_batch(item))
+
+
+@contextmanager
+def swapped(generator: torch.Generator) -> Iterator[None]:
+    """Torch's global stream replaced by this one, which goes on where it stopped; the global one is put back after."""
+    theirs = torch.get_rng_state()
+    torch.set_rng_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(torch.get_rng_state())
+        torch.set_rng_state(theirs)
+
+
+@contextmanager
+def _seeded(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[None]:
+    """The generators that a loader and its samplers hold, set by (seed, epoch) and put back after."""
+    holders = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    found = {id(g): g for h in holders if isinstance(g := getattr(h, "generator", None), torch.Generator)}
+    states = {key: g.get_state() for key, g in found.items()}
+    for index, g in enumerate(found.values()):
+        g.set_state(stream(seed, "sampler", epoch, index).get_state())
+    try:
+        yield
+    finally:
+        for key, g in found.items():
+            g.set_state(states[key])
 
 
 class _Collated(Dataset[Any]):
@@ -192,10 +229,10 @@ class _Collated(Dataset[Any]):
         return self.rows[index]
 
 
-def as_batch(item: Any) -> Batch:
+def as_batch(item: Any, owner: str = "of the data") -> Batch:
     """A collated item as a tuple of tensors."""
     parts: Sequence[Any] = item if isinstance(item, (tuple, list)) else (item,)
-    return tuple(_tensor(a, i) for i, a in enumerate(parts))
+    return tuple(tensor_of(a, f"Part {i} {owner}") for i, a in enumerate(parts))
 
 
 def part(index: int, parts: int) -> str:
@@ -205,42 +242,60 @@ def part(index: int, parts: int) -> str:
     return "inputs" if parts == 2 else f"inputs {index}"
 
 
-def check_finite(t: Tensor, name: str) -> None:
-    """Refuse NaN and infinity, saying in which row."""
+def check_finite(t: Tensor, name: str, rows: Sequence[int] | None = None) -> None:
+    """Refuse NaN and infinity, saying in which row (of the data set, if the rows are named)."""
     if t.is_floating_point() and not bool(torch.isfinite(t.sum())) and not bool((finite := torch.isfinite(t)).all()):
-        row = int((~finite).nonzero()[0, 0]) if t.ndim else 0
+        place = int((~finite).nonzero()[0, 0])
+        row = place if rows is None else rows[place]
         kind = "NaN" if bool(torch.isnan(t).any()) else "infinity"
-        raise InputError(
-            f"The {name} of the data must be finite. Got {kind} in row {row} (and {int((~finite).sum()) - 1} more)."
-        )
+        more = int((~finite).sum()) - 1
+        raise InputError(f"The {name} of the data must be finite. Got {kind} in row {row} (and {more} more).")
 
 
-def _tensor(a: Any, index: int) -> Tensor:
+def tensor_of(a: Any, name: str) -> Tensor:
+    """A tensor of numbers with rows, from a tensor, an array, a frame or a list."""
     if isinstance(a, Tensor):
         t = a.detach()
     else:
         array = a.__array__() if hasattr(a, "__array__") else a
         try:
-            t = torch.as_tensor(array)
+            t = torch.as_tensor(_plain(array))
         except (TypeError, ValueError, RuntimeError) as error:
             kind = getattr(array, "dtype", type(a).__name__)
-            raise InputError(
-                f"Part {index} of the data must be numbers in a tensor or an array. Got {kind} instead."
-            ) from error
-    require(t.ndim >= 1, "data", "fit", "have rows", f"a single number in part {index}")
-    require(t.layout == torch.strided, "data", "fit", "be dense tensors", t.layout)
+            raise InputError(f"{name} must be numbers in a tensor or an array. Got {kind} instead.") from error
+    if t.ndim == 0:
+        raise InputError(f"{name} must have rows. Got a single number instead.")
+    if t.layout != torch.strided:
+        raise InputError(f"{name} must be a dense tensor. Got {t.layout} instead.")
     return t
 
 
-def _rows_of_loader(loader: DataLoader[Any]) -> int:
+def _plain(array: Any) -> Any:
+    """An array that torch can share: writable, forward, in the machine's byte order; anything else is copied."""
+    if not hasattr(array, "flags") or not hasattr(array, "strides"):
+        return array
+    if array.dtype.kind not in "biufc":
+        raise TypeError("not numbers")
+    if not array.dtype.isnative:
+        return array.astype(array.dtype.newbyteorder("="))
+    return array if array.flags.writeable and all(s >= 0 for s in array.strides) else array.copy()
+
+
+def _sizes_of_loader(loader: DataLoader[Any]) -> tuple[int, int]:
+    """How many rows a loader goes through, and how many at a time."""
     if isinstance(loader.dataset, IterableDataset):
         raise InputError(
             "The 'data' of fit must be a DataLoader with a length, from which the number of rows is read. "
             "Got a DataLoader over an IterableDataset instead."
         )
-    try:
-        rows = len(loader.sampler)  # pyright: ignore[reportArgumentType] - a sampler without a length is the case below
-    except (TypeError, NotImplementedError):
-        rows = len(loader.dataset)  # pyright: ignore[reportArgumentType]
+    batches: Any = loader.batch_sampler
+    require(batches is not None, "data", "fit", "be a DataLoader that makes batches", "one with batch_size=None")
+    if loader.batch_size is not None:
+        rows, size = len(loader.sampler), loader.batch_size  # pyright: ignore[reportArgumentType]
+    elif hasattr(batches, "sampler") and hasattr(batches, "batch_size"):
+        rows, size = len(batches.sampler), batches.batch_size
+    else:
+        sizes = [len(batch) for batch in batches]
+        rows, size = sum(sizes), max(sizes, default=1)
     require(rows > 0 and len(loader) > 0, "data", "fit", "have at least one row", "none")
-    return rows
+    return rows, size

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from priory.data import Batch
+from priory.data import Batch, check_finite
 from priory.errors import InputError, require
 from priory.flat import Layout, Param
 from priory.vectorise import Vectorised, value_and_grad
@@ -84,16 +84,16 @@ class Density:
 
     def prepare(self, batch: Batch) -> Batch:
         """A batch in the density's floating type, on its device."""
+        for i, t in enumerate(batch):
+            check_finite(t, f"part {i}")
         return tuple(t.to(self.device, self.dtype if t.is_floating_point() else None) for t in batch)
 
     def check(self, batch: Any) -> None:
         """One trial evaluation at the starting point: scalar, finite, differentiable; one value a datum."""
+        none = isinstance(batch, tuple) and len(batch) == 0
+        require(self.log_prob is None or none, "data", "fit", "be None for a Density that is one log_prob", "some")
         require(
-            self.log_prob is not None or batch != (),
-            "data",
-            "fit",
-            "be given to a Density with a log_likelihood",
-            None,
+            self.log_prob is not None or not none, "data", "fit", "be given to a Density with a log_likelihood", None
         )
         w = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
         params = self.layout.constrain(w)
@@ -136,7 +136,7 @@ class Density:
                 name,
                 "Density",
                 f"be finite at the start {where}",
-                value.flatten()[:1].tolist(),
+                value.flatten()[~torch.isfinite(value).flatten()][:1].tolist(),
             )
         try:
             value_and_grad(lambda u: self._factored(u, batch, 1.0) + self.prior.log_prob(u), w)

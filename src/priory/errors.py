@@ -7,6 +7,7 @@ mend the call without reading a traceback.
 from __future__ import annotations
 
 import importlib
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,8 +54,17 @@ def require(ok: bool, name: str, owner: str, must: str, got: object) -> None:
 
 
 def _short(got: object) -> str:
-    text = got if isinstance(got, str) else repr(got)
+    text = " ".join((got if isinstance(got, str) else repr(got)).split())
     return text if len(text) <= 120 else text[:117] + "..."
+
+
+def whole(value: object, least: int) -> bool:
+    """Whether a value is a whole number (of any library's integer types) from `least`.
+
+    >>> whole(3, 1), whole(True, 1), whole(2.0, 1)
+    (True, False, False)
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def extra(module: str, name: str) -> ModuleType:

@@ -136,6 +136,8 @@ class Layout:
                 )
             u = x if block.bijector.identity else block.bijector.inverse(x)
             pieces.append(u.reshape(*x.shape[:rank], block.stop - block.start))
+        leads = {tuple(p.shape[:-1]) for p in pieces}
+        require(len(leads) == 1, "params", "the posterior", "share their leading dimensions", sorted(leads))
         return torch.cat(pieces, dim=-1)
 
     def signature(self) -> list[list[object]]:

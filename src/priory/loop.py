@@ -16,7 +16,7 @@ from priory.callbacks import Moment, Remembering
 from priory.checkpoint import Checkpoint, Keeper, copied, leaves, rebuild
 from priory.data import Batch, Data
 from priory.density import Density
-from priory.errors import DivergedError, require
+from priory.errors import DivergedError, require, whole
 from priory.history import Told
 from priory.methods.base import Method, Plan
 from priory.model import Model
@@ -72,19 +72,23 @@ def fit(
             getattr(method, "__name__", type(method).__name__),
         )
     for name, number in (("epochs", epochs), ("steps", steps)):
-        ok = number is None or (isinstance(number, int) and not isinstance(number, bool) and number >= 1)
-        require(ok, name, "fit", "be a whole number from 1", number)
+        require(number is None or whole(number, 1), name, "fit", "be a whole number from 1", number)
     require(epochs is None or steps is None, "steps", "fit", "be left out when epochs are given", steps)
-    require(isinstance(seed, int), "seed", "fit", "be a whole number", seed)
+    require(whole(seed, -(2**63)), "seed", "fit", "be a whole number", seed)
+    ok = isinstance(callbacks, (tuple, list)) and all(callable(callback) for callback in callbacks)
+    require(ok, "callbacks", "fit", "be a list of functions", callbacks)
+    require(not torch.is_inference_mode_enabled(), "mode", "fit", "allow gradients", "torch.inference_mode()")
+    seed = int(seed)
 
     rows = Data.of(data, batch_size).prepared(model.prepare)
-    target = make_target(
-        model, rows, temperature, tempers, single=isinstance(data, Tensor) or hasattr(data, "__array__")
-    )
+    target = make_target(model, rows, temperature, tempers)
     start = method.start
     if start is not None and not isinstance(start, Posterior):
         start = fit(model, rows, start, seed=seed, temperature=temperature, tempers=tempers, progress=progress)
-    total = steps or (epochs * rows.steps_per_epoch if epochs else method.length(rows))
+    if start is not None:
+        same = start.model.layout.signature() == model.layout.signature()
+        require(same, "start", type(method).__name__, "be a posterior of the same model", repr(start))
+    total = int(steps or (epochs * rows.steps_per_epoch if epochs else method.length(rows)))
     plan = method.plan(target, rows, total, seed)
     run = Run(target, method, plan, seed, start)
     if checkpoint is not None:
@@ -95,16 +99,16 @@ def fit(
     return posterior
 
 
-def make_target(model: Model | Density, rows: Data, temperature: float, tempers: Any, single: bool = False) -> Target:
+def make_target(model: Model | Density, rows: Data, temperature: float = 1.0, tempers: Any = "likelihood") -> Target:
     """The Target of prepared data, after one trial evaluation on a few rows and a look at every target in memory."""
+    if isinstance(model, Model):
+        require(rows.num_data is not None, "data", "fit", "be inputs and targets, such as (X, y)", None)
     some = rows.some(128) if rows.num_data is not None else ()
     event = some[-1].shape[1:] if some and isinstance(model, Model) else torch.Size()
-    target = Target(model, rows.num_data, temperature, tempers, event, single)
-    model.check(target._form(some))
-    if isinstance(model, Model) and rows.tensors is not None:
-        with torch.no_grad():
-            few = model.outputs(model.network.initial[None], tuple(x[:2] for x in some[:-1]), {}, event)
-        model.likelihood.check(few, rows.tensors[-1])
+    target = Target(model, rows.num_data, temperature, tempers, event, rows.single)
+    model.check(target.form(some))
+    if rows.tensors is not None and isinstance(model, Model):
+        model.prepare(rows.tensors)  # again, now that the network's outputs are known: labels must fit them
     return target
 
 

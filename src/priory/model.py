@@ -64,6 +64,7 @@ class Model:
         self.learnt = slice(self.network.size, self.layout.size)  # the coordinates that are not the network's
         self._gradient = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
         self._sum = Vectorised(self._functional_sum, "This network")
+        self._example: Tensor | None = None  # one row of outputs, once a trial pass has shown them
         self._prior_text = str(prior)
 
     def __repr__(self) -> str:
@@ -77,7 +78,10 @@ class Model:
         require(len(batch) >= 2, "data", "fit", "be inputs and targets, such as (X, y)", f"{len(batch)} part")
         for i, t in enumerate(batch):
             check_finite(t, part(i, len(batch)))
-        return (*self.prepare_inputs(batch[:-1]), self.prepare_targets(batch[-1]))
+        targets = self.prepare_targets(batch[-1])
+        if self._example is not None:
+            self.likelihood.check(self._example, targets)
+        return (*self.prepare_inputs(batch[:-1]), targets)
 
     def prepare_inputs(self, inputs: Batch) -> Batch:
         """Floating inputs in the network's type; whole numbers stay, for embeddings."""
@@ -91,10 +95,10 @@ class Model:
     def check(self, batch: Batch) -> None:
         """One trial pass: the network takes the inputs, fits the likelihood, is finite, and draws nothing at random."""
         *inputs, targets = batch
-        before, given, trial = torch.get_rng_state(), self.network.own_buffers(), self.network.own_buffers()
+        before = torch.get_rng_state()
         try:
-            with torch.no_grad():
-                outputs = self.network(self.network.initial, tuple(inputs), trial, train=True)
+            with torch.enable_grad():
+                outputs = self.network.try_once(tuple(inputs))
             drew = not torch.equal(before, torch.get_rng_state())
         except InputError:
             raise
@@ -109,24 +113,16 @@ class Model:
                 "The network must not draw random numbers of its own. Got dropout in training mode instead: "
                 "call net.eval(), or set its p to 0, before Model."
             )
-        require(
-            outputs.ndim >= 1 and len(outputs) == len(targets),
-            "output",
-            "the network",
-            f"have a row for each of the {len(targets)} inputs",
-            f"the shape {tuple(outputs.shape)}",
-        )
-        self.network.changes_buffers = any(not torch.equal(given[name], trial[name]) for name in given)
-        self.network.use_buffers(given)
+        require(outputs.requires_grad, "output", "the network", "depend on its parameters", "a detached tensor")
+        outputs = outputs.detach()
+        rows = outputs.ndim >= 1 and len(outputs) == len(targets)
+        got = f"the shape {tuple(outputs.shape)}"
+        require(rows, "output", "the network", f"have a row for each of the {len(targets)} inputs", got)
         arranged = self.likelihood.arrange(outputs, targets.shape[1:])
         self.likelihood.check(arranged, targets)
-        require(
-            bool(torch.isfinite(outputs).all()),
-            "output",
-            "the network",
-            "be finite at its initial weights",
-            "NaN or infinity",
-        )
+        finite = bool(torch.isfinite(outputs).all())
+        require(finite, "output", "the network", "be finite at its initial weights", "NaN or infinity")
+        self._example = arranged[:1]
 
     # Where a fit begins.
 
@@ -140,8 +136,20 @@ class Model:
         return torch.stack([torch.cat([w, *pieces]) for w in weights]).reshape(*shape, self.layout.size)
 
     def buffers(self) -> dict[str, Tensor]:
-        """A copy of the network's buffers, for a fit to change; none if training leaves them alone."""
-        return self.network.own_buffers() if self.network.changes_buffers else {}
+        """A copy of the buffers that training writes, for a fit to change."""
+        return self.network.own_buffers()
+
+    def fixed(self) -> dict[str, Tensor]:
+        """What predictions depend on and no fit changes."""
+        return self.network.fixed()
+
+    def member(self, buffers: Buffers, index: int) -> dict[str, Tensor]:
+        """The buffers of one member, by its place in the flattened leading shape; draws in front of it share them."""
+        given, own = self.network.own_buffers(), {}
+        for name, b in buffers.items():
+            flat = b.reshape((-1, *given[name].shape)) if b.ndim > given[name].ndim else b[None]
+            own[name] = flat[index % len(flat)]
+        return own
 
     # log p(y | x, w), a datum or summed.
 
@@ -181,15 +189,14 @@ class Model:
         if w.ndim == 1:
             return self._one(w, batch, factor, buffers)
         flat = w.reshape(-1, w.shape[-1])
-        if self.network.batches_well(len(batch[0])) and not self.network.changes_buffers:
+        if self.network.batches_well(len(batch[0])) and not self.network.written:
             self.network.set_mode(train=True)
-            values, gradients = self._sum.values_and_grads(flat, batch, buffers)
+            values, gradients = self._sum.values_and_grads(flat, batch, {})
             values, gradients = values * factor, gradients * factor
         else:
             values, gradients = torch.empty_like(flat[:, 0]), torch.empty_like(flat)
             for i, v in enumerate(flat):
-                own = {name: t.reshape(len(flat), *t.shape[w.ndim - 1 :])[i] for name, t in buffers.items()}
-                values[i], gradients[i] = self._one(v, batch, factor, own)
+                values[i], gradients[i] = self._one(v, batch, factor, self.member(buffers, i))
         return values.reshape(w.shape[:-1]), gradients.reshape(w.shape)
 
     def _one(self, w: Tensor, batch: Batch, factor: float, buffers: Buffers) -> tuple[Tensor, Tensor]:
@@ -208,7 +215,7 @@ class Model:
     def log_likelihood_sum(self, w: Tensor, batch: Batch) -> Tensor:
         """sum_n log p(y_n | x_n, w) for one vector, as a function that autograd goes through; buffers as given."""
         self.network.set_mode(train=True)
-        return self._functional_sum(w, batch, self.network.own_buffers())
+        return self._functional_sum(w, batch, self.buffers())
 
     def _functional_sum(self, w: Tensor, batch: Batch, buffers: Buffers) -> Tensor:
         outputs = self.network.functional(w, batch[:-1], buffers)

@@ -65,6 +65,8 @@ class Network:
             self.dtype,
         )
 
+        hooked = [name for name, p in trainable.items() if p._backward_hooks]
+        require(not hooked, "net", "Model", "have no hooks on its parameters, which a copy would lose", hooked)
         self.params: dict[str, Param] = {name: Param(tuple(p.shape)) for name, p in trainable.items()}
         self.size = sum(p.numel() for p in trainable.values())
         self.initial = torch.cat([p.detach().reshape(-1) for p in trainable.values()])
@@ -76,14 +78,35 @@ class Network:
             raise InputError(
                 f"The 'net' of Model must allow copy.deepcopy. Got {type(error).__name__} ({reason}) instead."
             ) from error
+        self._refuse_copies_that_share(net)
         self._training = {name: module.training for name, module in self.skeleton.named_modules()}
         self.layers = [m for m in self.skeleton.modules() if next(m.children(), None) is None]
         self.dense = all(isinstance(m, (*DENSE, *ACTIVATIONS)) for m in self.layers)
         self._bound: tuple[int, torch.Size] | None = None
         self._grads: Tensor | None = None
         self._given = {name: buffer.detach().clone() for name, buffer in self.skeleton.named_buffers()}
-        self.changes_buffers = False  # whether a pass in training mode changes them; a trial pass finds out
+        self.written: tuple[str, ...] = ()  # buffers that a pass in training mode writes; `try_once` finds out
+        self._in_use: dict[str, Tensor] = {}
+        self._mode: bool | None = None
         self.set_mode(train=False)
+
+    def _refuse_copies_that_share(self, net: nn.Module) -> None:
+        """A copy that still reads the person's parameters would train nothing, or what isn't ours."""
+        ours = {id(leaf) for leaf in self._leaves.values()}
+        reads = {id(p) for p in self.skeleton.parameters() if p.requires_grad}
+        shared = {id(m) for m in net.modules()} & {id(m) for m in self.skeleton.modules()}
+        sharing = f"{type(net).__name__}, whose copy shares its parameters"
+        require(reads == ours and not shared, "net", "Model", "allow copy.deepcopy", sharing)
+        for module in self.skeleton.modules():
+            for key, value in vars(module).items():
+                inside = (
+                    value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+                )
+                if not key.startswith("_") and any(id(item) in ours for item in inside):
+                    raise InputError(
+                        f"The 'net' of Model must keep its parameters in modules. Got them in the {type(value).__name__} "
+                        f"'{key}' instead: use nn.ParameterList or nn.ParameterDict."
+                    )
 
     # One vector: the skeleton's parameters are views of it.
 
@@ -118,7 +141,16 @@ class Network:
         self.bind(w)
         self.use_buffers(buffers)
         self.set_mode(train)
-        return checked(self.skeleton(*inputs))
+        try:
+            outputs = self.skeleton(*inputs)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            must = "Batch normalisation must have more than 1 value per channel in every batch."
+            raise InputError(f"{must} Got a batch of one row instead: change batch_size.") from error
+        if train and self.written:
+            self._put_back()
+        return checked(outputs)
 
     # Many vectors.
 
@@ -137,18 +169,61 @@ class Network:
 
     # Buffers and modes.
 
+    def try_once(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        """One pass in training mode on copies of the buffers, which finds out which of them it writes.
+
+        A buffer may be replaced, written without a change in value, or written by a kernel that doesn't count.
+        """
+        trial = {name: buffer.clone() for name, buffer in self._given.items()}
+        versions = {name: buffer._version for name, buffer in trial.items()}
+        self.written = ()
+        try:
+            return self(self.initial, inputs, trial, train=True)
+        finally:
+            now = dict(self.skeleton.named_buffers())
+            self.written = tuple(
+                name
+                for name, b in trial.items()
+                if now.get(name) is not b or b._version != versions[name] or not torch.equal(b, self._given[name])
+            )
+            self._in_use = dict(trial)
+            self.use_buffers({})
+
     def own_buffers(self) -> dict[str, Tensor]:
-        """A copy of the buffers as the module had them."""
-        return {name: buffer.clone() for name, buffer in self._given.items()}
+        """A copy, as the module had them, of the buffers that training writes."""
+        return {name: self._given[name].clone() for name in self.written}
+
+    def fixed(self) -> dict[str, Tensor]:
+        """What no fit changes: parameters that need no gradient, and the buffers as given."""
+        frozen = {name: p.detach() for name, p in self.skeleton.named_parameters() if not p.requires_grad}
+        return {**frozen, **self._given}
 
     def use_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Let the skeleton read, and in training mode change, these tensors."""
+        """Let the skeleton read, and in training mode write, these tensors; others go back to what was given."""
+        for name in self._in_use.keys() - buffers.keys():
+            self._place(name, self._given[name].clone())
+            del self._in_use[name]
         for name, buffer in buffers.items():
-            owner, _, key = name.rpartition(".")
-            self.skeleton.get_submodule(owner)._buffers[key] = buffer
+            if self._in_use.get(name) is not buffer:
+                self._place(name, buffer)
+                self._in_use[name] = buffer
+
+    def _put_back(self) -> None:
+        """A module that replaced a buffer, rather than writing into it, wrote into ours all the same."""
+        now = dict(self.skeleton.named_buffers())
+        for name in self.written:
+            ours, theirs = self._in_use.get(name), now.get(name)
+            if ours is not None and theirs is not None and theirs is not ours:
+                ours.copy_(theirs.detach())
+                self._place(name, ours)
+
+    def _place(self, name: str, buffer: Tensor) -> None:
+        owner, _, key = name.rpartition(".")
+        self.skeleton.get_submodule(owner)._buffers[key] = buffer
 
     def set_mode(self, train: bool) -> None:
-        if getattr(self, "_mode", None) is train:
+        """Training mode, as the person left each module, or evaluation mode."""
+        if self._mode is train:
             return
         for name, module in self.skeleton.named_modules():
             module.training = train and self._training[name]
@@ -164,6 +239,7 @@ class Network:
         seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
         self.bind(self.initial.clone())
         touched: set[int] = set()
+        ours = {id(leaf) for leaf in self._leaves.values()}
         with (
             torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
             torch.no_grad(),
@@ -172,10 +248,11 @@ class Network:
             for module in self.skeleton.modules():
                 reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
                 if callable(reset):
-                    saved = {name: buffer.clone() for name, buffer in module.named_buffers()}
+                    kept = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in ours]
+                    saved = [t.clone() for t in kept]
                     reset()
-                    for name, buffer in module.named_buffers():
-                        buffer.copy_(saved[name])
+                    for t, value in zip(kept, saved, strict=True):
+                        t.copy_(value)
                     touched |= {id(p) for p in module.parameters()}
             for leaf in self._leaves.values():
                 if id(leaf) not in touched:

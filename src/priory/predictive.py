@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from priory.data import check_finite, tensor_of
 from priory.errors import InputError, require
 from priory.streams import stream
 
@@ -80,9 +81,11 @@ class Prediction:
 
     # The mixture itself.
 
-    def log_prob(self, y: Tensor) -> Tensor:
+    def log_prob(self, y: Any) -> Tensor:
         """log p(y | x, D) a row, (n,)."""
-        targets = self.prepare(y)
+        given = tensor_of(y, "The 'y' of log_prob")
+        check_finite(given, "targets")
+        targets = self.prepare(given)
         if self.event == () and targets.ndim == 2 and targets.shape[1] == 1:
             targets = targets.squeeze(1)
         require(

@@ -60,6 +60,7 @@ def save(posterior: Posterior, path: str | PathLike[str]) -> None:
         "tempers": target.tempers,
         "event": list(target.event),
         "single": target.single,
+        "fixed": {n: s for n, s in fixed(posterior.model).items() if n not in posterior.buffers},
         "evidence": None if posterior._evidence is None else vars(posterior._evidence),
     }
     tensors = {f"posterior.{name}": t for name, t in posterior.tensors().items()}
@@ -93,11 +94,26 @@ def load(path: str | PathLike[str], model: Model | Density) -> Posterior:
         raise StoreError(
             f"{os.fspath(path)} belongs to another model: it is in {own[wrong[0]].dtype}, this one in {model.dtype}."
         )
+    here = fixed(model)
+    for name, seal in meta["fixed"].items():
+        if here.get(name) != seal:
+            raise StoreError(
+                f"{os.fspath(path)} belongs to another model: '{name}', which no fit changes, differs there."
+            )
     buffers = {name: t.to(model.device) for name, t in part("buffer.").items()}
     posterior = KINDS[meta["kind"]].of_tensors(target, own, buffers)
     posterior.history, posterior.method, posterior.seed = part("history."), meta["method"], meta["seed"]
     posterior._evidence = None if meta["evidence"] is None else Evidence(**meta["evidence"])
     return posterior
+
+
+def fixed(model: Model | Density) -> dict[str, str]:
+    """Checksums of what predictions depend on and a posterior doesn't keep: frozen parameters, unwritten buffers."""
+    return (
+        {n: checksum(t.detach().cpu().contiguous()) for n, t in model.fixed().items()}
+        if isinstance(model, Model)
+        else {}
+    )
 
 
 def write(path: str | PathLike[str], what: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from priory.data import Batch, Data
     from priory.density import Density
+    from priory.posteriors import Posterior
 
 
 @dataclass(frozen=True)
@@ -85,15 +86,15 @@ class Target:
 
         The gradient may be a buffer that the next call overwrites.
         """
-        return self.model.log_likelihood_and_grad(w, self._form(batch), self.factor(batch), buffers or {})
+        return self.model.log_likelihood_and_grad(w, self.form(batch), self.factor(batch), buffers or {})
 
     def differentiable(self, w: Tensor, batch: Batch) -> Tensor:
         """log p(D | w), estimated from the batch, as a function of one vector (P,) that autograd goes through."""
-        return self.factor(batch) * self.model.log_likelihood_sum(w, self._form(batch))
+        return self.factor(batch) * self.model.log_likelihood_sum(w, self.form(batch))
 
     def pointwise(self, w: Tensor, batch: Batch, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
         """log p(y_n | x_n, w) for each row of the batch, no factor: (*B, n)."""
-        return self.model.log_likelihood(w, self._form(batch), buffers or {})
+        return self.model.log_likelihood(w, self.form(batch), buffers or {})
 
     def log_likelihood(
         self, w: Tensor, data: Data, buffers: Mapping[str, Tensor] | None = None, rows: int = 1024
@@ -145,14 +146,20 @@ class Target:
 
     # Where a fit begins.
 
-    def start(self, data: Data, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """A starting vector for each member: (*shape, P)."""
-        targets = data.some(10_000)[-1] if data.num_data is not None else torch.empty(0)
+    def start(
+        self, data: Data, shape: torch.Size, generator: torch.Generator, posterior: Posterior | None = None
+    ) -> Tensor:
+        """A starting vector for each member, (*shape, P): the model's own, or one draw of a posterior for all."""
+        if posterior is not None:
+            return posterior.draw(1, generator)[0].expand(*shape, -1).clone()
+        targets = data.some(512)[-1] if data.num_data is not None else torch.empty(0)
         return self.model.start(targets, shape, generator)
 
-    def buffers(self, shape: torch.Size = torch.Size()) -> dict[str, Tensor]:
-        """The network's buffers for a fit to change, one copy a member: (*shape, ...)."""
-        return {n: b.expand(*shape, *b.shape).clone() for n, b in self.model.buffers().items()}
+    def buffers(self, shape: torch.Size = torch.Size(), posterior: Posterior | None = None) -> dict[str, Tensor]:
+        """The buffers that a fit writes, one copy a member, (*shape, ...), as given or as a posterior has them."""
+        found = {**self.model.buffers(), **(posterior.buffers if posterior is not None else {})}
+        return {name: b.expand((*shape, *b.shape)).clone() for name, b in found.items()}
 
-    def _form(self, batch: Batch) -> Any:
+    def form(self, batch: Batch) -> Any:
+        """The batch as it was given: a tuple, or one tensor."""
         return batch[0] if self.single and len(batch) == 1 else batch

@@ -60,7 +60,8 @@ class Vectorised:
                 except (RuntimeError, TypeError, ValueError) as error:
                     self._fall_back(error, w, args)
             if not self.loop:
-                gradient, value = self._traces[key](w, *tensors)
+                with torch.no_grad():
+                    gradient, value = self._traces[key](w, *tensors)
                 return value, gradient
         pairs = [value_and_grad(self.fn, row, *args) for row in w]
         return torch.stack([v for v, _ in pairs]), torch.stack([g for _, g in pairs])

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import priory as pr
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = [page for page in sorted(DOCS.glob("*.md")) if BLOCK.search(page.read_text(encoding="utf-8"))]
@@ -18,6 +20,11 @@ def test_the_code_of_the_page_runs_in_order(page: Path, tmp_path: Path, monkeypa
     for block in BLOCK.finditer(text):
         above = text.count("\n", 0, block.start(1))  # so that a traceback shows the page's own line
         exec(compile("\n" * above + block.group(1), str(page), "exec"), names)
+
+
+def test_every_public_name_stands_in_the_reference():
+    reference = (DOCS / "api.md").read_text(encoding="utf-8")
+    assert [name for name in pr.__all__ if name != "__version__" and not re.search(rf"\b{name}\b", reference)] == []
 
 
 def test_there_are_pages_with_code():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, kl_divergence
 
-from priory.errors import require
+from priory.errors import require, whole
 
 SAMPLES = 10_000
 
@@ -39,7 +39,7 @@ def kl(q: Distribution, p: Distribution, samples: int = SAMPLES) -> Divergence:
     """
     for name, d in (("q", q), ("p", p)):
         require(isinstance(d, Distribution), name, "kl", "be a torch distribution", type(d).__name__)
-    require(isinstance(samples, int) and samples >= 2, "samples", "kl", "be a whole number from 2", samples)
+    require(whole(samples, 2), "samples", "kl", "be a whole number from 2", samples)
     try:
         value = kl_divergence(q, p)
         return Divergence(value, "exact", torch.zeros_like(value))

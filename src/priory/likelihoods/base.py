@@ -103,8 +103,14 @@ def squeeze_last(outputs: Tensor, event: torch.Size, owner: str) -> Tensor:
         return outputs.squeeze(-1)
     if rest == () and event == (1,):
         return outputs.unsqueeze(-1)
-    wanted, got = (f"(rows, {', '.join(map(str, shape))})" if shape else "(rows,)" for shape in (event, rest))
-    raise InputError(f"The network's output must fit the targets of {owner}, of shape {wanted}. Got {got} instead.")
+    raise InputError(
+        f"The network's output must fit the targets of {owner}, of shape {shaped(event)}. Got {shaped(rest)} instead."
+    )
+
+
+def shaped(rest: torch.Size) -> str:
+    """How a sentence writes the shape of rows."""
+    return f"(rows, {', '.join(map(str, rest))})" if rest else "(rows,)"
 
 
 def as_float(targets: Tensor, dtype: torch.dtype, owner: str) -> Tensor:

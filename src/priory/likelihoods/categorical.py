@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import log_softmax
 
 from priory.errors import InputError, require
-from priory.likelihoods.base import Likelihood
+from priory.likelihoods.base import Likelihood, shaped
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -36,14 +36,15 @@ class Categorical(Likelihood):
             "have one label a row",
             f"the shape {tuple(targets.shape)}",
         )
-        require(bool((targets >= 0).all()), "targets", "Categorical", "be labels from 0", int(targets.min()))
-        return targets.long()
+        labels = targets.long()
+        require(bool((labels >= 0).all()), "targets", "Categorical", "be labels from 0", int(labels.min()))
+        return labels
 
     def arrange(self, outputs: Tensor, event: torch.Size) -> Tensor:
         if outputs.ndim != 2 or outputs.shape[1] < 2:
             raise InputError(
                 "The network's output must fit Categorical: (rows, classes), one logit a class, two classes or more. "
-                f"Got (rows, {', '.join(map(str, outputs.shape[1:]))}) instead."
+                f"Got {shaped(outputs.shape[1:])} instead."
             )
         return outputs
 

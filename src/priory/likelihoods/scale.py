@@ -42,6 +42,8 @@ class LocationScale(Likelihood):
                 repr(scale),
             )
             return
+        number = isinstance(scale, (int, float, Tensor)) or hasattr(scale, "__array__")
+        require(number, name, owner, "be 'learn', 'network', a number or a tensor", scale)
         given = scale if isinstance(scale, Tensor) else torch.as_tensor(scale, dtype=torch.float64)
         positive = given.is_floating_point() and given.ndim <= 1 and bool((torch.isfinite(given) & (given > 0)).all())
         require(positive, name, owner, "be positive, one number or one an output", scale)

@@ -90,12 +90,10 @@ class MAP(Options):
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
     ) -> State:
-        w = target.start(plan.data, shape, generator)
-        if start is not None:
-            w = start.draw(1, generator)[0].expand_as(w).clone()
+        w = target.start(plan.data, shape, generator, start)
         learning = rates(self.schedule, self.learning_rate, plan.steps, "MAP")
         held = None if plan.held is None else plan.held.some(HELD_ROWS)
-        return State(w, Adam.of(w, learning), target.buffers(shape), held, plan.turn)
+        return State(w, Adam.of(w, learning), target.buffers(shape, start), held, plan.turn)
 
     def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
         if state.held is not None and state.adam.step < state.turn and state.adam.step % SETTLE_EVERY == 0:
@@ -127,16 +125,10 @@ def settle(target: Target, state: State) -> None:
     model, held = target.model, state.held
     assert isinstance(model, Model)
     assert held is not None
-    lead = state.w.ndim - 1
-    flat = state.w.reshape(-1, model.layout.size)
-    own = [{n: b.reshape(len(flat), *b.shape[lead:])[i] for n, b in state.buffers.items()} for i in range(len(flat))]
+    flat, event = state.w.reshape(-1, model.layout.size), held[-1].shape[1:]
     with torch.no_grad():
-        outputs = torch.cat(
-            [
-                model.outputs(w[None], held[:-1], buffers, held[-1].shape[1:])
-                for w, buffers in zip(flat, own, strict=True)
-            ]
-        )
+        members = [model.outputs(w[None], held[:-1], model.member(state.buffers, i), event) for i, w in enumerate(flat)]
+    outputs = torch.cat(members)
     tail = flat[:, model.learnt].detach().clone()
     adam = Adam.of(tail, rates("cosine", 0.1, SETTLE_STEPS, "MAP"))
     for _ in range(SETTLE_STEPS):

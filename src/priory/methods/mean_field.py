@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from priory.errors import require
+from priory.errors import require, whole
 from priory.families import Diagonal
 from priory.families.diagonal import LOG_2_PI_E
 from priory.methods.base import Info, Options, Plan
@@ -78,8 +78,7 @@ class MeanField(Options):
 
     def __post_init__(self) -> None:
         require(self.family == "gaussian", "family", "MeanField", "be 'gaussian'", repr(self.family))
-        ok = isinstance(self.samples, int) and self.samples >= 1
-        require(ok, "samples", "MeanField", "be a whole number from 1", self.samples)
+        require(whole(self.samples, 1), "samples", "MeanField", "be a whole number from 1", self.samples)
         check_rate(self.learning_rate, self.schedule, "MeanField")
         ok = isinstance(self.initial_scale, (int, float)) and 0 < self.initial_scale < float("inf")
         require(ok, "initial_scale", "MeanField", "be a positive number", self.initial_scale)
@@ -98,11 +97,7 @@ class MeanField(Options):
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
     ) -> State:
-        loc = (
-            target.start(plan.data, shape, generator)
-            if start is None
-            else start.draw(1, generator)[0].expand(*shape, -1)
-        )
+        loc = target.start(plan.data, shape, generator, start)
         variational = torch.stack([loc, torch.empty_like(loc)])
         variational[1] = torch.log(self.initial_scale * target.model.prior.typical_scale())
         learning = rates(self.schedule, self.learning_rate, plan.steps, "MeanField")
@@ -110,7 +105,7 @@ class MeanField(Options):
         return State(
             variational,
             Adam.of(variational, learning),
-            target.buffers(shape),
+            target.buffers(shape, start),
             noise=work,
             w=torch.empty_like(work),
             scale=torch.empty_like(loc),

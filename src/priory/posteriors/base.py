@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from priory.data import Data, as_batch, check_finite
-from priory.errors import InputError, require
+from priory.errors import InputError, require, whole
 from priory.model import Model
 from priory.predictive import Prediction, predict
 from priory.streams import stream
@@ -101,7 +101,7 @@ class Posterior(ABC):
 
     def sample(self, n: int = 1, seed: int | None = None) -> dict[str, Tensor]:
         """n draws of every parameter by name, each (n, ...); without a seed each call has new ones."""
-        require(isinstance(n, int) and n >= 1, "n", "sample", "be a whole number from 1", n)
+        require(whole(n, 1), "n", "sample", "be a whole number from 1", n)
         if seed is not None:
             generator = stream(seed, "sample", device=self.model.device)
         else:
@@ -123,7 +123,7 @@ class Posterior(ABC):
             "be a whole number from 1",
             samples,
         )
-        inputs = as_batch(x)
+        inputs = as_batch(x, "of x")
         rows = {len(t) for t in inputs}
         require(
             len(rows) == 1 and min(rows) > 0,
@@ -138,7 +138,9 @@ class Posterior(ABC):
         prepared = self.model.prepare_inputs(inputs)
         try:
             return predict(self.model, w, prepared, self.buffers, self.target.event, seed)
-        except RuntimeError as error:
+        except InputError:
+            raise
+        except Exception as error:
             shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in prepared)
             reason = str(error).strip().split("\n")[0]
             raise InputError(f"The network must take the inputs. Got {shapes} and it raised: {reason}") from error

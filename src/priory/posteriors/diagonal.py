@@ -8,7 +8,7 @@ import torch
 
 from priory.constraints import gaussian_mean
 from priory.data import Data
-from priory.errors import InputError, require
+from priory.errors import InputError, require, whole
 from priory.families import Diagonal
 from priory.posteriors.base import Evidence, Posterior
 from priory.streams import stream
@@ -59,7 +59,7 @@ class DiagonalGaussian(Posterior):
         come in pairs m + s eps, m - s eps, whose odd errors cancel. It costs `samples` passes over the data. Without
         data, those of the fit are used.
         """
-        require(isinstance(samples, int) and samples >= 4, "samples", "elbo", "be a whole number from 4", samples)
+        require(whole(samples, 4), "samples", "elbo", "be a whole number from 4", samples)
         source = self.data if data is None else Data.of(data).prepared(self.model.prepare)
         if source is None:
             raise InputError("The 'data' of elbo must be given for a posterior that was loaded from a file.")

@@ -50,13 +50,10 @@ class Prior:
                 self.others.append((block, moved(fitting(distribution, block), like)))
                 continue
             loc, scale = (t.to(like).expand(block.shape).reshape(-1) for t in gaussian)
-            require(
-                bool((scale > 0).all()),
-                "prior",
-                f"'{block.name}'",
-                "have a scale above zero",
-                float(scale.min()),
-            )
+            owner, low = f"'{block.name}'", float(scale.min())
+            require(low > 0, "prior", owner, "have a scale above zero", low)
+            for number in (float(loc.sum()), float(scale.sum())):
+                require(math.isfinite(number), "prior", owner, "have a finite location and scale", number)
             self.loc[block.start : block.stop] = loc
             self.precision[block.start : block.stop] = scale**-2
             log_normaliser -= float((scale.double().log() + 0.5 * math.log(2 * math.pi)).sum())
@@ -224,6 +221,6 @@ def _one(value: Any) -> Distribution | str:
 
 def _covers_the_line(distribution: Distribution) -> bool:
     support: Any = distribution.support
-    while isinstance(support, constraints.independent):
+    while hasattr(support, "base_constraint"):  # of an Independent, of a mixture
         support = support.base_constraint
     return support in (constraints.real, constraints.real_vector)

@@ -4,8 +4,8 @@
     def test_my_method_keeps_the_contract(clause):
         clause(MyMethod())
 
-Each clause is a function of a method and raises AssertionError where the contract is broken. The problems are small: all
-of them together take seconds.
+Each clause is a function of a method and raises AssertionError where the contract is broken. The problems are small:
+all of them together take seconds.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def run(
 ) -> tuple[Any, list[Info]]:
     """A few steps by hand, as a person's own loop would take them; `poison` breaks the start of one member."""
     rows = Data.of(data, batch_size=7).prepared(model.prepare)
-    target = make_target(model, rows, 1.0, "likelihood")
+    target = make_target(model, rows)
     if poison is not None:
         target = Poisoned(**{f.name: getattr(target, f.name) for f in dataclasses.fields(target)}, member=poison)
     generator = stream(0, "contract", "noise")
@@ -240,8 +240,10 @@ class Poisoned(Target):
 
     member: int = 0
 
-    def start(self, data: Data, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        w = super().start(data, shape, generator)
+    def start(
+        self, data: Data, shape: torch.Size, generator: torch.Generator, posterior: Posterior | None = None
+    ) -> Tensor:
+        w = super().start(data, shape, generator, posterior)
         w[self.member] = float("nan")
         return w
 
