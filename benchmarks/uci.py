@@ -2,9 +2,9 @@
 
     python benchmarks/uci.py --data DIR
 
-DIR holds `uci/NAME.npz` (X, y, train_index, test_index) and `results/uci_regression.csv`. Protocol: one hidden layer of 50 units, X
-and y standardised on the training split, RMSE and mean log predictive density in the original units, means with standard errors
-over the splits. Cost: linear in rows x epochs; about ten minutes for everything on two cores.
+DIR holds `uci/NAME.npz` (X, y, train_index, test_index) and `results/uci_regression.csv`. Protocol: one hidden layer of
+50 units, X and y standardised on the training split, RMSE and mean log predictive density in the original units, means
+with standard errors over the splits. Cost: linear in rows x epochs; about ten minutes for everything on two cores.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class SGDPoint(Options):
     decay: float = 0.01
     start: Any = None
 
-    reads: ClassVar[Literal["batch"]] = "batch"
+    reads: ClassVar[Literal["batch", "pass"]] = "batch"
 
     def __post_init__(self) -> None:
         require(self.learning_rate > 0, "learning_rate", "SGDPoint", "be positive", self.learning_rate)

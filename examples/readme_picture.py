@@ -1,7 +1,7 @@
 """A picture of what a posterior adds: the same network fitted by MAP and by MeanField to data with a gap.
 
-    python examples/readme_picture.py                         writes docs/images/demo.png
-    python examples/readme_picture.py picture.png --steps 500
+python examples/readme_picture.py                         writes docs/images/demo.png
+python examples/readme_picture.py picture.png --steps 500
 """
 
 from __future__ import annotations

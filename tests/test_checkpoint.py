@@ -175,7 +175,7 @@ def test_a_killed_fit_that_goes_on_from_its_last_checkpoint_has_the_bits_of_one_
     name: str, every: int, tmp_path: Path
 ) -> None:
     path, whole = tmp_path / "fit.checkpoint", FITS[name]()
-    for step in range(8, STEPS, 3):
+    for step in (8, 14, 21, 27):
         path.unlink(missing_ok=True)
         with contextlib.suppress(StopAt):  # no epoch ends after the last steps: then the fit is whole
             FITS[name](checkpoint=pr.Checkpoint(path, every=every), callbacks=[Kill(step)])

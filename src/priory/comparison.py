@@ -180,7 +180,7 @@ class Comparison:
         table = [*self.rows, *([self.baseline] if self.baseline else [])]
         columns = [_column_text(name, [row.get(name) for row in table]) for name in self.columns]
         nll = self.columns.index("nll")
-        errors = _column_text("nll", [_known(row.get("nll_error")) for row in table], [row.get("nll") for row in table])
+        errors = _column_text("nll", [_known(row.get("nll_error")) for row in table])
         columns[nll] = [
             f"{value} ± {error}" if error else value for value, error in zip(columns[nll], errors, strict=True)
         ]
@@ -434,15 +434,14 @@ def version_of(package: str) -> str:
         return "(from source)"
 
 
-def _column_text(name: str, values: list[Any], like: list[Any] | None = None) -> list[str]:
+def _column_text(name: str, values: list[Any]) -> list[str]:
     """One column as text with the same number of decimals in every row; nothing where there is no value."""
     if name == "method":
         return [str(value) for value in values]
-    sizes = sorted(abs(v) for v in (like or values) if v is not None and math.isfinite(v) and v != 0)
-    typical = sizes[len(sizes) // 2] if sizes else 1.0
-    decimals = 3 if name in ("accuracy", "calibration") else min(4, max(0, 3 - math.floor(math.log10(typical))))
-    if name.endswith("seconds"):
-        decimals = min(decimals, 2)
+    decimals = 2 if name == "fit_seconds" else 3
+    sizes = sorted(abs(v) for v in values if v is not None and math.isfinite(v) and v != 0)
+    if name == "rmse" and sizes:  # in units of a person's own, so four digits rather than three decimals
+        decimals = min(8, max(0, 3 - math.floor(math.log10(sizes[len(sizes) // 2]))))
     return ["" if v is None else f"{v:.{decimals}f}" if abs(v) < 1e7 else f"{v:.2e}" for v in values]
 
 

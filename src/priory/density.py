@@ -90,7 +90,7 @@ class Density:
 
     def check(self, batch: Any) -> None:
         """One trial evaluation at the starting point: scalar, finite, differentiable; one value a datum."""
-        none = isinstance(batch, tuple) and len(batch) == 0
+        none = isinstance(batch, tuple) and not batch
         require(self.log_prob is None or none, "data", "fit", "be None for a Density that is one log_prob", "some")
         require(
             self.log_prob is not None or not none, "data", "fit", "be given to a Density with a log_likelihood", None
@@ -114,7 +114,7 @@ class Density:
                 ) from error
             require(isinstance(value, Tensor), name, "Density", "return a tensor", type(value).__name__)
             if name == "log_likelihood":
-                rows = len(batch) if isinstance(batch, Tensor) else len(batch[0])
+                rows = len(batch) if isinstance(batch, Tensor) else len(next(iter(batch)))
                 require(
                     value.shape == (rows,),
                     name,
@@ -221,7 +221,7 @@ class DensityPrior:
         self.loc = torch.zeros(size, dtype=dtype, device=device)
         self.precision = torch.zeros(size, dtype=dtype, device=device)
         self.others = density.log_prior is not None or bool(density.layout.constrained)
-        self.improper, self.num_gaussian, self.log_normaliser = False, 0, 0.0
+        self.improper, self.centred, self.log_normaliser = False, True, 0.0
         self._each = Vectorised(self._log_prior, "This density")
 
     def log_prob(self, w: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ class Told:
 
     def __init__(self, past: dict[str, Tensor] | None = None) -> None:
         self._past = past or {}
-        self._new: dict[str, list[Tensor]] = {}
+        self._new: dict[str, list[Tensor | float]] = {}
         self._looked = len(next(iter(self._past.values()))) if self._past else 0
 
-    def hear(self, metrics: dict[str, Tensor]) -> None:
+    def hear(self, metrics: dict[str, Tensor | float]) -> None:
         """Take one step's numbers."""
         for name, value in metrics.items():
             self._new.setdefault(name, []).append(value)
@@ -42,7 +42,7 @@ class Told:
     def _gather(self) -> None:
         for name, values in self._new.items():
             if values:
-                fresh = torch.stack([torch.as_tensor(v).detach() for v in values]).to("cpu", torch.float64)
+                fresh = torch.stack([torch.as_tensor(v, dtype=torch.float64, device="cpu") for v in values])
                 fresh = fresh.reshape(len(fresh), -1).mean(1)
                 past = self._past.get(name)
                 self._past[name] = fresh if past is None else torch.cat([past, fresh])

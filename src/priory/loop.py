@@ -57,6 +57,7 @@ def fit(
 
     >>> from torch import nn
     >>> import priory as pr
+    >>> _ = torch.manual_seed(0)
     >>> X = torch.linspace(-1, 1, 20)[:, None]
     >>> posterior = pr.fit(pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1)), (X, 2 * X[:, 0]), pr.MAP(), steps=500)
     >>> round(posterior.predict(torch.tensor([[0.5]])).mean.item(), 1)

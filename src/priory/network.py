@@ -104,8 +104,8 @@ class Network:
                 )
                 if not key.startswith("_") and any(id(item) in ours for item in inside):
                     raise InputError(
-                        f"The 'net' of Model must keep its parameters in modules. Got them in the {type(value).__name__} "
-                        f"'{key}' instead: use nn.ParameterList or nn.ParameterDict."
+                        f"The 'net' of Model must keep its parameters in modules. Got them in '{key}', a "
+                        f"{type(value).__name__}, instead: use nn.ParameterList or nn.ParameterDict."
                     )
 
     # One vector: the skeleton's parameters are views of it.
@@ -139,7 +139,8 @@ class Network:
     def __call__(self, w: Tensor, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor], train: bool) -> Tensor:
         """The outputs (n, ...) at one vector; in training, modules run in the mode the person left them in."""
         self.bind(w)
-        self.use_buffers(buffers)
+        if buffers or self._in_use:
+            self.use_buffers(buffers)
         self.set_mode(train)
         try:
             outputs = self.skeleton(*inputs)

@@ -12,8 +12,8 @@ import ctypes
 import hashlib
 import json
 import os
+import secrets
 import struct
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,15 +129,15 @@ def write(path: str | PathLike[str], what: str, tensors: Mapping[str, Tensor], m
     header["header"] = hashlib.blake2b((header["meta"] + header["checksums"]).encode(), digest_size=16).hexdigest()
     goal = Path(path)
     require(goal.parent.is_dir(), "path", what, "lie in a folder that exists", str(goal.parent))
-    handle, name = tempfile.mkstemp(dir=goal.parent, prefix=f".{goal.name}.")
+    draft = goal.with_name(f".{goal.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(draft, "xb") as file:
             file.write(safetensors(whole, header))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, goal)
+        os.replace(draft, goal)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise
 
 

@@ -1,5 +1,6 @@
 """The command: what it prints, what it writes, and its sentences."""
 
+import io
 import math
 import runpy
 import subprocess
@@ -8,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import priory
 from priory import methods
 from priory.cli import main
-from priory.cli.app import METHODS, app, build_model, standardise
+from priory.cli.app import METHODS, app, build_model, print_rich, standardise
 from priory.cli.tables import Table, read_table
 
 
@@ -174,3 +176,17 @@ def test_importing_the_command_loads_none_of_its_extras() -> None:
     source = str(Path(priory.__file__).resolve().parents[1])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": source})
     assert done.returncode == 0, done.stderr
+
+
+def test_on_a_terminal_the_table_keeps_its_brackets_and_marks_the_best() -> None:
+    x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
+    model = priory.Model(torch.nn.Linear(2, 1), priory.Gaussian(0.5))
+    chosen = {"one[red]": priory.MAP(), "two": priory.MAP(learning_rate=0.1)}
+    comparison = priory.compare(model, (x, x[:, 0]), chosen, steps=3, progress=False)
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, highlight=False)
+    print_rich(console, comparison)
+    printed = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "fit [s]" in printed
+    assert "one[red]" in printed
+    assert "\x1b[1;32m" in printed
+    assert comparison.verdict in printed

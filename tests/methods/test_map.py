@@ -84,7 +84,7 @@ def overfitting(rows=60, noise=0.3, dtype=torch.float32):
 
 
 def test_a_learnt_noise_does_not_collapse_when_the_network_can_fit_every_row():
-    """A joint maximum would drive the noise to zero; rows held out keep it at the size of the errors that it must cover."""
+    """A joint maximum would drive the noise to zero; rows held out keep it at the size of the errors to cover."""
     model, data = overfitting()
     posterior = pr.fit(model, data, pr.MAP(learning_rate=3e-3), steps=3_000, progress=False)
     assert 0.15 < float(posterior.mean["likelihood.noise"]) < 1.0

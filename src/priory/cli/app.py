@@ -14,6 +14,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from priory import methods
 from priory.cli.tables import SHIPPED, Table, read_table
@@ -116,7 +117,7 @@ def run(
     comparison.about["inputs"] = ", ".join(table.columns)
     console.print()
     if console.is_terminal:
-        _print_rich(console, comparison)
+        print_rich(console, comparison)
     else:
         print(comparison)
     console.print(f"Done in {time.perf_counter() - began:.0f} s.", markup=False)
@@ -183,16 +184,16 @@ def _prior(text: str) -> str | float:
         return text
 
 
-def _print_rich(console: Console, comparison: Comparison) -> None:
+def print_rich(console: Console, comparison: Comparison) -> None:
     """Print the table on a terminal, the best value of each column in bold green."""
     table = RichTable(caption=comparison.heading, caption_justify="left", header_style="bold")
     for column in comparison.columns:
-        table.add_column(TITLES[column], justify="left" if column == "method" else "right")
+        table.add_column(Text(TITLES[column]), justify="left" if column == "method" else "right")
     for place, cells in enumerate(comparison.cells()):
         guess = place >= len(comparison.rows)
         name = None if guess else comparison.rows[place]["method"]
         marks = [name in comparison.winners(column) for column in comparison.columns]
-        parts = [f"[bold green]{text}[/]" if best else text for text, best in zip(cells, marks, strict=True)]
+        parts = [Text(text, "bold green" if best else "") for text, best in zip(cells, marks, strict=True)]
         if guess:
             table.add_section()
         table.add_row(*parts, style="dim" if guess else None)

@@ -1,5 +1,5 @@
 """Objectives of variational inference and estimators of their gradients."""
 
-from priory.estimators.elbo import Elbo, elbo
+from priory.estimators.evidence_bound import Elbo, elbo
 
 __all__ = ["Elbo", "elbo"]

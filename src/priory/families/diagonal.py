@@ -24,6 +24,7 @@ LOG_2_PI_E = 1 + math.log(2 * math.pi)
 class Diagonal:
     """Means and log standard deviations, (*B, P).
 
+    >>> import torch
     >>> Diagonal(torch.zeros(2), torch.zeros(2)).entropy().item() == 2 * 0.5 * LOG_2_PI_E
     True
     """

@@ -76,8 +76,6 @@ class Likelihood(ABC):
         """P(y <= value | f), for likelihoods over numbers."""
         raise InputError(f"{type(self).__name__} is a likelihood over labels: it has probabilities, and no quantiles.")
 
-    discrete: ClassVar[bool] = False  # whether y is a whole number, so that its quantiles are
-
     def entropy(self, probs: Tensor, event_dims: int) -> Tensor:
         """The entropy in nats of labels with these probabilities, (*B, n); for likelihoods over labels."""
         raise InputError(f"{type(self).__name__} is a likelihood over numbers: it has no probabilities of labels.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch.nn.functional import log_softmax
+from torch.nn.functional import cross_entropy, log_softmax
 
 from priory.errors import InputError, require
 from priory.likelihoods.base import Likelihood, shaped
@@ -60,6 +60,8 @@ class Categorical(Likelihood):
         )
 
     def log_prob(self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+        if outputs.ndim == 2:
+            return -cross_entropy(outputs, targets, reduction="none")
         picked = targets.expand(outputs.shape[:-1]).unsqueeze(-1)
         return log_softmax(outputs, dim=-1).gather(-1, picked).squeeze(-1)
 

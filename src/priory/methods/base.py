@@ -12,7 +12,7 @@ State is what the next step needs; what a person wants to see is in Info.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from priory.errors import InputError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from priory.data import Batch, Data
+    from priory.data import Data
     from priory.posteriors import Posterior
     from priory.target import Target
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Info:
     """What a step has to tell: numbers for the history, a draw to keep, whether there is nothing left to do."""
 
-    metrics: dict[str, Tensor]
+    metrics: dict[str, Tensor | float]
     draw: Tensor | None = None
     done: bool = False
 
@@ -66,10 +66,8 @@ class Options:
 class Method(Protocol):
     """How to infer."""
 
-    @property
-    def reads(self) -> Literal["batch", "pass"]:
-        """A minibatch a step, or the whole re-iterable Data (then steps count iterations or draws)."""
-        ...
+    reads: ClassVar[Literal["batch", "pass"]]
+    """A minibatch a step, or the whole re-iterable Data (then steps count iterations or draws)."""
 
     @property
     def start(self) -> Any:
@@ -95,8 +93,8 @@ class Method(Protocol):
         """The State to begin with, its tensors led by `shape`."""
         ...
 
-    def step(self, target: Target, state: Any, batch: Batch | Data, generator: torch.Generator) -> tuple[Any, Info]:
-        """One improvement; `state` may be overwritten."""
+    def step(self, target: Target, state: Any, batch: Any, generator: torch.Generator) -> tuple[Any, Info]:
+        """One improvement, from a Batch or, for a method that reads passes, from Data; `state` may be overwritten."""
         ...
 
     def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Posterior:

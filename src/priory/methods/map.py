@@ -66,7 +66,7 @@ class MAP(Options):
     holdout: float = 0.1
     start: Any = None
 
-    reads: ClassVar[Literal["batch"]] = "batch"
+    reads: ClassVar[Literal["batch", "pass"]] = "batch"
 
     def __post_init__(self) -> None:
         check_rate(self.learning_rate, self.schedule, "MAP")

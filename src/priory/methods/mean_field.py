@@ -74,7 +74,7 @@ class MeanField(Options):
     initial_scale: float = 0.02
     start: Any = None
 
-    reads: ClassVar[Literal["batch"]] = "batch"
+    reads: ClassVar[Literal["batch", "pass"]] = "batch"
 
     def __post_init__(self) -> None:
         require(self.family == "gaussian", "family", "MeanField", "be 'gaussian'", repr(self.family))
@@ -126,10 +126,11 @@ class MeanField(Options):
         """w = m + s eps: (*B, P), or (S, *B, P) for several samples; valid until the next draw."""
         m, log_s = state.variational
         torch.exp(log_s, out=state.scale)
-        half = self.samples // 2 if self.samples % 2 == 0 else self.samples
-        state.noise[:half].normal_(generator=generator)
-        if half < self.samples:
-            torch.neg(state.noise[:half], out=state.noise[half:])
+        if self.samples % 2:
+            state.noise.normal_(generator=generator)
+        else:
+            half = state.noise[: self.samples // 2].normal_(generator=generator)
+            torch.neg(half, out=state.noise[self.samples // 2 :])
         torch.addcmul(m, state.noise, state.scale, out=state.w)
         return state.w[0] if self.samples == 1 else state.w
 
@@ -137,31 +138,44 @@ class MeanField(Options):
         """Descend the loss, given log p(D|w) and its gradient at the draws that `draw` returned."""
         prior, a, t = target.model.prior, target.prior_weight, target.entropy_weight
         m, log_s = state.variational
-        others: Tensor | float = 0.0
+        noise, others = state.noise[0], None
         if prior.others:
             others, others_gradient = target.others_and_grad(w)
             gradient = gradient.add(others_gradient, alpha=a)
-        noise = state.noise[0]
-        push = gradient * noise if self.samples == 1 else (gradient * state.noise).mean(0)
-        if self.samples > 1:
+        if self.samples > 1:  # averages over the draws: of log p(D|w), of g, and of g eps in the place of g
+            push, noise = (gradient * state.noise).mean(0), 1.0
             value, gradient = value.mean(0), gradient.mean(0)
-            others = others.mean(0) if isinstance(others, Tensor) else others
+            others = None if others is None else others.mean(0)
+        else:
+            push = gradient
 
         toward, spread = state.gradient  # the loss's gradient: in the means, in the log standard deviations
-        deviation = m - prior.loc
+        deviation = m if prior.centred else m - prior.loc
         torch.mul(deviation, prior.precision, out=toward)
         torch.mul(state.scale, prior.precision, out=spread)
         square = inner(toward, deviation) + inner(spread, state.scale)  # sum_i lambda_i ((m - m0)^2 + s^2)
         if a != 1:
             state.gradient.mul_(a)
         toward.sub_(gradient)
-        spread.sub_(push).mul_(state.scale).sub_(t)
-
-        cross = 0.5 * square - prior.log_normaliser - others
-        entropy = log_s.sum(-1) + 0.5 * LOG_2_PI_E * log_s.shape[-1]
-        elbo = value - a * cross + t * entropy
+        spread = spread.addcmul_(push, noise, value=-1) if isinstance(noise, Tensor) else spread.sub_(push)
+        spread.mul_(state.scale).sub_(t)
+        metrics = parts(value, square, log_s, others, prior.log_normaliser, a, t)
         state.adam.descend(state.variational, state.gradient)
-        return state, Info({"elbo": elbo, "nll": -value, "kl": cross - entropy, "loss": -elbo})
+        return state, Info(metrics)
+
+
+def parts(
+    value: Tensor, square: Tensor, log_s: Tensor, others: Tensor | None, log_normaliser: float, a: float, t: float
+) -> dict[str, Tensor | float]:
+    """The bound and its parts. One member on the CPU is counted in plain numbers, which cost a tenth of tensors."""
+    numbers: list[Any] = [value, square, log_s.sum(-1), 0.0 if others is None else others]
+    if value.ndim == 0 and value.device.type == "cpu":
+        numbers = [float(number) for number in numbers]
+    log_likelihood, quadratic, log_scales, sampled = numbers
+    cross = 0.5 * quadratic - log_normaliser - sampled
+    entropy = log_scales + 0.5 * LOG_2_PI_E * log_s.shape[-1]
+    elbo = log_likelihood - a * cross + t * entropy
+    return {"elbo": elbo, "nll": -log_likelihood, "kl": cross - entropy, "loss": -elbo}
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:

@@ -113,27 +113,20 @@ def calibration(prediction: Prediction, y: Any, *, ax: Axes | None = None) -> Ax
 
 def _along_input(prediction: Prediction, x: Tensor, y: Tensor | None, level: float, ax: Axes | None) -> Axes:
     """Mean and bands along one input column."""
+    shape = tuple(prediction.mean.shape)
     one = prediction.mean.numel() == len(x)
-    require(
-        one,
-        "prediction",
-        "plot.predictive",
-        "have one output for each of its inputs",
-        tuple(prediction.mean.shape),
-    )
+    require(one, "prediction", "plot.predictive", "have one output for each of its inputs", shape)
     order = x.argsort().cpu()
 
     def along(values: Tensor) -> list[float]:
         return _list(values.detach().cpu().reshape(-1)[order])
 
-    mean = prediction.mean
-    low, high = prediction.interval(level)
-    reach = _normal_reach(level) * prediction.epistemic.sqrt()
+    (low, high), (inner_low, inner_high) = _bands(prediction, level)
     ax = _axes(ax, f"Prediction with {_percent(level)} bands", "x", "y")
     ax.fill_between(along(x), along(low), along(high), color=SKY, alpha=0.35, linewidth=0, label="total")
-    inner = "epistemic (weights)"
-    ax.fill_between(along(x), along(mean - reach), along(mean + reach), color=BLUE, alpha=0.4, linewidth=0, label=inner)
-    ax.plot(along(x), along(mean), color=BLUE, linewidth=2, label="mean")
+    label = "epistemic (weights)"
+    ax.fill_between(along(x), along(inner_low), along(inner_high), color=BLUE, alpha=0.4, linewidth=0, label=label)
+    ax.plot(along(x), along(prediction.mean), color=BLUE, linewidth=2, label="mean")
     if y is not None:
         ax.plot(along(x), along(y), ".", color=INK, markersize=5, label="targets")
     ax.legend(frameon=False, fontsize=9)
@@ -142,9 +135,9 @@ def _along_input(prediction: Prediction, x: Tensor, y: Tensor | None, level: flo
 
 def _row_by_row(prediction: Prediction, y: Tensor, level: float, ax: Axes | None) -> Axes:
     """Rows in the order of their predicted mean, each with its intervals and its target."""
-    low, high = (bound.detach().cpu().reshape(-1) for bound in prediction.interval(level))
+    ends = [end.detach().cpu().reshape(-1) for band in _bands(prediction, level) for end in band]
+    low, high, inner_low, inner_high = ends
     mean, y = prediction.mean.detach().cpu().reshape(-1), y.detach().cpu().reshape(-1)
-    reach = _normal_reach(level) * prediction.epistemic.detach().cpu().reshape(-1).sqrt()
     inside = (low <= y) & (y <= high)
     title = f"{_percent(level)} intervals hold {100 * inside.double().mean():.0f} % of {len(y)} targets"
     shown = min(len(y), MOST_ROWS)
@@ -153,21 +146,13 @@ def _row_by_row(prediction: Prediction, y: Tensor, level: float, ax: Axes | None
     ax = _axes(ax, title, f"rows, by predicted mean{few}", "target")
     rows = torch.arange(shown)
     ax.vlines(_list(rows), _list(low[pick]), _list(high[pick]), color=SKY, alpha=0.6, linewidth=2.5, label="total")
-    bottom, top = (mean - reach)[pick], (mean + reach)[pick]
-    ax.vlines(_list(rows), _list(bottom), _list(top), color=BLUE, linewidth=2.5, label="epistemic (weights)")
-    for held, colour, marker, label in (
-        (True, INK, "o", "target inside"),
-        (False, VERMILION, "X", "target outside"),
+    bottom, top, label = inner_low[pick], inner_high[pick], "epistemic (weights)"
+    ax.vlines(_list(rows), _list(bottom), _list(top), color=BLUE, linewidth=2.5, label=label)
+    for which, colour, marker, size, label in (
+        (inside[pick], INK, "o", 4, "target inside"),
+        (~inside[pick], VERMILION, "X", 6, "target outside"),
     ):
-        which = inside[pick] == held
-        ax.plot(
-            _list(rows[which]),
-            _list(y[pick][which]),
-            marker,
-            color=colour,
-            markersize=4 if held else 6,
-            label=label,
-        )
+        ax.plot(_list(rows[which]), _list(y[pick][which]), marker, color=colour, markersize=size, label=label)
     ax.legend(frameon=False, fontsize=9, ncols=2, loc="upper left")
     bottom, top = ax.get_ylim()
     ax.set_ylim(bottom, top + 0.15 * (top - bottom))  # room for the legend
@@ -254,9 +239,11 @@ def _cycle(count: int) -> list[str]:
     return [COLOURS[k % len(COLOURS)] for k in range(count)]
 
 
-def _normal_reach(level: float) -> float:
-    """Half the width of the central interval of a standard normal."""
-    return math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
+def _bands(prediction: Prediction, level: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Ends of the interval, and inside it those of a normal with the epistemic variance alone."""
+    low, high = prediction.interval(level)
+    reach = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item() * prediction.epistemic.sqrt()
+    return (low, high), (torch.maximum(low, prediction.mean - reach), torch.minimum(high, prediction.mean + reach))
 
 
 def _percent(level: float) -> str:

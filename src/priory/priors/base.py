@@ -39,7 +39,7 @@ class Prior:
         self.precision = like.new_zeros(layout.size)
         self.others: list[tuple[Block, Distribution]] = []
         self.improper = False
-        log_normaliser, self.num_gaussian = 0.0, 0
+        log_normaliser = 0.0
         for block in layout.blocks:
             distribution = by_name[block.name]
             if isinstance(distribution, str):
@@ -57,8 +57,8 @@ class Prior:
             self.loc[block.start : block.stop] = loc
             self.precision[block.start : block.stop] = scale**-2
             log_normaliser -= float((scale.double().log() + 0.5 * math.log(2 * math.pi)).sum())
-            self.num_gaussian += block.stop - block.start
         self.log_normaliser = log_normaliser
+        self.centred = not bool(self.loc.any())
 
     def log_prob(self, w: Tensor) -> Tensor:
         """log p(w), (*B,)."""

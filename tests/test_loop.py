@@ -1,0 +1,599 @@
+"""The driver: steps and epochs, callbacks, schedules, progress, history, stages, and fits that diverge."""
+
+import math
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import constraints
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
+
+import priory as pr
+from priory.callbacks import Moment
+from priory.methods.optimise import rates
+from priory.posteriors import Posterior
+
+SOURCE = Path(pr.__file__).parents[1]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+X = normal(10, 3)
+Y = X @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) + 0.3 * normal(10, seed=1)
+
+
+def plain() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+def fit(method: Any, data: Any = (X, Y), *, likelihood: Any = None, net: Any = plain, **options: Any) -> Posterior:
+    model = pr.Model(net(), likelihood or pr.Gaussian(0.3))
+    return pr.fit(model, data, method, progress=False, **options)
+
+
+class Notes:
+    """A callback that writes down what it saw."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.seen: list[Moment] = []
+        self.stop_at = stop_at
+
+    def __call__(self, moment: Moment) -> Any:
+        self.seen.append(moment)
+        return moment.step == self.stop_at
+
+    def __getattr__(self, name: str) -> list[Any]:
+        return [getattr(moment, name) for moment in self.seen]
+
+
+# Steps and epochs.
+
+
+@pytest.mark.parametrize("method", [pr.MAP(), pr.MeanField(), pr.MeanField(samples=2)], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "epochs", "steps"),
+    [(10, 4, 3, 9), (10, 5, 3, 6), (10, 10, 3, 3), (10, 50, 3, 3), (10, None, 3, 3), (10, 1, 2, 20), (1, 1, 2, 2)],
+)
+def test_an_epoch_is_one_pass_over_the_rows(
+    method: Any, rows: int, batch_size: int | None, epochs: int, steps: int
+) -> None:
+    posterior = fit(method, (X[:rows], Y[:rows]), batch_size=batch_size, epochs=epochs)
+    assert {len(values) for values in posterior.history.values()} == {steps}
+
+
+def test_steps_are_counted_as_they_are_named() -> None:
+    for steps in (1, 2, 7):
+        assert len(fit(pr.MeanField(), steps=steps, batch_size=4).history["loss"]) == steps
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_an_epoch_of_a_loader_is_its_own_batches(last: bool) -> None:
+    loader = DataLoader(TensorDataset(X, Y), batch_size=4, shuffle=True, drop_last=last)
+    posterior = fit(pr.MeanField(), loader, epochs=3)
+    assert len(posterior.history["loss"]) == 3 * (2 if last else 3)
+    assert posterior.num_data == 10
+
+
+def test_the_number_of_rows_is_read_from_the_data() -> None:
+    for data in ((X, Y), (X.numpy(), Y.numpy()), TensorDataset(X, Y), DataLoader(TensorDataset(X, Y), batch_size=3)):
+        assert fit(pr.MAP(), data, steps=2).num_data == 10
+
+
+def test_epochs_of_minibatches_see_every_row_once() -> None:
+    seen: list[Tensor] = []
+
+    class Spy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(1, 1).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x[:, 0].clone())
+            return self.inner(x)
+
+    rows = torch.arange(10.0).double()
+    model = pr.Model(Spy(), pr.Gaussian(1.0))
+    pr.fit(model, (rows[:, None], rows), pr.MAP(), epochs=2, batch_size=4, progress=False)
+    last = seen[-6:]
+    assert [len(batch) for batch in last] == [4, 4, 2, 4, 4, 2]
+    first, second = torch.cat(last[:3]), torch.cat(last[3:])
+    assert sorted(first.tolist()) == sorted(second.tolist()) == rows.tolist()
+    assert first.tolist() != second.tolist()
+
+
+def test_neither_epochs_nor_steps_is_the_methods_own_length() -> None:
+    class Short(pr.MAP):
+        def length(self, data: Any) -> int:
+            return 4 * data.steps_per_epoch
+
+    assert len(fit(Short(), batch_size=4).history["loss"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"epochs": 0}, "The 'epochs' of fit must be a whole number from 1. Got 0 instead."),
+        ({"steps": -1}, "The 'steps' of fit must be a whole number from 1. Got -1 instead."),
+        ({"steps": 2.5}, "The 'steps' of fit must be a whole number from 1. Got 2.5 instead."),
+        ({"epochs": True}, "The 'epochs' of fit must be a whole number from 1. Got True instead."),
+        ({"epochs": 2, "steps": 3}, "The 'steps' of fit must be left out when epochs are given. Got 3 instead."),
+        ({"batch_size": 0}, "The 'batch_size' of fit must be a whole number from 1. Got 0 instead."),
+        ({"seed": 0.5}, "The 'seed' of fit must be a whole number. Got 0.5 instead."),
+        ({"temperature": 0.0}, "The 'temperature' of fit must be a positive number. Got 0.0 instead."),
+        ({"tempers": "prior"}, "The 'tempers' of fit must be 'likelihood' or 'posterior'. Got 'prior' instead."),
+    ],
+)
+def test_an_option_that_makes_no_fit_is_refused_in_a_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(pr.InputError, match=re.escape(sentence)):
+        fit(pr.MAP(), **options)
+
+
+def test_what_is_no_method_or_model_is_refused_in_a_sentence() -> None:
+    for wrong, said in ((pr.MAP, "MAP"), ("map", "str"), (None, "NoneType")):
+        with pytest.raises(pr.InputError, match=rf"be a method such as MeanField\(\). Got {said} instead."):
+            fit(wrong, steps=2)
+    with pytest.raises(
+        pr.InputError, match=r"The 'model' of fit must be a Model or a Density. Got Sequential instead."
+    ):
+        pr.fit(plain(), (X, Y), pr.MAP(), steps=2)
+
+
+# History.
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [(pr.MAP(), ["loss", "nll", "log_prior"]), (pr.MeanField(samples=2), ["elbo", "nll", "kl", "loss"])],
+)
+def test_a_history_has_one_float64_a_step_for_each_name(method: Any, names: list[str]) -> None:
+    for net in (plain, lambda: plain().float()):
+        history = fit(method, net=net, steps=7, batch_size=4).history
+        assert list(history) == names
+        for values in history.values():
+            assert values.shape == (7,)
+            assert values.dtype == torch.float64
+            assert not values.requires_grad
+
+
+def test_the_parts_of_the_history_add_up() -> None:
+    point = fit(pr.MAP(), steps=7, batch_size=4, temperature=0.5).history
+    torch.testing.assert_close(point["loss"], point["nll"] - 0.5 * point["log_prior"], rtol=0, atol=1e-10)
+    field = fit(pr.MeanField(), steps=7, batch_size=4, temperature=0.5).history
+    torch.testing.assert_close(field["elbo"], -field["nll"] - 0.5 * field["kl"], rtol=0, atol=1e-10)
+    assert torch.equal(field["loss"], -field["elbo"])
+
+
+def test_the_first_loss_is_that_of_the_networks_own_weights() -> None:
+    net = plain()
+    history = fit(pr.MAP(), steps=2).history
+    log_prob = torch.distributions.Normal(net(X)[:, 0], 0.3).log_prob(Y).sum()
+    assert history["nll"][0].item() == pytest.approx(-log_prob.item(), abs=1e-10)
+
+
+def test_the_mean_nll_of_an_epoch_of_unequal_batches_weighs_each_batch_by_its_rows() -> None:
+    # a learning rate so small that the weights stay: batches of 4, 4, 2 then estimate one number
+    history = fit(pr.MAP(learning_rate=1e-300), epochs=1, batch_size=4).history["nll"]
+    weights = torch.tensor([4.0, 4.0, 2.0], dtype=torch.float64) / 10
+    whole = fit(pr.MAP(), steps=1).history["nll"][0]
+    assert float(weights @ history) == pytest.approx(whole.item(), abs=1e-9)
+
+
+# Callbacks.
+
+
+@pytest.mark.parametrize("method", [pr.MAP(), pr.MeanField()], ids=str)
+def test_callbacks_are_called_at_the_end_of_each_epoch(method: Any) -> None:
+    notes = Notes()
+    fit(method, epochs=3, batch_size=4, callbacks=[notes])
+    assert notes.step == [3, 6, 9]
+    assert notes.epoch == [1, 2, 3]
+    assert notes.steps == [9, 9, 9]
+
+
+def test_a_last_epoch_that_is_cut_short_calls_nobody() -> None:
+    notes = Notes()
+    fit(pr.MeanField(), steps=8, batch_size=4, callbacks=[notes])
+    assert notes.step == [3, 6]
+
+
+@pytest.mark.parametrize("steps", [12, 20, 31])
+def test_the_epochs_that_callbacks_see_count_up_by_one_while_a_noise_is_set(steps: int) -> None:
+    notes = Notes()
+    fit(pr.MAP(holdout=0.25), steps=steps, batch_size=3, likelihood=pr.Gaussian(), callbacks=[notes])
+    assert notes.epoch == list(range(1, len(notes.seen) + 1))
+    assert notes.step == sorted(set(notes.step))
+
+
+def test_a_callback_sees_the_means_of_the_epoch() -> None:
+    notes = Notes()
+    history = fit(pr.MeanField(), epochs=3, batch_size=4, callbacks=[notes]).history
+    for i, metrics in enumerate(notes.metrics):
+        assert set(metrics) == {"elbo", "nll", "kl", "loss"}
+        for name, value in metrics.items():
+            assert value == pytest.approx(history[name][3 * i : 3 * i + 3].mean().item(), rel=1e-12)
+
+
+def test_a_callback_sees_the_posterior_as_it_is_then() -> None:
+    kept: list[Posterior] = []
+    last = fit(
+        pr.MeanField(schedule="constant"), epochs=3, batch_size=4, callbacks=[lambda m: kept.append(m.posterior())]
+    )
+    for epoch, posterior in enumerate(kept, start=1):
+        alone = fit(pr.MeanField(schedule="constant"), epochs=epoch, batch_size=4)
+        assert torch.equal(posterior.family.loc, alone.family.loc)
+        assert torch.equal(posterior.history["elbo"], alone.history["elbo"])
+    assert torch.equal(kept[-1].family.loc, last.family.loc)
+
+
+def test_a_callback_that_predicts_changes_no_bit() -> None:
+    for net in (plain, normed):
+        quiet = fit(pr.MeanField(), net=net, epochs=3, batch_size=5)
+        busy = fit(
+            pr.MeanField(),
+            net=net,
+            epochs=3,
+            batch_size=5,
+            callbacks=[lambda m: m.posterior().predict(X, samples=3).mean],
+        )
+        assert torch.equal(quiet.family.loc, busy.family.loc)
+
+
+def test_a_callback_that_returns_true_ends_the_fit_and_all_are_called() -> None:
+    first, second = Notes(stop_at=6), Notes()
+    posterior = fit(pr.MeanField(), epochs=5, batch_size=4, callbacks=[first, second])
+    assert first.step == second.step == [3, 6]
+    assert len(posterior.history["loss"]) == 6
+
+
+def test_a_callback_that_returns_something_else_ends_nothing() -> None:
+    posterior = fit(pr.MeanField(), epochs=3, batch_size=4, callbacks=[lambda moment: "go on", lambda moment: None])
+    assert len(posterior.history["loss"]) == 9
+
+
+def test_an_error_of_a_callback_is_the_persons_own() -> None:
+    def fail(moment: Moment) -> None:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        fit(pr.MeanField(), epochs=3, callbacks=[fail])
+
+
+# EarlyStop.
+
+
+def test_early_stop_without_data_counts_epochs_whose_mean_loss_is_no_better() -> None:
+    stop, notes = pr.EarlyStop(patience=4), Notes()
+    posterior = fit(pr.MeanField(learning_rate=0.05), epochs=500, batch_size=4, callbacks=[notes, stop])
+    losses = [metrics["loss"] for metrics in notes.metrics]
+    assert 4 < len(losses) < 500
+    best = min(range(len(losses)), key=losses.__getitem__)
+    assert len(losses) == best + 1 + 4
+    assert stop.best == losses[best]
+    assert len(posterior.history["loss"]) == 3 * len(losses)
+
+
+def test_early_stop_with_data_watches_their_predictive_density() -> None:
+    held, scores = (normal(6, 3, seed=4), 3 * normal(6, seed=5)), []
+
+    def score(moment: Moment) -> None:
+        scores.append(-float(moment.posterior().predict(held[0], samples=16).log_prob(held[1]).mean()))
+
+    stop = pr.EarlyStop(patience=5, data=held)
+    fit(pr.MeanField(learning_rate=0.05), epochs=500, batch_size=4, callbacks=[score, stop])
+    assert len(scores) < 500
+    best = min(range(len(scores)), key=scores.__getitem__)
+    assert stop.best == pytest.approx(scores[best], rel=1e-12)
+    assert len(scores) == best + 1 + 5
+
+
+def test_early_stop_takes_arrays() -> None:
+    stop = pr.EarlyStop(patience=2, data=(X.numpy(), Y.numpy()))
+    assert len(fit(pr.MAP(), epochs=5, callbacks=[stop]).history["loss"]) <= 5
+    assert math.isfinite(stop.best)
+
+
+def test_an_improvement_below_the_least_does_not_count() -> None:
+    stop = pr.EarlyStop(patience=3, least=1e9)
+    assert len(fit(pr.MeanField(), epochs=50, callbacks=[stop]).history["loss"]) == 4
+
+
+def test_an_early_stop_that_ended_one_fit_begins_anew_in_the_next() -> None:
+    stop = pr.EarlyStop(patience=3, least=1e9)
+    lengths = [len(fit(pr.MeanField(), epochs=50, callbacks=[stop]).history["loss"]) for _ in range(2)]
+    assert lengths == [4, 4]
+
+
+def test_patience_must_be_a_whole_number_from_1() -> None:
+    with pytest.raises(pr.InputError, match=r"The 'patience' of EarlyStop must be a whole number from 1. Got 0"):
+        pr.EarlyStop(patience=0)
+
+
+# Learning rates.
+
+
+def one_cycle(step: int, top: float, total: int, begin: float = 0.3) -> float:
+    """torch's default: from top/25 up and down to top/25e4, by cosines."""
+    low, end, turn = top / 25, top / 25 / 1e4, begin * total - 1
+    cosine = lambda a, b, t: b + (a - b) / 2 * (1 + math.cos(math.pi * t))  # noqa: E731
+    return cosine(low, top, step / turn) if step <= turn else cosine(top, end, (step - turn) / (total - 1 - turn))
+
+
+def in_sequence(optimizer: Any) -> lr_scheduler.LRScheduler:
+    warm = lr_scheduler.LinearLR(optimizer, start_factor=0.25, total_iters=3)
+    return lr_scheduler.SequentialLR(optimizer, [warm, lr_scheduler.ExponentialLR(optimizer, 0.5)], milestones=[4])
+
+
+SCHEDULES: dict[str, tuple[Any, Callable[[int], float]]] = {
+    "constant": ("constant", lambda t: 0.1),
+    "cosine": ("cosine", lambda t: 0.05 * (1 + math.cos(math.pi * t / 20))),
+    "StepLR": (lambda o: lr_scheduler.StepLR(o, step_size=6, gamma=0.3), lambda t: 0.1 * 0.3 ** (t // 6)),
+    "LambdaLR": (lambda o: lr_scheduler.LambdaLR(o, lambda t: 1 / (1 + t)), lambda t: 0.1 / (1 + t)),
+    "MultiStepLR": (lambda o: lr_scheduler.MultiStepLR(o, [3, 9]), lambda t: 0.1 * 0.1 ** ((t >= 3) + (t >= 9))),
+    "CosineAnnealingLR": (
+        lambda o: lr_scheduler.CosineAnnealingLR(o, 20, eta_min=0.01),
+        lambda t: 0.01 + 0.045 * (1 + math.cos(math.pi * t / 20)),
+    ),
+    "OneCycleLR": (lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.2, total_steps=20), lambda t: one_cycle(t, 0.2, 20)),
+    "SequentialLR": (in_sequence, lambda t: 0.1 * (0.25 + 0.25 * t) if t < 4 else 0.1 * 0.5 ** (t - 4)),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_gives_the_rates_by_hand(name: str) -> None:
+    schedule, by_hand = SCHEDULES[name]
+    found = rates(schedule, 0.1, 20, "MAP")
+    assert found.tolist() == pytest.approx([by_hand(t) for t in range(20)], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if not isinstance(SCHEDULES[name][0], str)])
+def test_a_fit_with_a_schedule_is_torchs_adam_with_that_schedule(name: str) -> None:
+    schedule = SCHEDULES[name][0]
+    posterior = pr.fit(
+        pr.Model(plain(), pr.Gaussian(0.3), prior=0.7),
+        (X, Y),
+        pr.MAP(learning_rate=0.1, schedule=schedule),
+        steps=20,
+        progress=False,
+    )
+    net = plain()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    scheduler = schedule(optimizer)
+    optimizer.param_groups[0]["betas"] = (0.9, 0.999)  # OneCycleLR moves momentum too, unless told not to
+    for _ in range(20):
+        optimizer.zero_grad()
+        squares = sum(p.square().sum() for p in net.parameters())
+        (((net(X)[:, 0] - Y).square().sum() / (2 * 0.09)) + squares / (2 * 0.49)).backward()
+        optimizer.step()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("warnings.warn", lambda *a, **k: None)  # SequentialLR's own
+            scheduler.step()
+        optimizer.param_groups[0]["betas"] = (0.9, 0.999)
+    for key, p in net.named_parameters():
+        torch.testing.assert_close(posterior.mean[key], p.detach(), rtol=0, atol=1e-9)
+
+
+def test_a_schedule_that_needs_a_metric_is_refused() -> None:
+    for method in (pr.MAP, pr.MeanField):
+        with pytest.raises(pr.InputError, match=r"needs no metric. Got ReduceLROnPlateau instead."):
+            fit(method(schedule=lambda o: lr_scheduler.ReduceLROnPlateau(o)), steps=3)
+        with pytest.raises(pr.InputError, match="The 'schedule' of"):
+            fit(method(schedule=lambda o: 0.1), steps=3)
+        with pytest.raises(pr.InputError, match=f"The 'schedule' of {method.__name__} must be 'cosine', 'constant'"):
+            method(schedule="linear")
+
+
+# Stages.
+
+
+class Short(pr.MAP):
+    """A stage of few steps."""
+
+    def length(self, data: Any) -> int:
+        return 40
+
+
+def test_a_stage_is_fitted_first_and_the_method_goes_on_from_its_mode() -> None:
+    mode = fit(Short(learning_rate=0.05), batch_size=4, seed=3)
+    tiny = 1e-12
+    staged = fit(pr.MeanField(start=Short(learning_rate=0.05), learning_rate=tiny), steps=1, batch_size=4, seed=3)
+    torch.testing.assert_close(staged.family.loc, mode.w, rtol=0, atol=1e-10)
+    given = fit(pr.MeanField(start=mode, learning_rate=tiny), steps=1, batch_size=4, seed=3)
+    assert torch.equal(given.family.loc, staged.family.loc)
+    assert len(staged.history["elbo"]) == 1
+
+
+def test_a_posterior_that_a_fit_starts_from_is_not_changed() -> None:
+    mode = fit(Short())
+    before = mode.w.clone()
+    fit(pr.MAP(start=mode), steps=10)
+    fit(pr.MeanField(start=mode), steps=10)
+    assert torch.equal(mode.w, before)
+
+
+def test_a_better_start_gives_a_better_first_bound() -> None:
+    cold = fit(pr.MeanField(), steps=1, likelihood=pr.Gaussian())
+    warm = fit(pr.MeanField(start=Short(learning_rate=0.05)), steps=1, likelihood=pr.Gaussian())
+    assert warm.history["nll"][0] < cold.history["nll"][0]
+
+
+def test_a_fit_that_starts_from_a_posterior_starts_from_its_running_statistics() -> None:
+    first = fit(pr.MAP(), net=normed, steps=30, batch_size=5)
+    second = fit(pr.MAP(start=first, learning_rate=1e-300), net=normed, steps=1, batch_size=10)
+    seen = (X @ first.mean["0.weight"].T + first.mean["0.bias"]).mean(0)
+    expected = 0.9 * first.buffers["1.running_mean"] + 0.1 * seen
+    torch.testing.assert_close(second.buffers["1.running_mean"], expected, rtol=0, atol=1e-10)
+    assert second.buffers["1.num_batches_tracked"].item() == 31
+
+
+def test_a_density_of_one_tensor_of_data_may_have_a_stage() -> None:
+    params = {"mean": pr.Param(), "scale": pr.Param((), constraints.positive)}
+
+    def log_likelihood(p: dict[str, Tensor], y: Tensor) -> Tensor:
+        return torch.distributions.Normal(p["mean"], p["scale"]).log_prob(y)
+
+    def log_prior(p: dict[str, Tensor]) -> Tensor:
+        return -0.5 * p["mean"].square() - p["scale"]
+
+    model = pr.Density(params=params, log_prior=log_prior, log_likelihood=log_likelihood)
+    posterior = pr.fit(model, Y, pr.MeanField(start=Short()), steps=3, progress=False)
+    assert posterior.num_data == 10
+
+
+def test_a_start_of_another_model_is_refused_in_a_sentence() -> None:
+    other = fit(Short(), net=lambda: nn.Linear(3, 1).double())
+    for method in (pr.MAP, pr.MeanField):
+        with pytest.raises(pr.InputError, match="start"):
+            fit(method(start=other), steps=3)
+
+
+def test_what_is_no_start_is_refused_in_a_sentence() -> None:
+    with pytest.raises(pr.InputError, match=r"start|method"):
+        fit(pr.MeanField(start="map"), steps=3)
+
+
+# Divergence.
+
+
+def spiked(at: int) -> Callable[[Any], Any]:
+    """A rate that is a constant until a step, and then absurd."""
+    return lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda t: 1.0 if t < at else 1e200)
+
+
+@pytest.mark.parametrize("method", [pr.MAP, pr.MeanField], ids=lambda m: m.__name__)
+def test_a_fit_that_diverges_keeps_its_last_good_state(method: Any) -> None:
+    with pytest.raises(pr.DivergedError) as caught:
+        fit(method(schedule=spiked(150)), steps=400, batch_size=4, seed=6)
+    error = caught.value
+    assert re.search(rf"of {method.__name__} was not finite at step 15\d of 400; the state of step 100", str(error))
+    assert "smaller learning_rate" in str(error)
+    alone = fit(method(schedule=spiked(150)), steps=100, batch_size=4, seed=6)
+    kept = error.posterior
+    for name, t in alone.tensors().items():
+        assert torch.equal(kept.tensors()[name], t)
+    for name, values in alone.history.items():
+        assert torch.equal(kept.history[name], values)
+    assert kept.seed == 6
+    assert bool(torch.isfinite(kept.predict(X, samples=3).mean).all())
+    assert kept.method == alone.method
+
+
+def test_a_fit_that_diverges_at_once_keeps_its_start() -> None:
+    with pytest.raises(pr.DivergedError) as caught:
+        fit(pr.MAP(learning_rate=1e200), steps=3)
+    weights = torch.cat([p.detach().flatten() for p in plain().parameters()])
+    assert torch.equal(caught.value.posterior.w, weights)
+    assert {len(values) for values in caught.value.posterior.history.values()} == {0}
+
+
+def test_a_fit_that_diverges_writes_no_checkpoint_of_what_is_not_finite(tmp_path: Path) -> None:
+    path = tmp_path / "fit.checkpoint"
+    with pytest.raises(pr.DivergedError):
+        fit(pr.MeanField(schedule=spiked(15)), steps=40, batch_size=4, checkpoint=pr.Checkpoint(path, every=10))
+    kept = fit(pr.MeanField(schedule=spiked(15)), steps=10, batch_size=4)
+    with pytest.raises(pr.DivergedError) as caught:
+        fit(pr.MeanField(schedule=spiked(15)), steps=40, batch_size=4, checkpoint=pr.Checkpoint(path, every=10))
+    assert torch.equal(caught.value.posterior.family.loc, kept.family.loc)
+
+
+def test_the_users_network_survives_a_divergence() -> None:
+    net = plain()
+    before = [p.clone() for p in net.parameters()]
+    with pytest.raises(pr.DivergedError):
+        pr.fit(pr.Model(net, pr.Gaussian(0.3)), (X, Y), pr.MAP(learning_rate=1e200), steps=3, progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+# Progress.
+
+SCRIPT = """
+import sys
+for blocked in sys.argv[2:]:
+    sys.modules[blocked] = None
+import torch
+from torch import nn
+import priory as pr
+import priory.progress
+priory.progress.EVERY = 0.0
+torch.set_num_threads(1)
+X = torch.linspace(-1, 1, 20)[:, None]
+model = pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1))
+method = pr.MeanField() if sys.argv[1] != "MAP" else pr.MAP()
+pr.fit(model, (X, 2 * X[:, 0]), method, steps=60, progress=sys.argv[1] != "quiet")
+print("done")
+"""
+
+
+def at_a_terminal(*arguments: str) -> str:
+    """What a fit draws on a pseudo-terminal that is its standard error."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "40"}
+    child = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *arguments], stdout=subprocess.PIPE, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    drawn = b""
+    while True:
+        if select.select([ours], [], [], 0.1)[0]:
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            drawn += piece
+        elif child.poll() is not None:
+            break
+    out, _ = child.communicate()
+    os.close(ours)
+    assert child.returncode == 0, drawn.decode()
+    assert out == b"done\n"
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode())
+
+
+@pytest.mark.parametrize("blocked", [(), ("rich",)], ids=["with rich", "without rich"])
+def test_a_person_at_a_terminal_sees_the_bound_its_parts_and_the_time_left(blocked: tuple[str, ...]) -> None:
+    drawn = at_a_terminal("MeanField", *blocked)
+    assert "MeanField()" in drawn
+    assert "60/60" in drawn
+    for name in ("elbo", "nll", "kl"):
+        assert re.search(rf"\b{name} -?[\d,]+\.\d", drawn), name
+    assert not re.search(r"\bloss ", drawn)  # minus the bound: shown once
+    assert re.search(r"\d+ s left" if blocked else r"\d:\d\d:\d\d", drawn)
+    assert drawn.endswith("\n")
+
+
+@pytest.mark.parametrize("blocked", [(), ("rich",)], ids=["with rich", "without rich"])
+def test_the_progress_of_map_shows_its_loss(blocked: tuple[str, ...]) -> None:
+    drawn = at_a_terminal("MAP", *blocked)
+    assert re.search(r"\bloss -?[\d,]+\.\d", drawn)
+    assert re.search(r"\bnll -?[\d,]+\.\d", drawn)
+    assert "60/60" in drawn
+
+
+@pytest.mark.parametrize("blocked", [(), ("rich",)], ids=["with rich", "without rich"])
+def test_a_person_who_wants_no_progress_sees_none(blocked: tuple[str, ...]) -> None:
+    assert at_a_terminal("quiet", *blocked) == ""
+
+
+def test_nothing_is_drawn_off_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    model = pr.Model(plain(), pr.Gaussian(0.3))
+    pr.fit(model, (X, Y), pr.MeanField(start=Short()), steps=60)
+    assert capfd.readouterr() == ("", "")
