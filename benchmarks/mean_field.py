@@ -3,7 +3,7 @@
     python benchmarks/mean_field.py [--steps 200]
 
 Floor: `torch.optim.Adam` on the plain network. Peers, where they are installed: IVON (ivon-opt), bayesian-torch, Pyro.
-A step of ours costs one pass of the network and O(P): a normal draw, an exponential and Adam on 2P numbers. The last row
+A step of ours costs one pass of the network and O(P): a normal draw, an exponential, Adam on 2P numbers. The last row
 is the whole driver: `pr.fit`, with its batches, history and checks, over its number of steps.
 """
 

@@ -170,6 +170,13 @@ def test_a_method_that_fails_costs_only_its_own_row() -> None:
     assert set(comparison.predictions) == {"good"}
 
 
+def test_one_held_out_row_has_no_standard_error_and_tells_nothing_apart() -> None:
+    x, y = rows(1, seed=1)
+    comparison = run(regression(), rows(), test=(x, y))
+    assert comparison.verdict.endswith("one held-out row can't tell them apart.")
+    assert "nan" not in str(comparison)
+
+
 def test_when_all_fail_there_is_no_best_and_the_table_still_prints() -> None:
     comparison = run(regression(), rows(), methods=[Broken()])
     assert comparison.best is None

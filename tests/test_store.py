@@ -195,7 +195,9 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     assert "no file" in refusal(tmp_path)  # a folder
 
 
-@pytest.mark.parametrize("content", [b"", b"\0", b"hello", os.urandom(8), bytes(range(256)) * 20, b"\xff" * 4096])
+@pytest.mark.parametrize(
+    "content", [b"", b"\0", b"hello", b"\xf1\x80\xe5\xa9\x13Y\x94\xf8", bytes(range(256)) * 20, b"\xff" * 4096]
+)
 def test_a_file_that_is_something_else_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "other.priory"
     path.write_bytes(content)

@@ -53,6 +53,7 @@ class EarlyStop:
     samples: int = 16
     best: float = field(default=float("inf"), init=False)
     waited: int = field(default=0, init=False)
+    step: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         require(
@@ -65,6 +66,9 @@ class EarlyStop:
 
     def __call__(self, moment: Moment) -> bool:
         """Whether to stop."""
+        if moment.step <= self.step:  # another fit
+            self.best, self.waited = float("inf"), 0
+        self.step = moment.step
         if self.data is None:
             score = moment.metrics["loss"]
         else:
@@ -78,8 +82,8 @@ class EarlyStop:
 
     def state_dict(self) -> dict[str, float]:
         """What a checkpoint keeps."""
-        return {"best": self.best, "waited": self.waited}
+        return {"best": self.best, "waited": self.waited, "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self.best, self.waited = float(state["best"]), int(state["waited"])
+        self.best, self.waited, self.step = float(state["best"]), int(state["waited"]), int(state["step"])

@@ -8,6 +8,7 @@ next.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import time
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from priory.errors import InputError, StoreError, require
-from priory.store import read, write
+from priory.store import check_folder, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,8 @@ class Keeper:
 
     def __init__(self, checkpoint: Checkpoint | str | os.PathLike[str], identity: dict[str, Any]) -> None:
         self.checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-        self.identity = identity
+        self.identity = json.loads(json.dumps(identity))  # as a file gives it back
+        check_folder(self.checkpoint.path, "checkpoint")
         self._last = time.monotonic()
 
     def due(self, step: int) -> bool:

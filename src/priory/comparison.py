@@ -43,7 +43,6 @@ class Units:
 
     shift: float = 0.0
     scale: float = 1.0
-    name: str = ""
 
     def __post_init__(self) -> None:
         require(math.isfinite(self.shift), "shift", "Units", "be a finite number", self.shift)
@@ -151,6 +150,8 @@ class Comparison:
             return f"{best} is the only method that was scored."
         second = min(others, key=lambda row: row["nll"])["method"]
         gap, error = self.difference(second, best)
+        if math.isnan(error):
+            return f"{best} has the lowest NLL, {gap:.3f} nats below {second}: one held-out row can't tell them apart."
         clear = "more than these rows' noise" if gap > 2 * error else "too close for these rows to tell apart"
         return f"{best} has the lowest NLL, {gap:.3f} ± {error:.3f} nats a row below {second}: {clear}."
 
@@ -288,7 +289,7 @@ def compare(
             continue
         predictions[name] = prediction
         pointwise[name] = -prediction.log_prob(restored).detach().double().cpu()
-    about = _about(model, rows_to_fit, inputs, restored, options, samples, units)
+    about = _about(model, rows_to_fit, inputs, restored, posteriors, options, samples)
     baseline = _baseline(model, rows_to_fit, restored, scale)
     return Comparison(rows, posteriors, predictions, inputs, restored, about, baseline, pointwise)
 
@@ -402,32 +403,27 @@ def _about(
     data: Data,
     inputs: Any,
     targets: Tensor,
+    posteriors: dict[str, Any],
     options: dict[str, Any],
     samples: int,
-    units: Units | None,
 ) -> dict[str, str]:
     """Tell what was done, as text by name."""
     about = {"rows to fit": str(data.num_data), "rows held out": str(len(targets))}
     if isinstance(inputs, Tensor):
         about["columns"] = " x ".join(map(str, inputs.shape[1:])) or "1"
     about["network"] = str(getattr(model, "net", type(model).__name__))
-    about["likelihood"] = str(model.likelihood)
-    about["prior"] = str(getattr(model, "prior", ""))
-    about["length of a fit"] = next(
-        (f"{options[k]} {k}" for k in ("epochs", "steps") if options[k]), "each method's own"
-    )
+    about["model"] = str(model)
+    lengths = {name: max(map(len, one.history.values()), default=0) for name, one in posteriors.items()}
+    about["steps"] = ", ".join(f"{name}: {steps}" for name, steps in lengths.items())
     about["batch size"] = str(data.batch_size)
     about["temperature"] = f"{options['temperature']:g} (tempers the {options['tempers']})"
     about["samples of the posterior"] = str(samples)
-    if units is not None and units.name:
-        about["target"] = units.name
     about["seed"] = str(options["seed"])
-    about["versions"] = f"priory {version_of('priory')}, torch {torch.__version__}, Python {platform.python_version()}"
+    about["versions"] = f"priory {_version('priory')}, torch {torch.__version__}, Python {platform.python_version()}"
     return about
 
 
-def version_of(package: str) -> str:
-    """Return the installed version of a package, as text."""
+def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

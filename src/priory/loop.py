@@ -7,6 +7,7 @@ written here, once.
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -22,6 +23,7 @@ from priory.methods.base import Method, Plan
 from priory.model import Model
 from priory.posteriors import Posterior
 from priory.progress import Progress
+from priory.store import checksum
 from priory.streams import stream
 from priory.target import Target
 
@@ -125,6 +127,7 @@ class Run:
         self.draws: list[Tensor] = []
         self.keeper: Keeper | None = None
         self._good: tuple[int, dict[str, Any]] = (0, copied(self.state))
+        self._inside = False
 
     def go(self, progress: bool, callbacks: list[Callable[[Moment], Any]]) -> None:
         """Step until the plan, a callback or the method says that it is enough."""
@@ -134,11 +137,13 @@ class Run:
             try:
                 batches = self._batches() if not stopped else iter(())
                 for batch, target, epoch_ends in batches:
+                    self._inside = True
                     self.state, info = self.method.step(target, self.state, batch, self.generator)
                     self.told.hear(info.metrics)
                     if info.draw is not None:
                         self.draws.append(info.draw.clone())
                     self.step += 1
+                    self._inside = False
                     if self.step % LOOK_EVERY == 0:
                         self._look()
                     if bar.due():
@@ -151,7 +156,7 @@ class Run:
                         break
                 self._look()
             except KeyboardInterrupt:
-                if self.keeper is not None:
+                if self.keeper is not None and not self._inside:  # half a step is no place to resume from
                     self._keep(callbacks)
                 raise
             if bar.on:
@@ -187,7 +192,7 @@ class Run:
 
     def _call(self, callbacks: list[Callable[[Moment], Any]]) -> bool:
         each = self.plan.rows(self.step - 1).steps_per_epoch
-        moment = Moment(self.step, self.plan.steps, self.step // each, self.told.recent(each), self.posterior)
+        moment = Moment(self.step, self.plan.steps, self.plan.epochs(self.step), self.told.recent(each), self.posterior)
         return any([callback(moment) is True for callback in callbacks])  # noqa: C419 - every callback is called
 
     def _look(self) -> None:
@@ -204,8 +209,8 @@ class Run:
         name, step = wrong
         good, kept = self._good
         self.state = rebuild(self.state, kept)
-        posterior = self.method.posterior(self.target, self.state, None)
-        posterior.history, posterior.method = self.told.history(good), repr_of(self.method)
+        posterior = self.posterior()
+        posterior.history = self.told.history(good)
         where = f"step {step + 1} of {self.plan.steps}"
         raise DivergedError(
             f"The {name} of {type(self.method).__name__} was not finite at {where}; the state of step {good} is in the "
@@ -233,6 +238,7 @@ class Run:
         for callback, note in zip(callbacks, notes, strict=False):
             if note is not None and isinstance(callback, Remembering):
                 callback.load_state_dict(note)
+        self._good = (self.step, copied(self.state))
         if ended:
             self.plan = dataclasses.replace(self.plan, steps=self.step)
 
@@ -250,14 +256,20 @@ def repr_of(method: Method) -> str:
 
 def identity(run: Run, rows: Data) -> dict[str, Any]:
     """What a resumed fit must share with the one it resumes."""
-    sums = [float(t.double().sum()) for t in rows.tensors] if rows.tensors is not None else None
+    model, target = run.target.model, run.target
+    vectors = torch.stack([torch.zeros(target.size), 0.1 * torch.randn(target.size, generator=stream(0, "identity"))])
+    with torch.no_grad():
+        prior = model.prior.log_prob(vectors.to(model.device, model.dtype)).tolist()
+    network = re.sub(r"0x[0-9a-f]+", "", repr(model.net)) if isinstance(model, Model) else repr(model)
     return {
         "method": repr_of(run.method),
-        "model": run.target.model.describe(),
-        "rows": rows.num_data,
-        "sums of the data": sums,
+        "model": {**model.describe(), "network": network},
+        "type": str(model.dtype),
+        "prior, at two places,": prior,
+        "number of rows": rows.num_data,
+        "data": None if rows.tensors is None else [checksum(t.cpu().contiguous()) for t in rows.tensors],
         "batch size": rows.batch_size,
-        "steps": run.plan.steps,
+        "number of steps": run.plan.steps,
         "seed": run.seed,
-        "temperature": [run.target.temperature, run.target.tempers],
+        "temperature": [target.temperature, target.tempers],
     }

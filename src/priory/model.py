@@ -234,4 +234,4 @@ class Model:
 
     def describe(self) -> dict[str, Any]:
         """What a stored posterior must agree with."""
-        return {"layout": self.layout.signature(), "likelihood": type(self.likelihood).__name__}
+        return {"layout": self.layout.signature(), "likelihood": repr(self.likelihood)}

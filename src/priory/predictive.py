@@ -129,7 +129,7 @@ class Prediction:
 
     def _bracket(self, q: float) -> tuple[Tensor, Tensor]:
         """Values on the two sides of the q-quantile, by doubling."""
-        centre = self.mean if bool(torch.isfinite(self.mean).all()) else self.outputs.mean(0)
+        centre = self.mean if bool(torch.isfinite(self.mean).all()) else torch.zeros_like(self.mean)
         spread = self.std if bool(torch.isfinite(self.std).all()) else torch.ones_like(centre)
         low, high, step = centre - spread, centre + spread, spread + 1e-12
         if self.likelihood.discrete:

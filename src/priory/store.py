@@ -71,6 +71,8 @@ def save(posterior: Posterior, path: str | PathLike[str]) -> None:
 
 def load(path: str | PathLike[str], model: Model | Density) -> Posterior:
     """Read a posterior for a model of the same network and likelihood."""
+    known = isinstance(model, Model) or hasattr(model, "describe")
+    require(known, "model", "load", "be a Model or a Density", type(model).__name__)
     tensors, meta = read(path, "posterior")
     wanted, found = model.describe(), meta["model"]
     if found != wanted:
@@ -95,8 +97,8 @@ def load(path: str | PathLike[str], model: Model | Density) -> Posterior:
             f"{os.fspath(path)} belongs to another model: it is in {own[wrong[0]].dtype}, this one in {model.dtype}."
         )
     here = fixed(model)
-    for name, seal in meta["fixed"].items():
-        if here.get(name) != seal:
+    for name, digest in meta["fixed"].items():
+        if here.get(name) != digest:
             raise StoreError(
                 f"{os.fspath(path)} belongs to another model: '{name}', which no fit changes, differs there."
             )
@@ -126,9 +128,9 @@ def write(path: str | PathLike[str], what: str, tensors: Mapping[str, Tensor], m
         "meta": json.dumps(meta),
         "checksums": json.dumps({name: checksum(t) for name, t in whole.items()}),
     }
-    header["header"] = hashlib.blake2b((header["meta"] + header["checksums"]).encode(), digest_size=16).hexdigest()
+    header["seal"] = seal(header)
     goal = Path(path)
-    require(goal.parent.is_dir(), "path", what, "lie in a folder that exists", str(goal.parent))
+    check_folder(goal, what)
     draft = goal.with_name(f".{goal.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with open(draft, "xb") as file:
@@ -139,6 +141,12 @@ def write(path: str | PathLike[str], what: str, tensors: Mapping[str, Tensor], m
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def check_folder(path: str | PathLike[str], what: str) -> None:
+    """Refuse a path in a folder that isn't there."""
+    folder = Path(path).parent
+    require(folder.is_dir(), "path", what, "lie in a folder that exists", str(folder))
 
 
 def safetensors(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> bytes:
@@ -172,13 +180,19 @@ def read(path: str | PathLike[str], what: str) -> tuple[dict[str, Tensor], dict[
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError, struct.error, UnicodeDecodeError) as error:
         raise StoreError(f"{text} is corrupt, or not a file of priory ({str(error).strip()}).") from error
-    seal = hashlib.blake2b((header["meta"] + header["checksums"]).encode(), digest_size=16).hexdigest()
-    sums = json.loads(header["checksums"]) if seal == header.get("header") else None
-    if sums is None or {name: checksum(t) for name, t in tensors.items()} != sums:
+    whole = header.get("seal") == seal(header)
+    sums: dict[str, str] = json.loads(header["checksums"]) if whole else {}
+    if not whole or {name: checksum(t) for name, t in tensors.items()} != sums:
         raise StoreError(f"{text} is corrupt: its contents don't match their checksums.")
     if header["what"] != what:
         raise StoreError(f"{text} holds a {header['what']}, not a {what}.")
-    return tensors, json.loads(header["meta"])
+    return {name: tensors[name] for name in sums}, json.loads(header["meta"])
+
+
+def seal(header: Mapping[str, str]) -> str:
+    """A hash of everything that a header says."""
+    said = json.dumps([header.get(key) for key in ("format", "version", "what", "meta", "checksums")])
+    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
 
 def checksum(t: Tensor) -> str:
@@ -195,7 +209,10 @@ def raw(t: Tensor) -> bytes:
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
     if found["likelihood"] != wanted["likelihood"]:
-        return f"its likelihood is {found['likelihood']}, this one's is {wanted['likelihood']}"
+        there, here = found["likelihood"], wanted["likelihood"]
+        if there.split("(")[0] != here.split("(")[0]:  # the names alone say enough
+            there, here = there.split("(")[0], here.split("(")[0]
+        return f"its likelihood is {there}, this one's is {here}"
     theirs, ours = ({name: tuple(shape) for name, shape in d["layout"]} for d in (found, wanted))
     for name in [*theirs, *ours]:
         if theirs.get(name) != ours.get(name):

@@ -35,7 +35,15 @@ def test_semicolons_and_tabs_part_columns_too(tmp_path: Path, separator: str) ->
 
 
 def test_text_becomes_columns_of_zero_and_one(tmp_path: Path) -> None:
-    text = "kind,side,a,y\nred,left,1,0.1\ngreen,right,2,0.2\nblue,left,3,0.3\nred,right,4,0.4\nblue,left,5,0.5\n"
+    rows = [
+        "red,left,1,0.1",
+        "green,right,2,0.2",
+        "blue,left,3,0.3",
+        "red,right,4,0.4",
+        "blue,left,5,0.5",
+        "red,left,6,0.6",
+    ]
+    text = "\n".join(["kind,side,a,y", *rows])
     table = read_table(write(tmp_path, text))
     assert table.columns == ["kind=blue", "kind=green", "kind=red", "side=right", "a"]
     assert table.x[0].tolist() == [0, 0, 1, 0, 1]
@@ -54,6 +62,11 @@ def test_constant_columns_and_names_are_left_out_and_said_so(tmp_path: Path) -> 
     assert table.columns == ["a"]
     assert "'one' is constant" in table.notes[0]
     assert "'name' holds 60 different texts" in table.notes[1]
+
+
+def test_text_that_is_different_in_most_rows_is_left_out(tmp_path: Path) -> None:
+    text = "when,a,y\n" + "".join(f"2024-01-0{k},{k},{k / 7}\n" for k in range(1, 9))
+    assert read_table(write(tmp_path, text)).columns == ["a"]
 
 
 def test_the_target_decides_the_task(tmp_path: Path) -> None:

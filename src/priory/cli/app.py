@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+import priory
 from priory import methods
 from priory.cli.tables import SHIPPED, Table, read_table
-from priory.comparison import TITLES, Comparison, Units, compare, split_rows, version_of
+from priory.comparison import TITLES, Comparison, Units, compare, split_rows
 from priory.errors import InputError, MissingExtra, extra, require
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_show_locals=False)
@@ -47,7 +48,7 @@ def command() -> None:
 @app.command("version")
 def version() -> None:
     """Print the versions that a bug report needs."""
-    print(f"priory {version_of('priory')}, torch {torch.__version__}, Python {platform.python_version()}")
+    print(f"priory {priory.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
 
 
 @app.command("compare")
@@ -113,8 +114,8 @@ def run(
     model = build_model(table, widths, _prior(prior), seed)
     progress = console.is_terminal
     comparison = compare(model, fitted, chosen, held, epochs=epochs, seed=seed, progress=progress, units=units)
-    comparison.about["data"] = f"{data}; target '{table.target}'. {' '.join(table.notes)}".strip()
-    comparison.about["inputs"] = ", ".join(table.columns)
+    about = {"data": " ".join([f"{data}, target '{table.target}'.", *table.notes]), "inputs": ", ".join(table.columns)}
+    comparison = dataclasses.replace(comparison, about=about | comparison.about)
     console.print()
     if console.is_terminal:
         print_rich(console, comparison)
@@ -137,7 +138,7 @@ def standardise(table: Table, test: float, seed: int) -> tuple[tuple[Any, Any], 
         return (x.float(), y), (x_held.float(), y_held), None
     shift, scale = (value.item() for value in _moments(y))
     y, y_held = ((part - shift) / scale for part in (y, y_held))
-    return (x.float(), y.float()), (x_held.float(), y_held.float()), Units(shift, scale, table.target)
+    return (x.float(), y.float()), (x_held.float(), y_held.float()), Units(shift, scale)
 
 
 def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

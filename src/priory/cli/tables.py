@@ -16,7 +16,7 @@ from priory.errors import InputError, extra, require
 
 SHIPPED = ("diabetes", "breast_cancer", "wine", "iris", "digits")
 MOST_CLASSES = 10  # whole numbers with more values than this are read as amounts
-MOST_TEXTS = 50  # a column of more texts than this is a name or a date rather than a kind
+MOST_TEXTS = 50  # a column of more texts than this, or than half the rows, is a name or a date rather than a kind
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _inputs(frame: Any, source: str, notes: list[str]) -> tuple[Tensor, list[str
             notes.append(f"The column '{name}' is constant and was left out.")
         elif pandas.api.types.is_numeric_dtype(column):
             parts.append(column.astype(float))
-        elif column.nunique() > MOST_TEXTS:
+        elif column.nunique() > min(MOST_TEXTS, len(column) // 2):
             notes.append(f"The column '{name}' holds {column.nunique()} different texts and was left out.")
         else:
             coded = pandas.get_dummies(column.astype(str), prefix=name, prefix_sep="=", dtype=float)

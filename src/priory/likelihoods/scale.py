@@ -64,7 +64,8 @@ class LocationScale(Likelihood):
     def start(self, targets: Tensor) -> dict[str, Tensor]:
         if self._source != "learn":
             return {}
-        spread = targets.double().std(None if self._outputs == 1 else 0, unbiased=False)
+        spread = targets.double().reshape(-1, self._outputs).std(0, unbiased=False)
+        spread = spread[0] if self._outputs == 1 else spread
         # below the targets' spread, so that a network begins by fitting and not by explaining everything as noise
         return {self._name: (0.3 * spread).clamp_min(1e-3).to(targets.dtype)}
 

@@ -72,23 +72,27 @@ class StudentT(LocationScale):
 
 def student_cdf(t: Tensor, df: float) -> Tensor:
     """P(T <= t) = 1 - I_x(df/2, 1/2) / 2 for t > 0, with x = df / (df + t^2) and I the regularised incomplete beta."""
-    x = df / (df + t * t)
-    tail = 0.5 * incomplete_beta(df / 2, 0.5, x)
+    whole = df + t * t
+    tail = 0.5 * incomplete_beta(df / 2, 0.5, df / whole, t * t / whole)
     return torch.where(t > 0, 1 - tail, tail)
 
 
-def incomplete_beta(a: float, b: float, x: Tensor) -> Tensor:
-    """I_x(a, b) by the continued fraction of Numerical Recipes (6.4), on the side where it converges fast."""
+def incomplete_beta(a: float, b: float, x: Tensor, y: Tensor) -> Tensor:
+    """I_x(a, b) by the continued fraction of Numerical Recipes (6.4), on the side where it converges fast.
+
+    y is 1 - x, given apart because it loses its digits when x is rounded first.
+    """
     swap = x > (a + 1) / (a + b + 2)
-    direct = _beta_fraction(a, b, torch.where(swap, torch.zeros_like(x), x))
-    mirrored = 1 - _beta_fraction(b, a, torch.where(swap, 1 - x, torch.zeros_like(x)))
+    zero, one = torch.zeros_like(x), torch.ones_like(x)
+    direct = _beta_fraction(a, b, torch.where(swap, zero, x), torch.where(swap, one, y))
+    mirrored = 1 - _beta_fraction(b, a, torch.where(swap, y, zero), torch.where(swap, x, one))
     return torch.where(swap, mirrored, direct)
 
 
-def _beta_fraction(a: float, b: float, x: Tensor, terms: int = 200) -> Tensor:
+def _beta_fraction(a: float, b: float, x: Tensor, y: Tensor, terms: int = 200) -> Tensor:
     tiny = 1e-300 if x.dtype == torch.float64 else 1e-30
     keep = lambda v: torch.where(v.abs() < tiny, torch.full_like(v, tiny), v)  # noqa: E731 - Lentz: never divide by zero
-    log_front = a * torch.log(x) + b * torch.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    log_front = a * torch.log(x) + b * torch.log(y) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     c, d = torch.ones_like(x), 1 / keep(1 - (a + b) * x / (a + 1))
     h = d
     for m in range(1, terms + 1):

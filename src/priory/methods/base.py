@@ -48,6 +48,13 @@ class Plan:
         """The rows that this step reads."""
         return self.early if self.early is not None and step < self.turn else self.data
 
+    def epochs(self, step: int) -> int:
+        """How many passes over its rows have ended after so many steps."""
+        if self.early is None:
+            return step // self.data.steps_per_epoch
+        early = min(step, self.turn) // self.early.steps_per_epoch
+        return early + max(0, step - self.turn) // self.data.steps_per_epoch
+
 
 class Options:
     """Refuses, in one sentence, an option that a method doesn't have."""

@@ -29,6 +29,7 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 INK, GREY = "#222222", "#8a8a8a"
 MOST_ROWS = 120  # more intervals than this side by side can't be told apart
+MOST_STEPS = 1_000  # about as many points as a picture is wide
 QUANTITIES = {
     "elbo": "Evidence lower bound, step by step (higher is better)",
     "loss": "Loss, step by step (lower is better)",
@@ -58,11 +59,13 @@ def history(posterior: Any, quantity: str | None = None, *, ax: Axes | None = No
         values = torch.as_tensor(one.history[name]).double().cpu()
         steps = torch.arange(1, len(values) + 1)
         window = max(1, len(values) // 50)
+        some = slice(None, None, max(1, len(values) // MOST_STEPS))
         if window > 1:
-            ax.plot(_list(steps), _list(values), color=colour, alpha=0.25, linewidth=0.8)
+            ax.plot(_list(steps[some]), _list(values[some]), color=colour, alpha=0.25, linewidth=0.6)
         smooth = values.unfold(0, window, 1).mean(-1)
-        ax.plot(_list(steps[window - 1 :]), _list(smooth), color=colour, linewidth=1.8, label=label or None)
-        settled.append(values[len(values) // 20 :])
+        ends = steps[window - 1 :]
+        ax.plot(_list(ends[some]), _list(smooth[some]), color=colour, linewidth=1.8, label=label or None)
+        settled.append(values[len(values) // 5 :])
     _frame_settled(ax, torch.cat(settled))
     if isinstance(posterior, Mapping):
         ax.legend(frameon=False, fontsize=9)

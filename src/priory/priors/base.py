@@ -141,11 +141,13 @@ def fitting(distribution: Distribution, block: Block) -> Distribution:
 
 def moved(distribution: Distribution, like: Tensor) -> Distribution:
     """The distribution with its tensors in the model's type, where it can be rebuilt from its named parameters."""
+    if isinstance(distribution, Independent):
+        return Independent(moved(distribution.base_dist, like), distribution.reinterpreted_batch_ndims)
+    names = [name for name in distribution.arg_constraints if name in vars(distribution)]
+    if not names:
+        return distribution
     try:
-        arguments = {
-            name: getattr(distribution, name) for name in distribution.arg_constraints if name in vars(distribution)
-        }
-        cast = {name: value.to(like) for name, value in arguments.items()}
+        cast = {name: getattr(distribution, name).to(like) for name in names}
         return type(distribution)(**cast, validate_args=False)
     except (AttributeError, TypeError, ValueError, NotImplementedError):
         return distribution

@@ -46,18 +46,22 @@ def by_rule(rule: str, net: nn.Module, dtype: torch.dtype) -> dict[str, Normal]:
 def _moments(rule: str, module: nn.Module, key: str, p: nn.Parameter) -> tuple[float, float]:
     if isinstance(module, NORMS):
         return (1.0, 1.0) if key == "weight" else (0.0, 1.0)
-    if p.ndim < 2 or isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+    biases = isinstance(module, nn.MultiheadAttention) and key.startswith("bias_")  # kept as (1, 1, E)
+    if p.ndim < 2 or biases or isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return 0.0, 1.0
-    return 0.0, RULES[rule](*fans(module, p))
+    return 0.0, RULES[rule](*fans(module, key, p))
 
 
-def fans(module: nn.Module, p: torch.Tensor) -> tuple[int, int]:
-    """Inputs and outputs of a unit of this weight: of one gate of a recurrent layer, of one projection of attention."""
-    window = p[0, 0].numel()
-    fan_in, fan_out = p.shape[1] * window, p.shape[0] * window
-    if isinstance(module, TRANSPOSED):
-        return fan_out, fan_in
-    if isinstance(module, nn.RNNBase):
+def fans(module: nn.Module, key: str, p: torch.Tensor) -> tuple[int, int]:
+    """How many inputs a unit of this weight has, and how many outputs an input feeds.
+
+    Of one group of a convolution, of one gate of a recurrent layer, of one projection of attention.
+    """
+    window, groups = p[0, 0].numel(), getattr(module, "groups", 1)
+    if isinstance(module, TRANSPOSED):  # (in, out / groups, *window)
+        return p.shape[0] // groups * window, p.shape[1] * window
+    fan_in, fan_out = p.shape[1] * window, p.shape[0] // groups * window
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not key.startswith("weight_hr"):
         return fan_in, module.hidden_size
     if isinstance(module, nn.MultiheadAttention) and p.shape[0] == 3 * module.embed_dim:
         return fan_in, module.embed_dim

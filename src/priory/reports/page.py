@@ -40,7 +40,8 @@ def picture(ax: Axes, alt: str, caption: str, wide: bool = False) -> str:
 
 def number(value: str, name: str, reading: str) -> str:
     """Show a value with its name and what it means in plain words."""
-    return f'<div class="number"><b>{escape(value)}</b><span>{escape(name)}</span><p>{escape(reading)}</p></div>'
+    text = escape(reading).replace(" %", "&nbsp;%")  # a number keeps its unit at the end of a line
+    return f'<div class="number"><b>{escape(value)}</b><span>{escape(name)}</span><p>{text}</p></div>'
 
 
 def definitions(pairs: dict[str, str]) -> str:
