@@ -196,7 +196,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\0", b"hello", b"\xf1\x80\xe5\xa9\x13Y\x94\xf8", bytes(range(256)) * 20, b"\xff" * 4096]
+    "content", [b"", b"\0", b"hello", b"\xf1\x80\xe5\xa9\x13", bytes(range(256)) * 20, b"\xff" * 4096]
 )
 def test_a_file_that_is_something_else_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "other.priory"
@@ -255,7 +255,7 @@ def test_a_file_of_another_version_is_refused_by_its_number(file: Path) -> None:
     assert "is of version 99; this priory reads version 1" in refusal(file)
 
 
-@pytest.mark.parametrize("key", ["format", "version", "what", "meta", "checksums", "header"])
+@pytest.mark.parametrize("key", ["format", "version", "what", "meta", "checksums", "seal"])
 def test_a_file_without_a_part_of_its_header_is_refused(file: Path, key: str) -> None:
     rewritten(file, **{key: None})
     refusal(file)

@@ -61,7 +61,7 @@ def fit(
     >>> import priory as pr
     >>> _ = torch.manual_seed(0)
     >>> X = torch.linspace(-1, 1, 20)[:, None]
-    >>> posterior = pr.fit(pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1)), (X, 2 * X[:, 0]), pr.MAP(), steps=500)
+    >>> posterior = pr.fit(pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1)), (X, 2 * X[:, 0]), pr.MAP(), steps=2000)
     >>> round(posterior.predict(torch.tensor([[0.5]])).mean.item(), 1)
     1.0
     """
@@ -266,10 +266,10 @@ def identity(run: Run, rows: Data) -> dict[str, Any]:
         "model": {**model.describe(), "network": network},
         "type": str(model.dtype),
         "prior, at two places,": prior,
-        "number of rows": rows.num_data,
+        "rows": rows.num_data,
         "data": None if rows.tensors is None else [checksum(t.cpu().contiguous()) for t in rows.tensors],
         "batch size": rows.batch_size,
-        "number of steps": run.plan.steps,
+        "steps": run.plan.steps,
         "seed": run.seed,
         "temperature": [target.temperature, target.tempers],
     }

@@ -208,14 +208,14 @@ def raw(t: Tensor) -> bytes:
 
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    if found["likelihood"] != wanted["likelihood"]:
-        there, here = found["likelihood"], wanted["likelihood"]
-        if there.split("(")[0] != here.split("(")[0]:  # the names alone say enough
-            there, here = there.split("(")[0], here.split("(")[0]
-        return f"its likelihood is {there}, this one's is {here}"
+    there, here = found["likelihood"], wanted["likelihood"]
+    if there.split("(")[0] != here.split("(")[0]:
+        return f"its likelihood is {there.split('(')[0]}, this one's is {here.split('(')[0]}"
     theirs, ours = ({name: tuple(shape) for name, shape in d["layout"]} for d in (found, wanted))
     for name in [*theirs, *ours]:
         if theirs.get(name) != ours.get(name):
             said = lambda shapes: f"the shape {shapes[name]}" if name in shapes else "no place"  # noqa: B023, E731
             return f"its parameter '{name}' has {said(theirs)} there and {said(ours)} here"
+    if there != here:
+        return f"its likelihood is {there}, this one's is {here}"
     return "its parameters come in another order"

@@ -38,6 +38,7 @@ def known_methods() -> dict[str, str]:
 
 
 METHODS = known_methods()
+SMALL = 1_000_000  # numbers in a table that one thread reads best
 
 
 @app.callback()
@@ -109,6 +110,8 @@ def run(
     for note in table.notes:
         console.print(f"  {note}", markup=False)
 
+    if table.x.numel() < SMALL:  # threads would wait for each other longer than they work
+        torch.set_num_threads(1)
     began = time.perf_counter()
     fitted, held, units = standardise(table, test, seed)
     model = build_model(table, widths, _prior(prior), seed)

@@ -25,8 +25,8 @@ class Diagonal:
     """Means and log standard deviations, (*B, P).
 
     >>> import torch
-    >>> Diagonal(torch.zeros(2), torch.zeros(2)).entropy().item() == 2 * 0.5 * LOG_2_PI_E
-    True
+    >>> round(Diagonal(torch.zeros(2), torch.zeros(2)).entropy().item(), 4)
+    2.8379
     """
 
     loc: Tensor

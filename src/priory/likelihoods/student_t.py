@@ -73,15 +73,17 @@ class StudentT(LocationScale):
 def student_cdf(t: Tensor, df: float) -> Tensor:
     """P(T <= t) = 1 - I_x(df/2, 1/2) / 2 for t > 0, with x = df / (df + t^2) and I the regularised incomplete beta."""
     whole = df + t * t
-    tail = 0.5 * incomplete_beta(df / 2, 0.5, df / whole, t * t / whole)
+    rest = torch.where(torch.isinf(whole), torch.ones_like(t), t * t / whole)
+    tail = 0.5 * incomplete_beta(df / 2, 0.5, df / whole, rest)
     return torch.where(t > 0, 1 - tail, tail)
 
 
-def incomplete_beta(a: float, b: float, x: Tensor, y: Tensor) -> Tensor:
+def incomplete_beta(a: float, b: float, x: Tensor, y: Tensor | None = None) -> Tensor:
     """I_x(a, b) by the continued fraction of Numerical Recipes (6.4), on the side where it converges fast.
 
-    y is 1 - x, given apart because it loses its digits when x is rounded first.
+    y is 1 - x, which a caller who has it gives, because it loses its digits when x is rounded first.
     """
+    y = 1 - x if y is None else y
     swap = x > (a + 1) / (a + b + 2)
     zero, one = torch.zeros_like(x), torch.ones_like(x)
     direct = _beta_fraction(a, b, torch.where(swap, zero, x), torch.where(swap, one, y))
