@@ -136,9 +136,9 @@ class Run:
         with Progress(repr_of(self.method), self.plan.steps, progress, self.step) as bar:
             try:
                 batches = self._batches() if not stopped else iter(())
-                for batch, target, epoch_ends in batches:
+                for batch, epoch_ends in batches:
                     self._inside = True
-                    self.state, info = self.method.step(target, self.state, batch, self.generator)
+                    self.state, info = self.method.step(self.target, self.state, batch, self.generator)
                     self.told.hear(info.metrics)
                     if info.draw is not None:
                         self.draws.append(info.draw.clone())
@@ -172,23 +172,21 @@ class Run:
         posterior.seed = self.seed
         return posterior
 
-    def _batches(self) -> Iterator[tuple[Batch | Data, Target, bool]]:
-        """What each step reads from here on, the target that goes with it, and whether an epoch ends there."""
+    def _batches(self) -> Iterator[tuple[Batch | Data, bool]]:
+        """What each step reads from here on, and whether an epoch ends there."""
         plan = self.plan
         while self.step < plan.steps:
-            early = plan.early is not None and self.step < plan.turn
             rows = plan.rows(self.step)
-            target = dataclasses.replace(self.target, num_data=rows.num_data) if early else self.target
             if self.method.reads == "pass":
-                yield rows, target, True
+                yield rows, True
                 continue
-            begin, end = (0, plan.turn) if early else (plan.turn if plan.early is not None else 0, plan.steps)
+            begin, end = (0, plan.turn) if rows is plan.early else (plan.turn, plan.steps)
             each = rows.steps_per_epoch
             epoch, skip = divmod(self.step - begin, each)
             for index, batch in enumerate(rows.batches(self.seed, begin + epoch, skip), start=skip):
                 if self.step >= end:
                     break
-                yield batch, target, index == each - 1
+                yield batch, index == each - 1
 
     def _call(self, callbacks: list[Callable[[Moment], Any]]) -> bool:
         each = self.plan.rows(self.step - 1).steps_per_epoch

@@ -109,7 +109,7 @@ class Prediction:
             middle = 0.5 * (low + high)
             if self.likelihood.discrete:
                 middle = middle.floor()
-            below = self._cdf(middle) < q
+            below = self.cdf(middle) < q
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return high
 
@@ -124,7 +124,8 @@ class Prediction:
         )
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
-    def _cdf(self, value: Tensor) -> Tensor:
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(y <= value | x, D), for values that broadcast to (n, *event)."""
         return self.likelihood.cdf(self.outputs, self.learnt, value).mean(0)
 
     def _bracket(self, q: float) -> tuple[Tensor, Tensor]:
@@ -135,7 +136,7 @@ class Prediction:
         if self.likelihood.discrete:
             low, high, step = torch.full_like(low, -1.0), high.ceil(), step.ceil()
         for _ in range(200):
-            above, under = self._cdf(low) >= q, self._cdf(high) < q
+            above, under = self.cdf(low) >= q, self.cdf(high) < q
             if self.likelihood.discrete:
                 above = torch.zeros_like(above)
             if not bool(above.any() | under.any()):

@@ -47,11 +47,9 @@ def pit(prediction: Prediction, y: Any) -> Tensor:
     """
     require(not prediction.classes, "prediction", "pit", "be of numbers, not of classes", "classes")
     y = matched(y, prediction.mean, "pit")
-
-    def below(value: Tensor) -> Tensor:
-        return prediction.likelihood.cdf(prediction.outputs, prediction.learnt, value).mean(0)
-
-    return 0.5 * (below(y - 1) + below(y)) if prediction.likelihood.discrete else below(y)
+    if prediction.likelihood.discrete:
+        return 0.5 * (prediction.cdf(y - 1) + prediction.cdf(y))
+    return prediction.cdf(y)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class MeanField(Options):
         require(ok, "initial_scale", "MeanField", "be a positive number", self.initial_scale)
 
     def length(self, data: Data) -> int:
-        return default_steps(data.steps_per_epoch, epochs=200, least=2_000, most=50_000)
+        return default_steps(data.steps_per_epoch, epochs=200, least=4_000, most=50_000)
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
         return Plan(data, steps)
