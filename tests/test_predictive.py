@@ -1,5 +1,6 @@
 """Predictions: moments, quantiles, densities and entropies of the mixture over posterior draws."""
 
+import copy
 import math
 
 import numpy as np
@@ -9,12 +10,14 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical
+from torch.func import functional_call
 
 import priory as pr
 from priory.data import Data
 from priory.families import Diagonal
 from priory.likelihoods import Likelihood
 from priory.loop import make_target
+from priory.network import ELEMENTWISE
 from priory.posteriors import DiagonalGaussian
 from priory.predictive import Prediction, predict
 from priory.streams import stream
@@ -381,14 +384,47 @@ def test_chunks_under_a_memory_limit_give_the_numbers_of_one_piece(limit: int, k
 def test_many_vectors_at_once_give_what_one_at_a_time_gives(
     likelihood: Likelihood, event: tuple[int, ...], outputs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As a chain of batched products, under vmap, and in a loop over the bound skeleton."""
     posterior, X = posterior_of(likelihood, event, outputs)
-    assert posterior.model.network.batches_well(len(X))
-    together = posterior.predict(X, samples=6)
-    monkeypatch.setattr(posterior.model.network, "batches_well", lambda rows: False)
+    network = posterior.model.network
+    assert network.chain
+    chained = posterior.predict(X, samples=6)
+    monkeypatch.setattr(network, "chain", ())
+    mapped = posterior.predict(X, samples=6)
+    monkeypatch.setattr(network, "dense", False)
+    monkeypatch.setattr(network, "functional", None)  # a loop has no use for it
     looped = posterior.predict(X, samples=6)
-    torch.testing.assert_close(together.outputs, looped.outputs, **EXACT)
-    torch.testing.assert_close(together.mean, looped.mean, **EXACT)
-    torch.testing.assert_close(together.variance, looped.variance, **EXACT)
+    for together in (chained, mapped):
+        torch.testing.assert_close(together.outputs, looped.outputs, **EXACT)
+        torch.testing.assert_close(together.mean, looped.mean, **EXACT)
+        torch.testing.assert_close(together.variance, looped.variance, **EXACT)
+
+
+ACTIVATIONS = [*ELEMENTWISE, nn.Softmax, nn.PReLU, nn.Dropout]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: a.__name__)
+def test_a_chain_gives_what_the_network_gives_for_every_activation(activation: type[nn.Module]) -> None:
+    """Also with a shared layer, a frozen one, one without bias, and more draws than fit in the cache together."""
+    shared, frozen = nn.Linear(5, 5), nn.Linear(5, 5).requires_grad_(False)
+    arguments = {"dim": -1} if activation is nn.Softmax else {}
+    layers = [nn.Linear(3, 5), activation(**arguments), shared, frozen, activation(**arguments), shared]
+    net = nn.Sequential(*layers, nn.Identity(), nn.Linear(5, 2, bias=False)).to(torch.float64).eval()
+    model, X = pr.Model(net, pr.Gaussian(0.5)), torch.randn(9, 3, dtype=torch.float64)
+    w = model.network.initial + 0.3 * torch.randn(7, model.network.size, dtype=torch.float64)
+    before = X.clone()
+    outputs = model.outputs(w, (X,), {}, torch.Size([2]))
+    assert bool(model.network.chain) is (activation in ELEMENTWISE)
+    assert torch.equal(X, before)
+    for v, found in zip(w, outputs, strict=True):
+        wanted = functional_call(copy.deepcopy(net), model.layout.constrain(v), (X,))
+        torch.testing.assert_close(found, wanted, **EXACT)
+
+
+def test_a_network_with_hooks_is_no_chain() -> None:
+    net = nn.Sequential(nn.Linear(3, 1))
+    net[0].register_forward_hook(lambda module, args, output: 2 * output)
+    assert not pr.Model(net, pr.Gaussian()).network.chain
 
 
 def test_the_same_seed_predicts_the_same_and_another_does_not() -> None:

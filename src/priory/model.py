@@ -18,7 +18,7 @@ from priory.data import Batch, check_finite, part
 from priory.errors import InputError, require
 from priory.flat import Layout
 from priory.likelihoods import Likelihood
-from priory.network import Network
+from priory.network import SMALL_WORK, Network
 from priory.priors import compile_prior
 from priory.vectorise import Vectorised
 
@@ -155,13 +155,18 @@ class Model:
 
     def outputs(self, w: Tensor, inputs: Batch, buffers: Buffers, event: torch.Size) -> Tensor:
         """Outputs in evaluation mode for each vector, arranged for targets of this event: (S, P) -> (S, n, ...)."""
-        self.network.set_mode(train=False)
-        if len(w) > 1 and self.network.batches_well(len(inputs[0])):
-            many = torch.vmap(lambda v: self.likelihood.arrange(self.network.functional(v, inputs, buffers), event))
-            return many(w)
-        return torch.stack(
-            [self.likelihood.arrange(self.network(v, inputs, buffers, train=False), event) for v in w.unbind(0)]
-        )
+        network, x = self.network, inputs[0]
+        network.set_mode(train=False)
+        if network.chain and len(inputs) == 1 and x.ndim == 2 and x.dtype == self.dtype:
+            return self._arranged(network.chained(w, x), event)
+        if len(w) > 1 and network.dense and len(x) * network.size <= SMALL_WORK:
+            return self._arranged(torch.vmap(lambda v: network.functional(v, inputs, buffers))(w), event)
+        return self._arranged(torch.stack([network(v, inputs, buffers, train=False) for v in w.unbind(0)]), event)
+
+    def _arranged(self, outputs: Tensor, event: torch.Size) -> Tensor:
+        """Outputs (S, n, ...) arranged for targets of this event, draw by draw."""
+        flat = self.likelihood.arrange(outputs.flatten(0, 1), event)
+        return flat.unflatten(0, outputs.shape[:2])
 
     def learnt_at(self, w: Tensor) -> dict[str, Tensor]:
         """The likelihood's own parameters at w (*B, P), by their short names."""

@@ -40,6 +40,13 @@ DENSE = (
 ACTIVATIONS = tuple(
     getattr(nn.modules.activation, name) for name in nn.modules.activation.__all__ if name != "MultiheadAttention"
 )
+ELEMENTWISE = (
+    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
+    *(nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish),
+)
+IN_PLACE = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoid_}
+CACHED = 1 << 19  # activations of a layer that are worked on together: they stay in the cache
+SMALL_WORK = 1 << 17  # rows x parameters, below which vmap's overhead is less than a loop's
 BATCHED_WORK = 1 << 22  # rows x parameters of one vector, above which a matrix product outweighs the loop around it
 
 
@@ -82,6 +89,7 @@ class Network:
         self._training = {name: module.training for name, module in self.skeleton.named_modules()}
         self.layers = [m for m in self.skeleton.modules() if next(m.children(), None) is None]
         self.dense = all(isinstance(m, (*DENSE, *ACTIVATIONS)) for m in self.layers)
+        self.chain = self._find_chain()
         self._bound: tuple[int, torch.Size] | None = None
         self._grads: Tensor | None = None
         self._given = {name: buffer.detach().clone() for name, buffer in self.skeleton.named_buffers()}
@@ -158,6 +166,50 @@ class Network:
     def batches_well(self, rows: int) -> bool:
         """Whether one batched pass beats a loop: a dense network with little work a vector."""
         return self.dense and rows * self.size <= BATCHED_WORK
+
+    def _find_chain(self) -> tuple[nn.Module, ...]:
+        """The layers of a plain sequence of linear maps and elementwise activations; empty for any other network."""
+        net = self.skeleton
+        layers = tuple(net) if type(net) is nn.Sequential else (net,)
+        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+        known = all(type(m) in (nn.Linear, *ELEMENTWISE) for m in layers)
+        return layers if known and not hooked and type(layers[-1]) is nn.Linear else ()
+
+    def chained(self, w: Tensor, x: Tensor) -> Tensor:
+        """The outputs of a chain for each vector, a batched product a layer: (S, P), (n, in) -> (S, n, out).
+
+        Draws are taken a few at a time, so that their activations stay in the cache, and land in the same memory.
+        """
+        widths = {i: layer.out_features for i, layer in enumerate(self.chain) if isinstance(layer, nn.Linear)}
+        together = max(1, min(len(w), CACHED // (len(x) * max(widths.values()))))
+        work = [x.new_empty(together, len(x), widths[i]) if i in widths else x for i in range(len(self.chain) - 1)]
+        outputs = x.new_empty(len(w), len(x), widths[len(self.chain) - 1])
+        for start in range(0, len(w), together):
+            some = w[start : start + together]
+            h = x.expand(len(some), *x.shape)
+            for layer, out in zip(self.chain, [*work, outputs[start : start + together]], strict=True):
+                if isinstance(layer, nn.Linear):
+                    h = self._product(some, layer, h, out[: len(some)])
+                else:
+                    ours = h.data_ptr() != x.data_ptr()
+                    h = IN_PLACE[type(layer)](h) if ours and type(layer) in IN_PLACE else layer(h)
+        return outputs
+
+    def _product(self, w: Tensor, layer: nn.Linear, h: Tensor, out: Tensor) -> Tensor:
+        weight = self._of_each(w, layer.weight).mT  # (S, in, out)
+        if layer.bias is None:
+            return torch.bmm(h, weight, out=out)
+        return torch.baddbmm(self._of_each(w, layer.bias).unsqueeze(1), h, weight, out=out)
+
+    def _of_each(self, w: Tensor, parameter: Tensor) -> Tensor:
+        """A parameter of the skeleton at each vector, (S, *shape); a frozen one is the same at all."""
+        start = 0
+        for leaf in self._leaves.values():
+            stop = start + leaf.numel()
+            if leaf is parameter:
+                return w[:, start:stop].view(len(w), *leaf.shape)
+            start = stop
+        return parameter.detach().expand(len(w), *parameter.shape)
 
     def functional(self, w: Tensor, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor]) -> Tensor:
         """The outputs at one vector as a pure function, for vmap; in the mode that was set last."""
