@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import torch
-
 from priory.errors import require, whole
 
 if TYPE_CHECKING:
@@ -44,11 +42,11 @@ class EarlyStop:
     """Ends a fit when a number has not improved for `patience` epochs.
 
     With `data`, the number is the mean negative log predictive density of those rows; without, the mean
-    training loss of the epoch. `least` is the improvement that counts, in nats.
+    training loss of the epoch. `least` is the improvement that counts, in nats. The posterior is that of the last step.
     """
 
     patience: int = 10
-    data: Any = None
+    data: Any = field(default=None, repr=False)
     least: float = 0.0
     samples: int = 16
     best: float = field(default=float("inf"), init=False)
@@ -56,13 +54,12 @@ class EarlyStop:
     step: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        require(
-            whole(self.patience, 1),
-            "patience",
-            "EarlyStop",
-            "be a whole number from 1",
-            self.patience,
-        )
+        for name in ("patience", "samples"):
+            value = getattr(self, name)
+            require(whole(value, 1), name, "EarlyStop", "be a whole number from 1", repr(value))
+        require(self.least >= 0, "least", "EarlyStop", "be zero or more", self.least)
+        pair = self.data is None or (isinstance(self.data, (tuple, list)) and len(self.data) == 2)
+        require(pair, "data", "EarlyStop", "be inputs and targets, (X, y)", type(self.data).__name__)
 
     def __call__(self, moment: Moment) -> bool:
         """Whether to stop."""
@@ -73,7 +70,7 @@ class EarlyStop:
             score = moment.metrics["loss"]
         else:
             x, y = self.data
-            score = -float(moment.posterior().predict(x, samples=self.samples).log_prob(torch.as_tensor(y)).mean())
+            score = -float(moment.posterior().predict(x, samples=self.samples).log_prob(y).mean())
         if score < self.best - self.least:
             self.best, self.waited = score, 0
         else:

@@ -74,9 +74,9 @@ class Keeper:
         for key, mine in self.identity.items():
             theirs = meta["identity"].get(key)
             if theirs != mine:
+                both = f"is {theirs}, this one's is {mine}" if len(f"{theirs}{mine}") < 120 else "differs"
                 raise StoreError(
-                    f"The checkpoint {os.fspath(self.checkpoint.path)} is of another fit: "
-                    f"its {key} is {theirs}, this one's is {mine}. "
+                    f"The checkpoint {os.fspath(self.checkpoint.path)} is of another fit: its {key} {both}. "
                     "Use another path, or remove the file to begin anew."
                 )
         restored = {path: tensors.get(f"state.{path}", meta["numbers"].get(path)) for path, _ in leaves(state)}

@@ -48,7 +48,7 @@ class Data:
         if isinstance(source, Data):
             return source
         ok = batch_size is None or whole(batch_size, 1)
-        require(ok, "batch_size", "fit", "be a whole number from 1", batch_size)
+        require(ok, "batch_size", "fit", "be a whole number from 1", repr(batch_size))
         if source is None:
             return Data(None, 1)
         if isinstance(source, DataLoader):
@@ -248,8 +248,9 @@ def check_finite(t: Tensor, name: str, rows: Sequence[int] | None = None) -> Non
         place = int((~finite).nonzero()[0, 0])
         row = place if rows is None else rows[place]
         kind = "NaN" if bool(torch.isnan(t).any()) else "infinity"
-        more = int((~finite).sum()) - 1
-        raise InputError(f"The {name} of the data must be finite. Got {kind} in row {row} (and {more} more).")
+        others = int((~finite).sum()) - 1
+        more = f", and {others} more" if others else ""
+        raise InputError(f"The {name} of the data must be finite. Got {kind} in row {row}{more}.")
 
 
 def tensor_of(a: Any, name: str) -> Tensor:

@@ -54,7 +54,7 @@ class Density:
             raise InputError(
                 "A Density must have either log_prob, or log_prior and log_likelihood. Got another combination instead."
             )
-        ok = isinstance(params, Mapping) and all(isinstance(p, Param) for p in params.values())
+        ok = isinstance(params, Mapping) and len(params) > 0 and all(isinstance(p, Param) for p in params.values())
         require(ok, "params", "Density", "be a dict from names to Param", params)
         assert params is not None
         self.layout = Layout(params)
@@ -63,8 +63,8 @@ class Density:
         self.dtype = dtype or self._dtype_that_works()
         self.prior = DensityPrior(self)
         self.learnt = slice(self.layout.size, self.layout.size)
-        self._sum = Vectorised(self._factored, "This density", loop=False)
-        self._pointwise = Vectorised(self._values, "This density", loop=False)
+        self._sum = Vectorised(self._factored, "This density")
+        self._pointwise = Vectorised(self._values, "This density")
 
     def __repr__(self) -> str:
         return f"Density({', '.join(f'{b.name}: {b.shape}' for b in self.layout.blocks)})"
@@ -108,9 +108,10 @@ class Density:
             try:
                 value = function(*arguments)
             except Exception as error:
-                reason = str(error).strip().split("\n")[0]
+                reason = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
+                names = ", ".join(params)
                 raise InputError(
-                    f"The '{name}' of Density must be a function of its parameters. It raised: {reason}"
+                    f"The '{name}' of Density must be a function of its parameters {names}. It raised {reason}"
                 ) from error
             require(isinstance(value, Tensor), name, "Density", "return a tensor", type(value).__name__)
             if name == "log_likelihood":
@@ -204,7 +205,7 @@ class Density:
 
     def describe(self) -> dict[str, Any]:
         """What a stored posterior must agree with."""
-        return {"layout": self.layout.signature(), "likelihood": "Density"}
+        return {"layout": self.layout.signature(), "likelihood": "Density", "network": ""}
 
 
 class DensityPrior:

@@ -13,6 +13,7 @@ x = f(u); densities over it then carry log |det df/du|.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,6 @@ from priory.constraints import Bijector, bijector
 from priory.errors import InputError, require
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch.distributions.constraints import Constraint
 
 
@@ -50,6 +49,7 @@ class Param:
             self.shape,
         )
         object.__setattr__(self, "shape", shape)
+        bijector(self.support, shape)  # refuses a support that has no such draws
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,6 @@ class Layout:
         self.blocks: tuple[Block, ...] = tuple(blocks)
         self.size: int = start
 
-    def __contains__(self, name: str) -> bool:
-        return any(block.name == name for block in self.blocks)
-
     def __getitem__(self, name: str) -> Block:
         return next(block for block in self.blocks if block.name == name)
 
@@ -123,6 +120,10 @@ class Layout:
 
     def unconstrain(self, params: Mapping[str, Tensor]) -> Tensor:
         """The flat vector (*B, P) of named tensors, each with the same leading dimensions."""
+        mapping = isinstance(params, Mapping)
+        require(mapping, "params", "the posterior", "be a dict from names to tensors", type(params).__name__)
+        unknown = [name for name in params if name not in self.names]
+        require(not unknown, "params", "the posterior", f"be among {', '.join(self.names)}", unknown)
         missing = [name for name in self.names if name not in params]
         require(not missing, "params", "the posterior", f"hold every parameter; missing {missing}", list(params))
         pieces = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+VITAL = ("loss", "elbo", "nll", "kl", "log_prior", "bound")  # others may be infinite, as the energy of a lost chain is
+
 
 class Told:
     """What the steps have told. Numbers stay tensors until somebody asks, so that a step never waits for them."""
@@ -33,6 +35,8 @@ class Told:
         """The name and the step of the first number since the last look that is not finite."""
         self._gather()
         for name, values in self._past.items():
+            if name not in VITAL:
+                continue
             wrong = (~torch.isfinite(values[self._looked :])).nonzero()
             if len(wrong):
                 return name, self._looked + int(wrong[0])

@@ -7,7 +7,8 @@ written here, once.
 from __future__ import annotations
 
 import dataclasses
-import re
+import hashlib
+import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -17,18 +18,18 @@ from priory.callbacks import Moment, Remembering
 from priory.checkpoint import Checkpoint, Keeper, copied, leaves, rebuild
 from priory.data import Batch, Data
 from priory.density import Density
-from priory.errors import DivergedError, require, whole
+from priory.errors import DivergedError, PrioryWarning, require, whole
 from priory.history import Told
 from priory.methods.base import Method, Plan
 from priory.model import Model
 from priory.posteriors import Posterior
 from priory.progress import Progress
-from priory.store import checksum
+from priory.store import checksum, fixed, prior_at_two_places
 from priory.streams import stream
 from priory.target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from os import PathLike
 
 LOOK_EVERY = 100  # steps between two looks at whether all is finite; a copy of the state is kept at each
@@ -66,18 +67,13 @@ def fit(
     1.0
     """
     require(isinstance(model, (Model, Density)), "model", "fit", "be a Model or a Density", type(model).__name__)
-    if isinstance(method, type) or not isinstance(method, Method):
-        require(
-            False,
-            "method",
-            "fit",
-            "be a method such as MeanField()",
-            getattr(method, "__name__", type(method).__name__),
-        )
+    check_method(method, "method", "fit")
+    if method.start is not None and not isinstance(method.start, Posterior):
+        check_method(method.start, "start", type(method).__name__)
     for name, number in (("epochs", epochs), ("steps", steps)):
-        require(number is None or whole(number, 1), name, "fit", "be a whole number from 1", number)
+        require(number is None or whole(number, 1), name, "fit", "be a whole number from 1", repr(number))
     require(epochs is None or steps is None, "steps", "fit", "be left out when epochs are given", steps)
-    require(whole(seed, -(2**63)), "seed", "fit", "be a whole number", seed)
+    require(whole(seed, -(2**63)), "seed", "fit", "be a whole number", repr(seed))
     ok = isinstance(callbacks, (tuple, list)) and all(callable(callback) for callback in callbacks)
     require(ok, "callbacks", "fit", "be a list of functions", callbacks)
     require(not torch.is_inference_mode_enabled(), "mode", "fit", "allow gradients", "torch.inference_mode()")
@@ -87,19 +83,34 @@ def fit(
     target = make_target(model, rows, temperature, tempers)
     start = method.start
     if start is not None and not isinstance(start, Posterior):
-        start = fit(model, rows, start, seed=seed, temperature=temperature, tempers=tempers, progress=progress)
+        # another seed: the stage must not use the noise that the method itself will
+        start = fit(model, rows, start, seed=seed + 1, temperature=temperature, tempers=tempers, progress=progress)
     if start is not None:
         same = start.model.layout.signature() == model.layout.signature()
         require(same, "start", type(method).__name__, "be a posterior of the same model", repr(start))
-    total = int(steps or (epochs * rows.steps_per_epoch if epochs else method.length(rows)))
+    epoch = 1 if method.reads == "pass" else rows.steps_per_epoch
+    total = int(steps or (epochs * epoch if epochs else method.length(rows)))
     plan = method.plan(target, rows, total, seed)
     run = Run(target, method, plan, seed, start)
     if checkpoint is not None:
+        if rows.loader is not None and rows.loader.persistent_workers:
+            warnings.warn(
+                "A DataLoader with persistent workers can't be resumed exactly: their random state outlives an epoch.",
+                PrioryWarning,
+                stacklevel=2,
+            )
         run.keeper = Keeper(checkpoint, identity(run, rows))
     run.go(progress, list(callbacks))
     posterior = run.posterior()
     posterior.data = rows
     return posterior
+
+
+def check_method(method: Any, name: str, owner: str) -> None:
+    """Refuse what isn't a method, and the class of one."""
+    got = f"the class {method.__name__}: write {method.__name__}()" if isinstance(method, type) else repr(method)
+    ok = isinstance(method, Method) and not isinstance(method, type)
+    require(ok, name, owner, "be a method such as MeanField()", got)
 
 
 def make_target(model: Model | Density, rows: Data, temperature: float = 1.0, tempers: Any = "likelihood") -> Target:
@@ -112,7 +123,27 @@ def make_target(model: Model | Density, rows: Data, temperature: float = 1.0, te
     model.check(target.form(some))
     if rows.tensors is not None and isinstance(model, Model):
         model.prepare(rows.tensors)  # again, now that the network's outputs are known: labels must fit them
+        warn_of_scale(rows.tensors)
     return target
+
+
+def warn_of_scale(tensors: Batch) -> None:
+    """Say when numbers are far from unit scale, for which priors, learning rates and first noises are made."""
+    for name, t in (("inputs", tensors[0]), ("targets", tensors[-1])):
+        if not t.is_floating_point() or t.ndim > 2 or len(t) < 2:
+            continue
+        columns = t.double().reshape(len(t), -1)
+        centre, spread = columns.mean(0).abs(), columns.std(0)
+        odd = (spread > 50) | ((spread < 0.02) & (spread > 0)) | (centre > 20 * spread.clamp_min(0.5))
+        if bool(odd.any()):
+            column = int(odd.nonzero()[0])
+            where = f", column {column}," if columns.shape[1] > 1 else ""
+            warnings.warn(
+                f"The {name}{where} have mean {float(columns[:, column].mean()):.3g} and standard deviation "
+                f"{float(spread[column]):.3g}: standardise them, as priors and learning rates are made for unit scale.",
+                PrioryWarning,
+                stacklevel=4,
+            )
 
 
 class Run:
@@ -156,7 +187,8 @@ class Run:
                         break
                 self._look()
             except KeyboardInterrupt:
-                if self.keeper is not None and not self._inside:  # half a step is no place to resume from
+                # neither half a step nor a state that broke is a place to resume from
+                if self.keeper is not None and not self._inside and self._broken() is None:
                     self._keep(callbacks)
                 raise
             if bar.on:
@@ -189,21 +221,18 @@ class Run:
                 yield batch, index == each - 1
 
     def _call(self, callbacks: list[Callable[[Moment], Any]]) -> bool:
-        each = self.plan.rows(self.step - 1).steps_per_epoch
-        moment = Moment(self.step, self.plan.steps, self.plan.epochs(self.step), self.told.recent(each), self.posterior)
-        return any([callback(moment) is True for callback in callbacks])  # noqa: C419 - every callback is called
+        passes = self.method.reads == "pass"
+        each = 1 if passes else self.plan.rows(self.step - 1).steps_per_epoch
+        epoch = self.step if passes else self.plan.epochs(self.step)
+        moment = Moment(self.step, self.plan.steps, epoch, self.told.recent(each), self.posterior)
+        return any([bool(callback(moment)) for callback in callbacks])  # noqa: C419 - every callback is called
 
     def _look(self) -> None:
         """Keep a copy of a good state; stop at one that is not."""
-        wrong = self.told.first_not_finite()
+        wrong = self._broken()
         if wrong is None:
-            bad = [
-                path for path, t in leaves(self.state) if isinstance(t, Tensor) and not bool(torch.isfinite(t.sum()))
-            ]
-            if not bad:
-                self._good = (self.step, copied(self.state))
-                return
-            wrong = bad[0], self.step - 1
+            self._good = (self.step, copied(self.state))
+            return
         name, step = wrong
         good, kept = self._good
         self.state = rebuild(self.state, kept)
@@ -215,6 +244,13 @@ class Run:
             "error's 'posterior'. Try a smaller learning_rate, data of about unit scale, or a narrower prior.",
             posterior,
         )
+
+    def _broken(self) -> tuple[str, int] | None:
+        """The name and the step of a number that is not finite, or of a part of the State that is not a number."""
+        for path, value in leaves(self.state):
+            if isinstance(value, Tensor) and value.is_floating_point() and bool(torch.isnan(value).any()):
+                return self.told.first_not_finite() or (path, self.step - 1)
+        return self.told.first_not_finite()
 
     # Checkpoints.
 
@@ -255,19 +291,23 @@ def repr_of(method: Method) -> str:
 def identity(run: Run, rows: Data) -> dict[str, Any]:
     """What a resumed fit must share with the one it resumes."""
     model, target = run.target.model, run.target
-    vectors = torch.stack([torch.zeros(target.size), 0.1 * torch.randn(target.size, generator=stream(0, "identity"))])
-    with torch.no_grad():
-        prior = model.prior.log_prob(vectors.to(model.device, model.dtype)).tolist()
-    network = re.sub(r"0x[0-9a-f]+", "", repr(model.net)) if isinstance(model, Model) else repr(model)
     return {
-        "method": repr_of(run.method),
-        "model": {**model.describe(), "network": network},
+        "method": [repr_of(run.method), *code_of(vars(run.method).values())],
+        "model": model.describe(),
         "type": str(model.dtype),
-        "prior, at two places,": prior,
+        "prior": prior_at_two_places(model),
         "rows": rows.num_data,
-        "data": None if rows.tensors is None else [checksum(t.cpu().contiguous()) for t in rows.tensors],
+        "network's fixed part": fixed(model),
+        "functions": code_of(vars(model).values()),
+        "data": [checksum(t.cpu().contiguous()) for t in rows.tensors or (rows.some(16) if rows.num_data else ())],
         "batch size": rows.batch_size,
         "steps": run.plan.steps,
         "seed": run.seed,
         "temperature": [target.temperature, target.tempers],
     }
+
+
+def code_of(values: Iterable[Any]) -> list[str]:
+    """Hashes of the functions among some values: two lambdas have one name, and not one code."""
+    codes = [value.__code__ for value in values if hasattr(value, "__code__")]
+    return [hashlib.blake2b(c.co_code + repr(c.co_consts).encode(), digest_size=8).hexdigest() for c in codes]

@@ -8,6 +8,7 @@ w. Sums here are over the rows of a batch; the factor N/n, temperatures and sign
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from priory.data import Batch, check_finite, part
 from priory.errors import InputError, require
 from priory.flat import Layout
 from priory.likelihoods import Likelihood
-from priory.network import SMALL_WORK, Network
+from priory.network import MEMORY_LIMIT, SMALL_WORK, Network
 from priory.priors import compile_prior
 from priory.vectorise import Vectorised
 
@@ -52,6 +53,8 @@ class Model:
         self.net, self.likelihood = net, likelihood
         self.network = Network(net)
         own = {f"likelihood.{name}": declared for name, declared in likelihood.declared.items()}
+        clash = [name for name in own if name in self.network.params]
+        require(not clash, "net", "Model", "have no parameter of the likelihood's name", clash)
         self.layout = Layout({**self.network.params, **{name: d.param for name, d in own.items()}})
         self.prior = compile_prior(
             prior,
@@ -84,30 +87,34 @@ class Model:
         return (*self.prepare_inputs(batch[:-1]), targets)
 
     def prepare_inputs(self, inputs: Batch) -> Batch:
-        """Floating inputs in the network's type; whole numbers stay, for embeddings."""
-        moved = tuple(x.to(self.device) for x in inputs)
-        return tuple(x.to(self.dtype) if x.is_floating_point() and x.dtype != self.dtype else x for x in moved)
+        """Inputs in the network's type; whole numbers stay where a network may look something up by them."""
+        numbers = self.network.takes_numbers
+        return tuple(x.to(self.device, self.dtype if x.is_floating_point() or numbers else x.dtype) for x in inputs)
 
     def prepare_targets(self, targets: Tensor) -> Tensor:
         """Targets as the likelihood takes them."""
-        return self.likelihood.prepare(targets.to(self.device), self.dtype)
+        return self.likelihood.prepare(targets, self.dtype).to(self.device)
 
     def check(self, batch: Batch) -> None:
         """One trial pass: the network takes the inputs, fits the likelihood, is finite, and draws nothing at random."""
         *inputs, targets = batch
-        before = torch.get_rng_state()
+        before = torch.get_rng_state(), (torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None)
         try:
             with torch.enable_grad():
                 outputs = self.network.try_once(tuple(inputs))
-            drew = not torch.equal(before, torch.get_rng_state())
+            drew = not torch.equal(before[0], torch.get_rng_state())
+            if before[1] is not None:
+                drew = drew or not torch.equal(before[1], torch.cuda.get_rng_state(self.device))
         except InputError:
             raise
         except Exception as error:
             shapes = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in inputs)
-            reason = str(error).strip().split("\n")[0]
-            raise InputError(f"The network must take the inputs. Got {shapes} and it raised: {reason}") from error
+            reason = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
+            raise InputError(f"The network must take the inputs. Got {shapes} and it raised {reason}") from error
         finally:
-            torch.set_rng_state(before)
+            torch.set_rng_state(before[0])
+            if before[1] is not None:
+                torch.cuda.set_rng_state(before[1], self.device)
         if drew:
             raise InputError(
                 "The network must not draw random numbers of its own. Got dropout in training mode instead: "
@@ -145,23 +152,42 @@ class Model:
 
     def member(self, buffers: Buffers, index: int) -> dict[str, Tensor]:
         """The buffers of one member, by its place in the flattened leading shape; draws in front of it share them."""
-        given, own = self.network.own_buffers(), {}
+        own = {}
         for name, b in buffers.items():
-            flat = b.reshape((-1, *given[name].shape)) if b.ndim > given[name].ndim else b[None]
+            shape = self.network.given[name].shape
+            flat = b.reshape((-1, *shape)) if b.ndim > len(shape) else b[None]
             own[name] = flat[index % len(flat)]
         return own
 
     # log p(y | x, w), a datum or summed.
 
-    def outputs(self, w: Tensor, inputs: Batch, buffers: Buffers, event: torch.Size) -> Tensor:
-        """Outputs in evaluation mode for each vector, arranged for targets of this event: (S, P) -> (S, n, ...)."""
+    def outputs(
+        self, w: Tensor, inputs: Batch, buffers: Buffers, event: torch.Size, limit: int = MEMORY_LIMIT
+    ) -> Tensor:
+        """Outputs in evaluation mode for each vector, arranged for targets of this event: (S, P) -> (S, n, ...).
+
+        In chunks of rows and draws whose activations stay under `limit` bytes.
+        """
+        self.network.set_mode(train=False)
+        each = max(1, self.network.activations(inputs, self.member(buffers, 0))) * w.element_size()
+        rows = max(1, min(len(inputs[0]), limit // each))
+        draws = max(1, min(len(w), limit // (each * rows)))
+        pieces = []
+        for start in range(0, len(inputs[0]), rows):
+            some = tuple(x[start : start + rows] for x in inputs)
+            parts = [self._outputs(w[s : s + draws], some, buffers, s) for s in range(0, len(w), draws)]
+            pieces.append(torch.cat(parts) if len(parts) > 1 else parts[0])
+        return self._arranged(torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0], event)
+
+    def _outputs(self, w: Tensor, inputs: Batch, buffers: Buffers, first: int) -> Tensor:
+        """One chunk: a batched product a layer for a plain chain, vmap for other small ones, a loop for the rest."""
         network, x = self.network, inputs[0]
-        network.set_mode(train=False)
         if network.chain and len(inputs) == 1 and x.ndim == 2 and x.dtype == self.dtype:
-            return self._arranged(network.chained(w, x), event)
-        if len(w) > 1 and network.dense and len(x) * network.size <= SMALL_WORK:
-            return self._arranged(torch.vmap(lambda v: network.functional(v, inputs, buffers))(w), event)
-        return self._arranged(torch.stack([network(v, inputs, buffers, train=False) for v in w.unbind(0)]), event)
+            return network.chained(w, x)
+        if len(w) > 1 and network.dense and not buffers and len(x) * network.size <= SMALL_WORK:
+            return torch.vmap(lambda v: network.functional(v, inputs, {}))(w)
+        members = (self.member(buffers, first + i) for i in range(len(w)))
+        return torch.stack([network(v, inputs, own, train=False) for v, own in zip(w.unbind(0), members, strict=True)])
 
     def _arranged(self, outputs: Tensor, event: torch.Size) -> Tensor:
         """Outputs (S, n, ...) arranged for targets of this event, draw by draw."""
@@ -170,11 +196,7 @@ class Model:
 
     def learnt_at(self, w: Tensor) -> dict[str, Tensor]:
         """The likelihood's own parameters at w (*B, P), by their short names."""
-        found = {}
-        for name in self.likelihood.declared:
-            block = self.layout[f"likelihood.{name}"]
-            found[name] = block.bijector.forward(block.free(w))
-        return found
+        return self._read_tail(w[..., self.learnt])
 
     def log_likelihood(self, w: Tensor, batch: Batch, buffers: Buffers) -> Tensor:
         """log p(y_n | x_n, w) a datum, (*B, P) -> (*B, n), without gradient."""
@@ -230,13 +252,15 @@ class Model:
         return self.likelihood.log_prob(self.likelihood.arrange(outputs, targets.shape[1:]), targets, learnt)
 
     def _read_tail(self, tail: Tensor) -> dict[str, Tensor]:
+        """The same from the learnt coordinates alone, (*B, k)."""
         found, offset = {}, self.network.size
         for name in self.likelihood.declared:
             block = self.layout[f"likelihood.{name}"]
-            u = tail[block.start - offset : block.stop - offset].reshape(block.bijector.free_shape)
-            found[name] = block.bijector.forward(u)
+            u = tail[..., block.start - offset : block.stop - offset]
+            found[name] = block.bijector.forward(u.reshape((*tail.shape[:-1], *block.bijector.free_shape)))
         return found
 
     def describe(self) -> dict[str, Any]:
         """What a stored posterior must agree with."""
-        return {"layout": self.layout.signature(), "likelihood": repr(self.likelihood)}
+        network = re.sub(r" at 0x[0-9a-f]+", "", repr(self.network.skeleton))
+        return {"layout": self.layout.signature(), "likelihood": repr(self.likelihood), "network": network}

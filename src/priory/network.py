@@ -45,6 +45,7 @@ ELEMENTWISE = (
     *(nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish),
 )
 IN_PLACE = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoid_}
+MEMORY_LIMIT = 1 << 29  # bytes of activations at a time: 512 MiB
 CACHED = 1 << 19  # activations of a layer that are worked on together: they stay in the cache
 SMALL_WORK = 1 << 17  # rows x parameters, below which vmap's overhead is less than a loop's
 BATCHED_WORK = 1 << 22  # rows x parameters of one vector, above which a matrix product outweighs the loop around it
@@ -59,7 +60,8 @@ class Network:
             isinstance(p, (UninitializedParameter, UninitializedBuffer)) for p in (*net.parameters(), *net.buffers())
         ):
             raise InputError("The 'net' of Model must have its shapes: run one batch through its lazy layers first.")
-        trainable = {name: p for name, p in net.named_parameters() if p.requires_grad}  # a shared parameter comes once
+        named = net.named_parameters()  # a shared parameter comes once
+        trainable = {name: p for name, p in named if p.requires_grad and p.numel()}
         require(bool(trainable), "net", "Model", "have a parameter that requires a gradient", "none")
         kinds = {(p.dtype, p.device) for p in trainable.values()}
         require(len(kinds) == 1, "net", "Model", "keep its trainable parameters in one dtype on one device", kinds)
@@ -90,18 +92,21 @@ class Network:
         self.layers = [m for m in self.skeleton.modules() if next(m.children(), None) is None]
         self.dense = all(isinstance(m, (*DENSE, *ACTIVATIONS)) for m in self.layers)
         self.chain = self._find_chain()
+        plain = type(self.skeleton).__module__.startswith("torch.nn")
+        self.takes_numbers = plain and not any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in self.layers)
         self._bound: tuple[int, torch.Size] | None = None
         self._grads: Tensor | None = None
-        self._given = {name: buffer.detach().clone() for name, buffer in self.skeleton.named_buffers()}
+        self.given = {name: buffer.detach().clone() for name, buffer in self.skeleton.named_buffers()}
         self.written: tuple[str, ...] = ()  # buffers that a pass in training mode writes; `try_once` finds out
         self._in_use: dict[str, Tensor] = {}
         self._mode: bool | None = None
+        self._counted: dict[tuple[torch.Size, ...], int] = {}
         self.set_mode(train=False)
 
     def _refuse_copies_that_share(self, net: nn.Module) -> None:
         """A copy that still reads the person's parameters would train nothing, or what isn't ours."""
         ours = {id(leaf) for leaf in self._leaves.values()}
-        reads = {id(p) for p in self.skeleton.parameters() if p.requires_grad}
+        reads = {id(p) for p in self.skeleton.parameters() if p.requires_grad and p.numel()}
         shared = {id(m) for m in net.modules()} & {id(m) for m in self.skeleton.modules()}
         sharing = f"{type(net).__name__}, whose copy shares its parameters"
         require(reads == ours and not shared, "net", "Model", "allow copy.deepcopy", sharing)
@@ -227,7 +232,7 @@ class Network:
 
         A buffer may be replaced, written without a change in value, or written by a kernel that doesn't count.
         """
-        trial = {name: buffer.clone() for name, buffer in self._given.items()}
+        trial = {name: buffer.clone() for name, buffer in self.given.items()}
         versions = {name: buffer._version for name, buffer in trial.items()}
         self.written = ()
         try:
@@ -237,24 +242,24 @@ class Network:
             self.written = tuple(
                 name
                 for name, b in trial.items()
-                if now.get(name) is not b or b._version != versions[name] or not torch.equal(b, self._given[name])
+                if now.get(name) is not b or b._version != versions[name] or not torch.equal(b, self.given[name])
             )
             self._in_use = dict(trial)
             self.use_buffers({})
 
     def own_buffers(self) -> dict[str, Tensor]:
         """A copy, as the module had them, of the buffers that training writes."""
-        return {name: self._given[name].clone() for name in self.written}
+        return {name: self.given[name].clone() for name in self.written}
 
     def fixed(self) -> dict[str, Tensor]:
         """What no fit changes: parameters that need no gradient, and the buffers as given."""
         frozen = {name: p.detach() for name, p in self.skeleton.named_parameters() if not p.requires_grad}
-        return {**frozen, **self._given}
+        return {**frozen, **self.given}
 
     def use_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Let the skeleton read, and in training mode write, these tensors; others go back to what was given."""
         for name in self._in_use.keys() - buffers.keys():
-            self._place(name, self._given[name].clone())
+            self._place(name, self.given[name].clone())
             del self._in_use[name]
         for name, buffer in buffers.items():
             if self._in_use.get(name) is not buffer:
@@ -316,21 +321,24 @@ class Network:
         return w
 
     def activations(self, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor]) -> int:
-        """Numbers that the layers hold for one row, counted on the first row or two."""
-        counted: list[int] = []
+        """Numbers that the layers hold for one row, counted once a shape on the first row or two."""
+        key = tuple(x.shape[1:] for x in inputs)
+        if key not in self._counted:
+            counted: list[int] = []
 
-        def count(_module: nn.Module, _args: object, output: object) -> None:
-            counted.extend(t.numel() for t in tensors(output))
+            def count(_module: nn.Module, _args: object, output: object) -> None:
+                counted.extend(t.numel() for t in tensors(output))
 
-        few = tuple(x[:2] for x in inputs)
-        handles = [layer.register_forward_hook(count) for layer in self.layers]
-        try:
-            with torch.no_grad():
-                self(self.initial, few, buffers, train=False)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return math.ceil(sum(counted) / max(1, few[0].shape[0]))
+            few = tuple(x[:2] for x in inputs)
+            handles = [layer.register_forward_hook(count) for layer in self.layers]
+            try:
+                with torch.no_grad():
+                    self(self.initial, few, buffers, train=False)
+            finally:
+                for handle in handles:
+                    handle.remove()
+            self._counted[key] = math.ceil(sum(counted) / max(1, few[0].shape[0]))
+        return self._counted[key]
 
 
 def tensors(value: object) -> Iterator[Tensor]:

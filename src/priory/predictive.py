@@ -19,6 +19,7 @@ from torch import Tensor
 
 from priory.data import check_finite, tensor_of
 from priory.errors import InputError, require
+from priory.network import MEMORY_LIMIT
 from priory.streams import stream
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from priory.likelihoods import Likelihood
     from priory.model import Buffers, Model
 
-MEMORY_LIMIT = 1 << 29  # bytes of activations at a time: 512 MiB
 BISECTIONS = 60
 
 
@@ -42,6 +42,9 @@ class Prediction:
     event: torch.Size
     prepare: Callable[[Tensor], Tensor]
     seed: int = 0
+
+    def __repr__(self) -> str:
+        return f"Prediction({self.outputs.shape[1]} rows, {self.outputs.shape[0]} draws, {self.likelihood!r})"
 
     @property
     def classes(self) -> bool:
@@ -188,14 +191,5 @@ def predict(
 ) -> Prediction:
     """The mixture over vectors w (S, P) at some inputs, in chunks whose activations stay under the limit."""
     with torch.no_grad():
-        rows, draws = len(inputs[0]), len(w)
-        each = max(1, model.network.activations(inputs, buffers)) * w.element_size()
-        rows_at_once = max(1, min(rows, limit // each))
-        draws_at_once = max(1, min(draws, limit // (each * rows_at_once)))
-        pieces = []
-        for start in range(0, rows, rows_at_once):
-            chunk = tuple(x[start : start + rows_at_once] for x in inputs)
-            parts = [model.outputs(v, chunk, buffers, event) for v in w.split(draws_at_once)]
-            pieces.append(torch.cat(parts) if len(parts) > 1 else parts[0])
-        outputs = torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0]
+        outputs = model.outputs(w, inputs, buffers, event, limit)
         return Prediction(model.likelihood, outputs, model.learnt_at(w), event, model.prepare_targets, seed)

@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import struct
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from priory.errors import StoreError, require
+from priory.errors import PrioryWarning, StoreError, require
 from priory.model import Model
 from priory.posteriors import KINDS, Evidence, Posterior
+from priory.streams import stream
 from priory.target import Target
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ def save(posterior: Posterior, path: str | PathLike[str]) -> None:
         "event": list(target.event),
         "single": target.single,
         "fixed": {n: s for n, s in fixed(posterior.model).items() if n not in posterior.buffers},
+        "prior": prior_at_two_places(posterior.model),
         "evidence": None if posterior._evidence is None else vars(posterior._evidence),
     }
     tensors = {f"posterior.{name}": t for name, t in posterior.tensors().items()}
@@ -96,6 +99,12 @@ def load(path: str | PathLike[str], model: Model | Density) -> Posterior:
         raise StoreError(
             f"{os.fspath(path)} belongs to another model: it is in {own[wrong[0]].dtype}, this one in {model.dtype}."
         )
+    if prior_at_two_places(model) != meta["prior"]:
+        warnings.warn(
+            f"{os.fspath(path)} was fitted with another prior: predictions are the file's, bounds will be of this one.",
+            PrioryWarning,
+            stacklevel=2,
+        )
     here = fixed(model)
     for name, digest in meta["fixed"].items():
         if here.get(name) != digest:
@@ -118,6 +127,14 @@ def fixed(model: Model | Density) -> dict[str, str]:
     )
 
 
+def prior_at_two_places(model: Model | Density) -> list[float]:
+    """log p(w) at zero and at a fixed vector: two priors that agree there are the same for a file."""
+    size = model.layout.size
+    vectors = torch.stack([torch.zeros(size), 0.1 * torch.randn(size, generator=stream(0, "identity"))])
+    with torch.no_grad():
+        return model.prior.log_prob(vectors.to(model.device, model.dtype)).tolist()
+
+
 def write(path: str | PathLike[str], what: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """Write tensors and JSON to a file, all or nothing."""
     whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
@@ -129,8 +146,8 @@ def write(path: str | PathLike[str], what: str, tensors: Mapping[str, Tensor], m
         "checksums": json.dumps({name: checksum(t) for name, t in whole.items()}),
     }
     header["seal"] = seal(header)
+    check_folder(path, "save" if what == "posterior" else what)
     goal = Path(path)
-    check_folder(goal, what)
     draft = goal.with_name(f".{goal.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with open(draft, "xb") as file:
@@ -144,7 +161,9 @@ def write(path: str | PathLike[str], what: str, tensors: Mapping[str, Tensor], m
 
 
 def check_folder(path: str | PathLike[str], what: str) -> None:
-    """Refuse a path in a folder that isn't there."""
+    """Refuse a path that can't be written: no path, a folder, in a folder that isn't there."""
+    require(isinstance(path, (str, os.PathLike)), "path", what, "be a path", repr(path))
+    require(not Path(path).is_dir(), "path", what, "be a file", f"the folder {os.fspath(path)}")
     folder = Path(path).parent
     require(folder.is_dir(), "path", what, "lie in a folder that exists", str(folder))
 
@@ -169,7 +188,7 @@ def read(path: str | PathLike[str], what: str) -> tuple[dict[str, Tensor], dict[
     """Read tensors and JSON back, or say what is wrong with the file."""
     text = os.fspath(path)
     if not Path(path).is_file():
-        raise StoreError(f"There is no file {text}.")
+        raise StoreError(f"{text} is a folder, not a file." if Path(path).is_dir() else f"There is no file {text}.")
     try:
         with safe_open(text, framework="pt") as file:
             header = file.metadata() or {}
@@ -216,6 +235,8 @@ def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
         if theirs.get(name) != ours.get(name):
             said = lambda shapes: f"the shape {shapes[name]}" if name in shapes else "no place"  # noqa: B023, E731
             return f"its parameter '{name}' has {said(theirs)} there and {said(ours)} here"
+    if found["network"] != wanted["network"]:
+        return "its network has other layers, or other options in them"
     if there != here:
         return f"its likelihood is {there}, this one's is {here}"
     return "its parameters come in another order"

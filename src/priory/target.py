@@ -11,6 +11,7 @@ p(w))^(1/T).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,7 +21,7 @@ from priory.errors import require
 from priory.model import Model
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from priory.data import Batch, Data
     from priory.density import Density
@@ -40,13 +41,9 @@ class Target:
 
     def __post_init__(self) -> None:
         t = self.temperature
-        require(
-            isinstance(t, (int, float)) and 0 < t < float("inf"),
-            "temperature",
-            "fit",
-            "be a positive number",
-            t,
-        )
+        number = isinstance(t, Real) and not isinstance(t, bool) and 0 < t < float("inf")
+        require(number, "temperature", "fit", "be a positive number", repr(t))
+        object.__setattr__(self, "temperature", float(t))
         known = self.tempers in ("likelihood", "posterior")
         require(known, "tempers", "fit", "be 'likelihood' or 'posterior'", repr(self.tempers))
         whole = getattr(self.model, "log_prob", None) is not None and self.tempers == "likelihood" and t != 1
@@ -100,10 +97,11 @@ class Target:
         self, w: Tensor, data: Data, buffers: Mapping[str, Tensor] | None = None, rows: int = 1024
     ) -> Tensor:
         """log p(D | w) over every row, one block at a time: (*B,)."""
-        total = w.new_zeros(w.shape[:-1])
+        total, seen = w.new_zeros(w.shape[:-1]), 0
         for batch in data.blocks(rows):
             total = total + self.pointwise(w, batch, buffers).sum(-1)
-        return total
+            seen += len(batch[0]) if batch else 0
+        return total if self.num_data is None else self.num_data / seen * total  # a loader may drop its last rows
 
     def log_prior(self, w: Tensor) -> Tensor:
         """log p(w) in free coordinates, log-determinants included: (*B,)."""
@@ -120,8 +118,12 @@ class Target:
         """
         value, gradient = self.log_likelihood_and_grad(w, batch, buffers)
         prior, prior_gradient = self.log_prior_and_grad(w, jacobian)
-        a, b = 1 / self.temperature, 1.0 if self.tempers == "likelihood" else 1 / self.temperature
-        return a * value + b * prior, gradient.mul(a).add_(prior_gradient, alpha=b)
+        a, b = 1 / self.temperature, self.prior_weight / self.temperature
+        value, gradient = a * value + b * prior, gradient.mul(a).add_(prior_gradient, alpha=b)
+        if jacobian and b != 1 and self.model.layout.constrained:
+            volume, volume_gradient = self.volume_and_grad(w)
+            value, gradient = value + (1 - b) * volume, gradient.add_(volume_gradient, alpha=1 - b)
+        return value, gradient
 
     def log_prior_and_grad(self, w: Tensor, jacobian: bool = True) -> tuple[Tensor, Tensor]:
         """log p(w) and its gradient: (*B,), (*B, P)."""
@@ -136,22 +138,20 @@ class Target:
 
     def others_and_grad(self, w: Tensor, jacobian: bool = True) -> tuple[Tensor, Tensor]:
         """The part of log p(w) that has no closed form, and its gradient: (*B,), (*B, P)."""
-        leaf = w.detach().requires_grad_()
-        with torch.enable_grad():
-            values = self.model.prior.log_prob_of_others(leaf, jacobian)
-            if not values.requires_grad:  # a density with everything in its likelihood
-                return values, torch.zeros_like(w)
-            (gradient,) = torch.autograd.grad(values.sum(), leaf)  # members don't meet: each has its own gradient
-        return values.detach(), gradient
+        return summed(lambda v: self.model.prior.log_prob_of_others(v, jacobian), w)
+
+    def volume_and_grad(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """log |det dx/du| and its gradient: (*B,), (*B, P)."""
+        return summed(self.model.layout.log_det, w)
 
     # Where a fit begins.
 
     def start(
         self, data: Data, shape: torch.Size, generator: torch.Generator, posterior: Posterior | None = None
     ) -> Tensor:
-        """A starting vector for each member, (*shape, P): the model's own, or one draw of a posterior for all."""
+        """A starting vector for each member, (*shape, P): the model's own, or a draw of a posterior."""
         if posterior is not None:
-            return posterior.draw(1, generator)[0].expand(*shape, -1).clone()
+            return posterior.draw(shape.numel(), generator).reshape(*shape, self.size).clone()
         targets = data.some(512)[-1] if data.num_data is not None else torch.empty(0)
         return self.model.start(targets, shape, generator)
 
@@ -163,3 +163,14 @@ class Target:
     def form(self, batch: Batch) -> Any:
         """The batch as it was given: a tuple, or one tensor."""
         return batch[0] if self.single and len(batch) == 1 else batch
+
+
+def summed(function: Callable[[Tensor], Tensor], w: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (*B,) of a function that takes leading dimensions, and its gradient (*B, P), in one backward pass."""
+    leaf = w.detach().requires_grad_()
+    with torch.enable_grad():
+        values = function(leaf)
+        if not values.requires_grad:  # a density with everything in its likelihood
+            return values, torch.zeros_like(w)
+        (gradient,) = torch.autograd.grad(values.sum(), leaf)  # members don't meet: each has its own gradient
+    return values.detach(), gradient

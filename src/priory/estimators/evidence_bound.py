@@ -2,14 +2,15 @@
 
     elbo = E_q[log p(D|w)] - T KL(q || p),    log p(D) = elbo + KL(q || p(w|D)) at T = 1
 
-in nats for the whole data set; `loss` is minus it. With `tempers="posterior"` the entropy alone is multiplied
-by T: elbo = E_q[log p(D|w) + log p(w)] + T H(q).
+in nats for the whole data set; `loss` is minus it. With `tempers="posterior"` the entropy alone is multiplied by T:
+elbo = E_q[log p(D|x) + log p(x)] + T H(q), where x are the person's own parameters. In free coordinates u, x = f(u),
+the prior carries log |det df/du|, which belongs to the entropy (H of x is H of u plus its mean): its weight is T.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Elbo:
-    """The bound and its parts, in nats for the whole data set."""
+    """The bound and its parts, in nats for the whole data set: tensors, or plain numbers."""
 
-    value: Tensor
-    nll: Tensor  # -E_q[log p(D|w)]
-    kl: Tensor  # KL(q || p), not multiplied by T
+    value: Any
+    nll: Any  # -E_q[log p(D|w)]
+    kl: Any  # KL(q || p), not multiplied by T
     num_data: int | None
     temperature: float
 
     @property
-    def loss(self) -> Tensor:
+    def loss(self) -> Any:
         """Minus the bound."""
         return -self.value
 
@@ -40,19 +41,25 @@ class Elbo:
 def elbo(target: Target, family: Diagonal, noise: Tensor, batch: Batch) -> Elbo:
     """The reparameterised estimate from standard normal noise (S, P), differentiable in the family's tensors.
 
-    w_s = m + s noise_s (Kingma and Welling 2014; Blundell 2015). Gaussian priors enter in closed form, others
-    at the draws.
+    w_s = m + s noise_s (Kingma and Welling 2014; Blundell 2015). Gaussian priors enter in closed form, others at the
+    draws.
     """
     w = family.draw(noise)  # (S, P)
-    log_likelihood = torch.stack([target.differentiable(v, batch) for v in w])
-    prior = target.model.prior
-    others = prior.log_prob_of_others(w).mean() if prior.others else 0.0
-    return assemble(target, family, log_likelihood.mean(), others)
+    log_likelihood = torch.stack([target.differentiable(v, batch) for v in w]).mean()
+    prior, layout = target.model.prior, target.model.layout
+    cross = family.cross_entropy(prior)
+    if prior.others:
+        cross = cross - prior.log_prob_of_others(w).mean()
+    return assemble(target, log_likelihood, cross, family.entropy(), layout.log_det(w).mean())
 
 
-def assemble(target: Target, family: Diagonal, log_likelihood: Tensor, others: Tensor | float) -> Elbo:
-    """The bound from estimates of E_q[log p(D|w)] and of E_q of the part of log p(w) that has no closed form."""
-    entropy = family.entropy()
-    cross = family.cross_entropy(target.model.prior) - others
-    value = log_likelihood - target.prior_weight * cross + target.entropy_weight * entropy
+def assemble(target: Target, log_likelihood: Any, cross: Any, entropy: Any, volume: Any) -> Elbo:
+    """The bound from its parts: E_q[log p(D|w)], -E_q[log p(u)], H(q), E_q[log |det df/du|], each in free coordinates.
+
+    log p(u) holds the volume element already, with the weight of the prior; what is added makes that weight T.
+    """
+    a, t = target.prior_weight, target.entropy_weight
+    value = log_likelihood - a * cross + t * entropy
+    if a != t:
+        value = value + (t - a) * volume
     return Elbo(value, -log_likelihood, cross - entropy, target.num_data, target.temperature)

@@ -28,7 +28,9 @@ class Categorical(Likelihood):
 
     def prepare(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         whole = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
-        require(whole, "targets", "Categorical", "be whole numbers, the labels 0 to K - 1", targets.dtype)
+        must = "be whole numbers, the labels 0 to K - 1, as y.long() gives"
+        require(whole, "targets", "Categorical", must, targets.dtype)
+        targets = targets.squeeze(1) if targets.ndim == 2 and targets.shape[1] == 1 else targets
         require(
             targets.ndim == 1,
             "targets",

@@ -31,6 +31,9 @@ class LocationScale(Likelihood):
         require(isinstance(outputs, int) and outputs >= 1, "outputs", owner, "be at least 1", outputs)
         self._name, self._outputs = name, outputs
         self._prior = LogNormal(0.0, 3.0) if prior is None else prior
+        support = getattr(self._prior, "support", None)
+        ok = isinstance(support, (constraints.greater_than, constraints.greater_than_eq)) and support.lower_bound == 0
+        require(ok, "prior", owner, "be a distribution over positive numbers", self._prior)
         self._given: Tensor | None = None
         self._source = scale if isinstance(scale, str) else "given"
         if isinstance(scale, str):
@@ -43,6 +46,7 @@ class LocationScale(Likelihood):
             )
             return
         number = isinstance(scale, (int, float, Tensor)) or hasattr(scale, "__array__")
+        number = number and not isinstance(scale, bool)
         require(number, name, owner, "be 'learn', 'network', a number or a tensor", scale)
         given = scale if isinstance(scale, Tensor) else torch.as_tensor(scale, dtype=torch.float64)
         positive = given.is_floating_point() and given.ndim <= 1 and bool((torch.isfinite(given) & (given > 0)).all())

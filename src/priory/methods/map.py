@@ -2,10 +2,10 @@
 
     minimise   loss = -log p(D|w) - T log p(w)        (T = 1 is the posterior's own mode)
 
-The mode is the one in the person's own parameters: no log-determinant. A noise that the likelihood learns is
-never maximised jointly with the weights, because the joint density is unbounded there: a network that fits
-its data exactly wants no noise at all. It is set instead on rows held out from the weights; in the last third
-of the fit the weights see every row and the noise stays. Cost of a step: one pass of the network and O(P).
+The mode is the one in the person's own parameters: no log-determinant. A noise that the likelihood learns is never
+maximised jointly with the weights, because the joint density is unbounded there: a network that fits its data exactly
+wants no noise at all. It is set instead on rows held out from the weights (until then the others stand for all); in the
+last third of the fit the weights see every row and the noise stays. Cost of a step: one pass of the network and O(P).
 """
 
 from __future__ import annotations
@@ -131,8 +131,7 @@ def settle(target: Target, state: State) -> None:
     assert held is not None
     flat, event = state.w.reshape(-1, model.layout.size), held[-1].shape[1:]
     with torch.no_grad():
-        members = [model.outputs(w[None], held[:-1], model.member(state.buffers, i), event) for i, w in enumerate(flat)]
-    outputs = torch.cat(members)
+        outputs = model.outputs(flat, held[:-1], state.buffers, event)
     tail = flat[:, model.learnt].detach().clone()
     adam = Adam.of(tail, rates("cosine", 0.1, SETTLE_STEPS, "MAP"))
     for _ in range(SETTLE_STEPS):

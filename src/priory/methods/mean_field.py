@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from priory.errors import require, whole
+from priory.estimators.evidence_bound import assemble
 from priory.families import Diagonal
 from priory.families.diagonal import LOG_2_PI_E
 from priory.methods.base import Info, Options, Plan
@@ -138,14 +139,17 @@ class MeanField(Options):
         """Descend the loss, given log p(D|w) and its gradient at the draws that `draw` returned."""
         prior, a, t = target.model.prior, target.prior_weight, target.entropy_weight
         m, log_s = state.variational
-        noise, others = state.noise[0], None
+        noise, others, volume = state.noise[0], None, None
         if prior.others:
             others, others_gradient = target.others_and_grad(w)
             gradient = gradient.add(others_gradient, alpha=a)
+        if a != t and target.model.layout.constrained:
+            volume, volume_gradient = target.volume_and_grad(w)
+            gradient = gradient.add(volume_gradient, alpha=t - a)
         if self.samples > 1:  # averages over the draws: of log p(D|w), of g, and of g eps in the place of g
             push, noise = (gradient * state.noise).mean(0), 1.0
             value, gradient = value.mean(0), gradient.mean(0)
-            others = None if others is None else others.mean(0)
+            others, volume = (None if part is None else part.mean(0) for part in (others, volume))
         else:
             push = gradient
 
@@ -159,23 +163,23 @@ class MeanField(Options):
         toward.sub_(gradient)
         spread = spread.addcmul_(push, noise, value=-1) if isinstance(noise, Tensor) else spread.sub_(push)
         spread.mul_(state.scale).sub_(t)
-        metrics = parts(value, square, log_s, others, prior.log_normaliser, a, t)
+        metrics = parts(target, value, square, log_s, others, volume)
         state.adam.descend(state.variational, state.gradient)
         return state, Info(metrics)
 
 
 def parts(
-    value: Tensor, square: Tensor, log_s: Tensor, others: Tensor | None, log_normaliser: float, a: float, t: float
+    target: Target, value: Tensor, square: Tensor, log_s: Tensor, others: Tensor | None, volume: Tensor | None
 ) -> dict[str, Tensor | float]:
     """The bound and its parts. One member on the CPU is counted in plain numbers, which cost a tenth of tensors."""
-    numbers: list[Any] = [value, square, log_s.sum(-1), 0.0 if others is None else others]
+    numbers: list[Any] = [value, square, log_s.sum(-1), *(0.0 if part is None else part for part in (others, volume))]
     if value.ndim == 0 and value.device.type == "cpu":
         numbers = [float(number) for number in numbers]
-    log_likelihood, quadratic, log_scales, sampled = numbers
-    cross = 0.5 * quadratic - log_normaliser - sampled
+    log_likelihood, quadratic, log_scales, sampled, log_det = numbers
+    cross = 0.5 * quadratic - target.model.prior.log_normaliser - sampled
     entropy = log_scales + 0.5 * LOG_2_PI_E * log_s.shape[-1]
-    elbo = log_likelihood - a * cross + t * entropy
-    return {"elbo": elbo, "nll": -log_likelihood, "kl": cross - entropy, "loss": -elbo}
+    bound = assemble(target, log_likelihood, cross, entropy, log_det)
+    return {"elbo": bound.value, "nll": bound.nll, "kl": bound.kl, "loss": bound.loss}
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:

@@ -85,7 +85,11 @@ def rates(schedule: str | Callable[[Optimizer], LRScheduler], learning_rate: flo
     )
     assert not isinstance(schedule, str)
     optimizer = torch.optim.SGD([torch.zeros((), requires_grad=True)], lr=learning_rate)
-    scheduler = schedule(optimizer)
+    try:
+        scheduler = schedule(optimizer)
+    except TypeError as error:
+        must = f"The 'schedule' of {owner} must be a function of an optimizer alone."
+        raise InputError(f"{must} It raised: {error}") from error
     if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
         kind = type(scheduler).__name__
         raise InputError(f"The 'schedule' of {owner} must make a scheduler that needs no metric. Got {kind} instead.")
@@ -107,5 +111,5 @@ def check_rate(learning_rate: float, schedule: object, owner: str) -> None:
 
 
 def default_steps(data_steps_per_epoch: int, epochs: int, least: int, most: int) -> int:
-    """So many epochs, within bounds, in whole epochs where that is possible."""
+    """So many epochs, within bounds."""
     return max(least, min(most, epochs * data_steps_per_epoch))

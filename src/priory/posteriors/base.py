@@ -38,10 +38,18 @@ class Evidence:
         return self.value
 
 
+KINDS: dict[str, type[Posterior]] = {}  # by the name that a file has for each
+
+
 class Posterior(ABC):
     """A distribution over a model's parameters, given data."""
 
     kind: ClassVar[str]  # how a file calls it
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "kind" in vars(cls):
+            KINDS[cls.kind] = cls
 
     def __init__(self, target: Target, buffers: Mapping[str, Tensor] | None = None) -> None:
         self.target, self.model = target, target.model
@@ -93,6 +101,17 @@ class Posterior(ABC):
         return self.target.num_data
 
     @property
+    def temperature(self) -> float:
+        """T, as the fit had it."""
+        return self.target.temperature
+
+    @property
+    def parts(self) -> dict[str, float | int | None]:
+        """What the objective was made of at the last step, in nats for the whole data, with N and T."""
+        last = {name: float(values[-1]) for name, values in self.history.items() if len(values)}
+        return {**last, "num_data": self.num_data, "temperature": self.temperature}
+
+    @property
     def log_evidence(self) -> Evidence:
         """log p(D), or what the method has for it; `.kind` says what."""
         if self._evidence is None:
@@ -116,34 +135,28 @@ class Posterior(ABC):
             raise InputError(
                 "A posterior over a Density has no network to predict with: use .sample() and your own function."
             )
-        require(
-            isinstance(samples, int) and samples >= 1,
-            "samples",
-            "predict",
-            "be a whole number from 1",
-            samples,
-        )
-        inputs = as_batch(x, "of x")
+        require(whole(samples, 1), "samples", "predict", "be a whole number from 1", repr(samples))
+        require(whole(seed, -(2**63)), "seed", "predict", "be a whole number", repr(seed))
+        parts = isinstance(x, tuple) or (isinstance(x, list) and len(x) > 0 and isinstance(x[0], Tensor))
+        inputs = as_batch(x if parts else (x,), "of x")
         rows = {len(t) for t in inputs}
-        require(
-            len(rows) == 1 and min(rows) > 0,
-            "x",
-            "predict",
-            "have rows, as many in each part",
-            [tuple(t.shape) for t in inputs],
-        )
+        shapes = [tuple(t.shape) for t in inputs]
+        require(len(rows) == 1 and min(rows) > 0, "x", "predict", "have rows, as many in each part", shapes)
         for t in inputs:
             check_finite(t, "inputs")
         w = self.draw(1 if self.point else samples, stream(seed, "predict", device=self.model.device))
         prepared = self.model.prepare_inputs(inputs)
         try:
-            return predict(self.model, w, prepared, self.buffers, self.target.event, seed)
+            prediction = predict(self.model, w, prepared, self.buffers, self.target.event, int(seed))
         except InputError:
             raise
         except Exception as error:
             shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in prepared)
             reason = str(error).strip().split("\n")[0]
             raise InputError(f"The network must take the inputs. Got {shapes} and it raised: {reason}") from error
+        same = prediction.outputs.shape[1] == len(inputs[0])
+        require(same, "x", "predict", "have a row for each prediction", shapes)
+        return prediction
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the posterior to a file that `load` reads: safetensors and JSON, no pickle."""

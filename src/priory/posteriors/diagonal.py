@@ -9,6 +9,7 @@ import torch
 from priory.constraints import gaussian_mean
 from priory.data import Data
 from priory.errors import InputError, require, whole
+from priory.estimators.evidence_bound import assemble
 from priory.families import Diagonal
 from priory.posteriors.base import Evidence, Posterior
 from priory.streams import stream
@@ -50,7 +51,8 @@ class DiagonalGaussian(Posterior):
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
         w = self.model.layout.unconstrain(params)
-        return self.family.log_prob(w) - self.model.layout.log_det(w)
+        value = self.family.log_prob(w) - self.model.layout.log_det(w)
+        return torch.where(torch.isnan(w).any(-1), -torch.inf, value)  # outside of the support
 
     def elbo(self, data: Any = None, samples: int = SAMPLES, seed: int = 0) -> Evidence:
         """The bound on log p(D) from many draws over every row, with its standard error.
@@ -62,7 +64,7 @@ class DiagonalGaussian(Posterior):
         require(whole(samples, 4), "samples", "elbo", "be a whole number from 4", samples)
         source = self.data if data is None else Data.of(data).prepared(self.model.prepare)
         if source is None:
-            raise InputError("The 'data' of elbo must be given for a posterior that was loaded from a file.")
+            raise InputError("A posterior from a file has no data: call its elbo(data), with those of the fit.")
         require(
             source.num_data == self.num_data,
             "data",
@@ -78,15 +80,18 @@ class DiagonalGaussian(Posterior):
                 w = self.draw(min(pairs, samples // 2 - start), generator)
                 w = torch.cat([w, 2 * self.family.loc - w])
                 log_likelihood = self.target.log_likelihood(w, source, self.buffers)
-                log_prior, log_q = self.target.log_prior(w), self.family.log_prob(w)
-                each = log_likelihood + self.target.prior_weight * log_prior - self.target.entropy_weight * log_q
+                cross, entropy = -self.target.log_prior(w), -self.family.log_prob(w)
+                volume = self.model.layout.log_det(w)
+                each = assemble(self.target, log_likelihood, cross, entropy, volume).value
                 values.append(each.double().view(2, -1).mean(0))
         each = torch.cat(values)  # a value a pair
-        note = " with an improper prior, up to a constant" if self.model.prior.improper else ""
+        error, draws = float(each.std() / len(each) ** 0.5), f"{2 * len(each)} draws"
+        kind = f"lower bound on log p(D) (ELBO, {draws})"
+        if self.model.prior.improper:
+            kind = f"ELBO with an improper prior, up to a constant ({draws})"
         if self.target.temperature != 1:
-            note += f" at temperature {self.target.temperature}"
-        error = float(each.std() / len(each) ** 0.5)
-        return Evidence(float(each.mean()), f"lower bound (ELBO, {samples} draws{note})", error)
+            kind = f"tempered ELBO, T = {self.target.temperature}, no bound on log p(D) ({draws})"
+        return Evidence(float(each.mean()), kind, error)
 
     def evidence(self) -> Evidence:
         return self.elbo()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from priory.errors import InputError
 from priory.posteriors.base import Posterior
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from priory.posteriors.base import Evidence
     from priory.target import Target
 
 
@@ -31,6 +33,9 @@ class Point(Posterior):
     @property
     def mean(self) -> dict[str, Tensor]:
         return self.model.layout.constrain(self.w)
+
+    def evidence(self) -> Evidence:
+        raise InputError(f"{self.method or 'A point'} gives no evidence: a point has no volume.")
 
     def tensors(self) -> dict[str, Tensor]:
         return {"w": self.w}
