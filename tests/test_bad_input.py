@@ -108,7 +108,7 @@ NOT_FINITE: dict[str, tuple[Any, str]] = {
     "infinity in the inputs": ((put(X, (4, 0), INF), Y), r"inputs of the data must be finite. Got infinity in row 4"),
     "NaN in the targets": ((X, put(Y, 19, NAN)), r"targets of the data must be finite. Got NaN in row 19"),
     "minus infinity in the targets": ((X, put(Y, 3, -INF)), r"targets of the data must be finite.*infinity in row 3"),
-    "both infinities": ((put(put(X, (5, 0), INF), (6, 0), -INF), Y), r"inputs.*infinity in row 5 \(and 1 more\)"),
+    "both infinities": ((put(put(X, (5, 0), INF), (6, 0), -INF), Y), r"inputs.*infinity in row 5, and 1 more"),
     "NaN in an array": ((put(X, (17, 1), NAN).numpy(), Y.numpy()), r"inputs of the data must be finite.*NaN in row 17"),
     "NaN in a TensorDataset": (TensorDataset(X, put(Y, 19, NAN)), r"targets of the data must be finite.*NaN in row 19"),
     "NaN in a Dataset": (Rows(put(X, (17, 1), NAN), Y), r"inputs of the data must be finite.*NaN in row 17"),
@@ -125,6 +125,13 @@ def test_numbers_that_are_not_finite_are_refused_with_their_part_and_row(name: s
     sentence(text, lambda: fit(data, epochs=1, **({} if isinstance(data, DataLoader) else {"batch_size": 4})))
 
 
+def test_whole_numbers_are_taken_as_numbers_by_a_network_that_looks_nothing_up() -> None:
+    whole = torch.ones(4, 3, dtype=torch.int64)
+    found = fit((whole, torch.zeros(4))).predict(whole).mean
+    assert torch.equal(found, fit((whole.float(), torch.zeros(4))).predict(whole.float()).mean)
+
+
+@pytest.mark.filterwarnings("ignore::priory.errors.PrioryWarning")
 def test_large_numbers_whose_sum_overflows_are_finite() -> None:
     big = torch.full((4, 3), 3e38)
     assert fit((big, torch.zeros(4))).num_data == 4
@@ -194,10 +201,6 @@ TYPES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "complex inputs": (lambda: fit((X + 0j, Y)), r"network must take the inputs. Got \(20, 3\) torch.complex64"),
     "complex targets": (lambda: fit((X, Y + 0j)), r"targets of Gaussian must be real numbers. Got torch.complex64"),
-    "whole numbers into a linear layer": (
-        lambda: fit((torch.ones(ROWS, 3, dtype=torch.int64), Y)),
-        r"network must take the inputs. Got \(20, 3\) torch.int64",
-    ),
     "sparse inputs": (
         lambda: fit((X.to_sparse(), Y)),
         r"Part 0 of the data must be a dense tensor. Got torch.sparse_coo",
@@ -556,11 +559,14 @@ METHODS: dict[str, tuple[Callable[[], Any], str]] = {
         )
         for value in (0.0, 1.0, -0.5, NAN, "half")
     },
-    "a class": (lambda: fit((X, Y), method=pr.MAP), r"'method' of fit must be a method such as MeanField\(\). Got MAP"),
-    "a name": (lambda: fit((X, Y), method="MAP"), r"'method' of fit must be a method.*Got str"),
+    "a class": (
+        lambda: fit((X, Y), method=pr.MAP),
+        r"'method' of fit must be a method such as MeanField\(\). Got the class MAP: write MAP\(\)",
+    ),
+    "a name": (lambda: fit((X, Y), method="MAP"), r"'method' of fit must be a method.*Got 'MAP'"),
     "a start that is none": (
         lambda: fit((X, Y), method=pr.MAP(start="there")),
-        r"must be a (method|posterior).*Got str",
+        r"'start' of MAP must be a method.*Got 'there'",
     ),
     "a start of another model": (
         lambda: fit((X, Y), method=pr.MAP(start=fit((X, Y), net=nn.Linear(3, 1)))),
@@ -715,7 +721,10 @@ DENSITIES: dict[str, tuple[Callable[[], Any], str]] = {
         r"Density must have either log_prob, or",
     ),
     "no parameters": (lambda: pr.Density(bowl), r"'params' of Density must be a dict from names to Param. Got None"),
-    "an empty dict": (lambda: pr.Density(bowl, {}), r"'params' of .* must name at least one parameter. Got \{\}"),
+    "an empty dict": (
+        lambda: pr.Density(bowl, {}),
+        r"'params' of Density must be a dict from names to Param. Got \{\}",
+    ),
     "shapes for parameters": (
         lambda: pr.Density(bowl, {"a": (3,)}),
         r"'params' of Density must be a dict from names to Param",
@@ -741,7 +750,7 @@ DENSITIES: dict[str, tuple[Callable[[], Any], str]] = {
     "a float": (lambda: density(lambda p: 1.0), r"'log_prob' of Density must return a tensor. Got float"),
     "an error": (
         lambda: density(lambda p: p["b"]),
-        r"'log_prob' of Density must be a function of its parameters. It raised: .*b",
+        r"'log_prob' of Density must be a function of its parameters a. It raised KeyError: 'b'",
     ),
     "NaN at the start": (
         lambda: density(lambda p: p["a"].sqrt() / p["a"]),
@@ -833,7 +842,6 @@ PREDICT: dict[str, tuple[Any, str]] = {
     "too wide": (numbers(5, 4), r"network must take the inputs. Got \(5, 4\)"),
     "two inputs": ((X, X), r"network must take the inputs. Got \(20, 3\).*\(20, 3\).*raised"),
     "rows that differ": ((X, X[:3]), r"'x' of predict must have rows, as many in each part. Got .*\(20, 3\), \(3, 3\)"),
-    "whole numbers": (torch.ones(5, 3, dtype=torch.int64), r"network must take the inputs. Got \(5, 3\) torch.int64"),
     "strings": (np.array([["a"] * 3]), r"must be numbers in a tensor or an array. Got <U1"),
     "None": (None, r"must be numbers in a tensor or an array. Got NoneType"),
 }
@@ -955,6 +963,7 @@ class Fragile(nn.Linear):
         return super().forward(input) * (NAN if float(self.bias.detach()) > 2.5 else 1.0)
 
 
+@pytest.mark.filterwarnings("ignore::priory.errors.PrioryWarning")
 def test_a_fit_that_diverges_late_keeps_a_late_state() -> None:
     torch.manual_seed(0)
     net, method = Fragile(3, 1), pr.MAP(learning_rate=0.01, schedule="constant")

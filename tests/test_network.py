@@ -406,6 +406,7 @@ def test_in_eval_mode_the_given_statistics_are_used_and_kept() -> None:
     torch.testing.assert_close(posterior.predict(x).mean, hand(x)[:, 0].detach(), rtol=0, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore::priory.errors.PrioryWarning")
 def test_the_statistics_of_a_batch_norm_network_follow_the_data_and_serve_predictions() -> None:
     net, (x,), y = build("batch norm")
     posterior = fitted(net, (100 + x,), y, pr.MeanField(), steps=60)

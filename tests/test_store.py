@@ -138,7 +138,7 @@ def test_an_evidence_that_was_computed_is_kept(name: str, tmp_path: Path) -> Non
 
 def test_an_evidence_that_was_not_computed_needs_the_data_again(file: Path) -> None:
     loaded = pr.load(file, pr.Model(plain(), pr.Gaussian()))
-    with pytest.raises(pr.InputError, match="The 'data' of elbo must be given"):
+    with pytest.raises(pr.InputError, match="call its elbo"):
         loaded.log_evidence  # noqa: B018 - a property that raises
     first = network(plain, pr.MeanField())
     assert loaded.elbo((X, Y)) == first.elbo()
@@ -192,7 +192,7 @@ def refusal(path: Path, model: pr.Model | pr.Density | None = None) -> str:
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none.priory") == f"There is no file {tmp_path / 'none.priory'}."
-    assert "no file" in refusal(tmp_path)  # a folder
+    assert "is a folder" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,12 @@ class Moment:
     posterior: Callable[[], Posterior]
 
 
+def says_stop(answer: Any) -> bool:
+    """Whether a callback's answer is True: Python's, an array's or a tensor's; anything else means to go on."""
+    boolean = getattr(answer, "ndim", 1) == 0 and "bool" in str(getattr(answer, "dtype", ""))
+    return answer is True or (boolean and bool(answer))
+
+
 @runtime_checkable
 class Remembering(Protocol):
     """A callback with a memory, which checkpoints keep."""

@@ -21,11 +21,14 @@ from torch import Tensor
 
 from priory import evaluate
 from priory.data import Data
-from priory.errors import require
+from priory.errors import require, whole
 from priory.likelihoods import Likelihood
 from priory.loop import fit, repr_of
 
 HIGHER_IS_BETTER = {"accuracy"}
+TIMES = {"fit_seconds", "predict_seconds"}
+SHORT = 0.1  # seconds; shorter times are mostly the machine's own
+ALIKE = 5e-4  # nats a row; the printed scores have three decimals
 TITLES = {
     "method": "method",
     "nll": "NLL",
@@ -144,16 +147,21 @@ class Comparison:
         best = self.best
         if best is None:
             return "No method could be scored."
-        others = [row for row in self.rows if row["method"] in self.pointwise and row["method"] != best]
-        others = [row for row in others if math.isfinite(row["nll"])]
-        if not others:
+        others = [name for name, losses in self.pointwise.items() if math.isfinite(losses.mean().item())]
+        far = {name: (self.pointwise[name] - self.pointwise[best]).abs().mean().item() for name in others}
+        same = [name for name in others if far[name] < ALIKE]
+        others = [name for name in others if name not in same]
+        if not others and same == [best]:
             return f"{best} is the only method that was scored."
-        second = min(others, key=lambda row: row["nll"])["method"]
+        if not others:
+            return f"{_listed(same)} give the same predictions: there is nothing to tell apart."
+        second = min(others, key=lambda name: self.pointwise[name].mean().item())
         gap, error = self.difference(second, best)
+        best, has = _listed(same), "has" if len(same) == 1 else "have"
         if math.isnan(error):
-            return f"{best} has the lowest NLL, {gap:.3f} nats below {second}: one held-out row can't tell them apart."
+            return f"{best} {has} the lowest NLL, {gap:.3f} nats below {second}: one held-out row can't tell them apart."
         clear = "more than these rows' noise" if gap > 2 * error else "too close for these rows to tell apart"
-        return f"{best} has the lowest NLL, {gap:.3f} ± {error:.3f} nats a row below {second}: {clear}."
+        return f"{best} {has} the lowest NLL, {gap:.3f} ± {error:.3f} nats a row below {second}: {clear}."
 
     def report(self, path: str | Path, title: str = "Comparison of methods") -> Path:
         """Write the comparison as one HTML page that opens anywhere, and return its path."""
@@ -168,13 +176,20 @@ class Comparison:
         return ["method", "nll", quality, "calibration", "fit_seconds", "predict_seconds"]
 
     def winners(self, column: str) -> set[str]:
-        """Names of the methods with the best value of a column."""
+        """Names of the methods with the best value of a column; none where the values can't tell.
+
+        A time wins if it is long enough to be measured and a tenth shorter than any other.
+        """
         values = {row["method"]: row[column] for row in self.rows if row["error"] is None}
         if column == "method" or len(values) < 2:
             return set()
         values = {name: value for name, value in values.items() if math.isfinite(value)}
         top = (max if column in HIGHER_IS_BETTER else min)(values.values(), default=None)
-        return {name for name, value in values.items() if value == top}
+        if column in TIMES:
+            near = [value for value in values.values() if value <= 1.1 * top] if top is not None else []
+            return {name for name, value in values.items() if value == top >= SHORT and len(near) == 1}
+        best = {name for name, value in values.items() if value == top}
+        return best if len(best) < len(values) else set()
 
     def cells(self) -> list[list[str]]:
         """Return the table as text, one list a row, the baseline last."""
@@ -196,7 +211,8 @@ class Comparison:
     def heading(self) -> str:
         """What was compared, in one line."""
         about = self.about
-        return f"{about['rows to fit']} rows to fit, {about['rows held out']} held out, seed {about['seed']}"
+        fitted = counted(int(about["rows to fit"]), "row")
+        return f"{fitted} to fit, {about['rows held out']} held out, seed {about['seed']}"
 
     def __str__(self) -> str:
         heads = [TITLES[name] for name in self.columns]
@@ -253,14 +269,14 @@ def compare(
         type(model).__name__,
     )
     require(
-        isinstance(samples, int) and samples >= 1,
+        whole(samples, 1),
         "samples",
         "compare",
         "be a whole number, at least 1",
         samples,
     )
     for name, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
-        ok = value is None or (isinstance(value, int) and value >= 1)
+        ok = value is None or whole(value, 1)
         require(ok, name, "compare", "be a whole number, at least 1", value)
     require(epochs is None or steps is None, "steps", "compare", "be left out when epochs are given", steps)
     rows_to_fit, (inputs, targets) = split_rows(data, test, seed, batch_size)
@@ -314,6 +330,19 @@ def table_html(comparison: Comparison) -> str:
         body.append(f"{opening}{''.join(parts)}</tr>")
     head = f"<caption>{html.escape(comparison.heading)}</caption>\n<thead><tr>{heads}</tr></thead>"
     return "\n".join(["<table>", head, "<tbody>", *body, "</tbody>", "</table>"])
+
+
+def counted(count: int, noun: str) -> str:
+    """Say how many, in the singular or the plural.
+
+    >>> counted(1, "row"), counted(2, "row")
+    ('1 row', '2 rows')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _named(methods: Any) -> dict[str, Any]:

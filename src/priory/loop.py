@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from priory.callbacks import Moment, Remembering
+from priory.callbacks import Moment, Remembering, says_stop
 from priory.checkpoint import Checkpoint, Keeper, copied, leaves, rebuild
 from priory.data import Batch, Data
 from priory.density import Density
@@ -225,7 +225,7 @@ class Run:
         each = 1 if passes else self.plan.rows(self.step - 1).steps_per_epoch
         epoch = self.step if passes else self.plan.epochs(self.step)
         moment = Moment(self.step, self.plan.steps, epoch, self.told.recent(each), self.posterior)
-        return any([bool(callback(moment)) for callback in callbacks])  # noqa: C419 - every callback is called
+        return any([says_stop(callback(moment)) for callback in callbacks])  # noqa: C419 - every callback is called
 
     def _look(self) -> None:
         """Keep a copy of a good state; stop at one that is not."""
@@ -292,7 +292,7 @@ def identity(run: Run, rows: Data) -> dict[str, Any]:
     """What a resumed fit must share with the one it resumes."""
     model, target = run.target.model, run.target
     return {
-        "method": [repr_of(run.method), *code_of(vars(run.method).values())],
+        "method": " ".join([repr_of(run.method), *code_of(vars(run.method).values())]),
         "model": model.describe(),
         "type": str(model.dtype),
         "prior": prior_at_two_places(model),

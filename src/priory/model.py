@@ -89,7 +89,10 @@ class Model:
     def prepare_inputs(self, inputs: Batch) -> Batch:
         """Inputs in the network's type; whole numbers stay where a network may look something up by them."""
         numbers = self.network.takes_numbers
-        return tuple(x.to(self.device, self.dtype if x.is_floating_point() or numbers else x.dtype) for x in inputs)
+        return tuple(
+            x.to(self.device, self.dtype if x.is_floating_point() or (numbers and not x.is_complex()) else x.dtype)
+            for x in inputs
+        )
 
     def prepare_targets(self, targets: Tensor) -> Tensor:
         """Targets as the likelihood takes them."""

@@ -235,8 +235,8 @@ def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
         if theirs.get(name) != ours.get(name):
             said = lambda shapes: f"the shape {shapes[name]}" if name in shapes else "no place"  # noqa: B023, E731
             return f"its parameter '{name}' has {said(theirs)} there and {said(ours)} here"
+    if list(theirs) != list(ours):
+        return "its parameters come in another order"
     if found["network"] != wanted["network"]:
         return "its network has other layers, or other options in them"
-    if there != here:
-        return f"its likelihood is {there}, this one's is {here}"
-    return "its parameters come in another order"
+    return f"its likelihood is {there}, this one's is {here}"

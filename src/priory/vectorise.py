@@ -34,8 +34,8 @@ class Vectorised:
     ([3.0, 3.0], [[6.0, 0.0], [0.0, 6.0]])
     """
 
-    def __init__(self, fn: Callable[..., Tensor], owner: str) -> None:
-        self.fn, self.owner, self.loop = fn, owner, False
+    def __init__(self, fn: Callable[..., Tensor], owner: str, loop: bool = False) -> None:
+        self.fn, self.owner, self.loop = fn, owner, loop
         self._traces: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def values(self, w: Tensor, *args: Any) -> Tensor:

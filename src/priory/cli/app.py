@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import platform
 import re
 import time
@@ -19,8 +20,10 @@ from rich.text import Text
 import priory
 from priory import methods
 from priory.cli.tables import SHIPPED, Table, read_table
-from priory.comparison import TITLES, Comparison, Units, compare, split_rows
-from priory.errors import InputError, MissingExtra, extra, require
+from priory.comparison import TITLES, Comparison, Units, compare, counted, split_rows
+from priory.errors import InputError, MissingExtra, extra, require, whole
+from priory.priors.base import FLAT
+from priory.priors.rules import RULES
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_show_locals=False)
 
@@ -92,7 +95,9 @@ def run(
     report: Path | None,
 ) -> Comparison:
     """Everything that `priory compare` does, in order."""
-    chosen, widths = _methods(names), _widths(hidden)
+    chosen, widths, spread = _methods(names), _widths(hidden), _prior(prior)
+    require(0 < test < 1, "test", "compare", "be a fraction between 0 and 1", test)
+    require(epochs is None or whole(epochs, 1), "epochs", "compare", "be a whole number, at least 1", epochs)
     if report is not None:  # before the fits: nobody should lose them to a missing folder
         extra("matplotlib.figure", "plot")
         require(
@@ -103,18 +108,18 @@ def run(
             str(report),
         )
     table = read_table(data, target, task)
-    console = Console(highlight=False)
-    rows, columns = table.x.shape
-    kind = f"{len(table.classes)} classes" if table.classes else "regression"
-    console.print(f"{table.name}: {rows} rows, {columns} columns, target '{table.target}' ({kind})", markup=False)
-    for note in table.notes:
-        console.print(f"  {note}", markup=False)
-
     if table.x.numel() < SMALL:  # threads would wait for each other longer than they work
         torch.set_num_threads(1)
     began = time.perf_counter()
     fitted, held, units = standardise(table, test, seed)
-    model = build_model(table, widths, _prior(prior), seed)
+    model = build_model(table, widths, spread, seed)
+    # Only now, when every argument has been read: a wrong one gets its sentence and nothing else.
+    console = Console(highlight=False)
+    rows, columns = (counted(size, noun) for size, noun in zip(table.x.shape, ("row", "column"), strict=True))
+    kind = f"{len(table.classes)} classes" if table.classes else "regression"
+    console.print(f"{table.name}: {rows}, {columns}, target '{table.target}' ({kind})", markup=False)
+    for note in table.notes:
+        console.print(f"  {note}", markup=False)
     progress = console.is_terminal
     comparison = compare(model, fitted, chosen, held, epochs=epochs, seed=seed, progress=progress, units=units)
     about = {"data": " ".join([f"{data}, target '{table.target}'.", *table.notes]), "inputs": ", ".join(table.columns)}
@@ -183,9 +188,13 @@ def _widths(text: str) -> list[int]:
 
 def _prior(text: str) -> str | float:
     try:
-        return float(text)
+        scale = float(text)
     except ValueError:
+        rules = (*RULES, FLAT)
+        require(text in rules, "prior", "compare", f"be a positive number or one of {', '.join(rules)}", repr(text))
         return text
+    require(0 < scale < math.inf, "prior", "compare", "be a positive number or a rule's name", text)
+    return scale
 
 
 def print_rich(console: Console, comparison: Comparison) -> None:

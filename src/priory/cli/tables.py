@@ -5,6 +5,9 @@ Everything that was done to the data on the way is kept as a sentence in `notes`
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from priory.comparison import counted
 from priory.errors import InputError, extra, require
 
 SHIPPED = ("diabetes", "breast_cancer", "wine", "iris", "digits")
 MOST_CLASSES = 10  # whole numbers with more values than this are read as amounts
-MOST_TEXTS = 50  # a column of more texts than this, or than half the rows, is a name or a date rather than a kind
+MOST_TEXTS = 50  # a column of more texts than this is a name rather than a kind, whatever the number of rows
+DATES = {  # each with the words for it; the first that reads every row is taken
+    "ISO8601": "year-month-day",
+    "%Y/%m/%d": "year/month/day",
+    "%d.%m.%Y": "day.month.year",
+    "%m/%d/%Y": "month/day/year",
+    "%d/%m/%Y": "day/month/year",
+    "%m/%d/%y": "month/day/year",
+    "%d/%m/%y": "day/month/year",
+    "%d-%m-%Y": "day-month-year",
+    "%d %b %Y": "day month year",
+    "%d %B %Y": "day month year",
+    "%d-%b-%Y": "day-month-year",
+}
 
 
 @dataclass(frozen=True)
@@ -41,10 +58,11 @@ def read_table(source: str, target: str | None = None, task: str = "auto") -> Ta
         "be auto, regression or classification",
         task,
     )
+    notes: list[str] = []
     if source in SHIPPED and not Path(source).is_file():
         frame, default = _shipped(source)
     else:
-        frame, default = _csv(source), None
+        frame, default = _csv(source, notes), None
     target = target or default or str(frame.columns[-1])
     known = ", ".join(map(str, frame.columns[:12])) + (", ..." if len(frame.columns) > 12 else "")
     require(target in frame.columns, "target", "compare", f"be a column of {source} ({known})", repr(target))
@@ -55,7 +73,6 @@ def read_table(source: str, target: str | None = None, task: str = "auto") -> Ta
         "have a target and at least one other column",
         f"{source} with one column",
     )
-    notes: list[str] = []
     frame = _complete_rows(frame, source, notes)
     y, classes = _targets(frame[target], task, target, notes)
     x, columns = _inputs(frame.drop(columns=[target]), source, notes)
@@ -72,32 +89,102 @@ def _shipped(name: str) -> tuple[Any, str]:
     return frame, "target"
 
 
-def _csv(source: str) -> Any:
-    """Read a CSV file as a frame; semicolons and tabs are understood."""
+def _csv(source: str, notes: list[str]) -> Any:
+    """Read a CSV file as a frame; semicolons, tabs, decimal commas and a missing line of names are understood."""
     pandas = extra("pandas", "cli")
     path = Path(source)
-    names = ", ".join(SHIPPED)
-    require(path.is_file(), "data", "compare", f"be the path of a CSV file, or one of {names}", repr(source))
+    shipped = ", ".join(SHIPPED)
+    require(path.is_file(), "data", "compare", f"be the path of a CSV file, or one of {shipped}", repr(source))
+    text = _text(path, notes)
+    if not text.strip():
+        raise InputError(f"The file {source} is empty: it must have a line of column names and rows below it.")
+    separator = _separator(text)
+    names = _names(text, separator, source)
+    options: dict[str, Any] = {"sep": separator, "skipinitialspace": True, "low_memory": False}
+    if _all_numbers(names, separator):
+        names = [f"column_{place + 1}" for place in range(len(names))]
+        options |= {"header": None, "names": names}
+        notes.append(f"The first line holds numbers, so it was read as a row; the columns are {_ends(names)}.")
     try:
-        frame = pandas.read_csv(path, skipinitialspace=True)
-        for separator in (";", "\t"):
-            if frame.shape[1] == 1 and separator in str(frame.columns[0]):
-                frame = pandas.read_csv(path, sep=separator, skipinitialspace=True)
-    except pandas.errors.EmptyDataError as error:
-        raise InputError(
-            f"The file {source} is empty: it must have a line of column names and rows below it."
-        ) from error
-    except (pandas.errors.ParserError, UnicodeDecodeError) as error:
-        raise InputError(f"The file {source} can't be read as CSV: {str(error).strip()}.") from error
-    require(
-        len(frame) > 0,
-        "data",
-        "compare",
-        "have rows below its line of column names",
-        f"{source} with no rows",
-    )
+        frame = pandas.read_csv(io.StringIO(text), **options)
+        if separator != ",":
+            _decimal_commas(frame, pandas.read_csv(io.StringIO(text), decimal=",", **options), notes)
+    except pandas.errors.ParserError as error:
+        reason = str(error).split("C error:")[-1].strip().rstrip(".")
+        reason = "a quotation mark is opened and never closed" if "EOF inside string" in reason else reason
+        raise InputError(f"The file {source} can't be read as CSV: {reason}.") from error
+    require(len(frame) > 0, "data", "compare", "have rows below its line of column names", f"{source} with no rows")
     frame.columns = [str(name).strip() for name in frame.columns]
+    for name in dict.fromkeys(name for name in names if name and names.count(name) > 1):
+        later = [f"'{other}'" for other in frame.columns if re.fullmatch(rf"{re.escape(name)}\.\d+", other)]
+        notes.append(f"{names.count(name)} columns are named '{name}'; the later became {', '.join(later)}.")
     return frame
+
+
+def _text(path: Path, notes: list[str]) -> str:
+    """The file's text in UTF-8, or else in the encoding that Windows has for Western Europe."""
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+    try:
+        text = content.decode("cp1252")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text or content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InputError(f"The file {path} is not text in UTF-8 (see line {line}): save it as UTF-8.")
+    notes.append(f"Line {line} is not UTF-8, so the file was read as Latin-1; if names look wrong, save it as UTF-8.")
+    return text
+
+
+def _separator(text: str) -> str:
+    """The semicolon or the tab, if each of the first lines has one outside quotation marks; else the comma."""
+    lines = [re.sub(r'"[^"]*"', "", line) for line in text[:100_000].splitlines() if line.strip()][:5]
+    return next((mark for mark in (";", "\t") if all(mark in line for line in lines)), ",")
+
+
+def _names(text: str, separator: str, source: str) -> list[str]:
+    """The values of the first line, after a look at all others: none may have more."""
+    names: list[str] = []
+    reader = csv.reader(io.StringIO(text), delimiter=separator, skipinitialspace=True)
+    try:
+        for row in reader:
+            names = names or [name.strip() for name in row]
+            if len(row) > len(names):
+                raise InputError(
+                    f"The file {source} has {counted(len(row), 'value')} in line {reader.line_num}, "
+                    f"but {counted(len(names), 'column')} in its first line."
+                )
+    except csv.Error as error:
+        raise InputError(f"The file {source} can't be read as CSV: {error} (see line {reader.line_num}).") from error
+    return names
+
+
+def _all_numbers(names: list[str], separator: str) -> bool:
+    """Whether a first line is a row of the data; 0, 1, 2, ... are the names that programs give."""
+    given = [name for name in names if name]
+    if given == [str(place) for place in range(len(given))]:
+        return False
+    try:
+        return all(float(name if separator == "," else name.replace(",", ".")) is not None for name in given)
+    except ValueError:
+        return False
+
+
+def _decimal_commas(frame: Any, other: Any, notes: list[str]) -> None:
+    """Take the columns that are numbers only if the comma is the decimal mark."""
+    numeric = extra("pandas", "cli").api.types.is_numeric_dtype
+    found = [name for name in frame.columns if numeric(other[name]) and not numeric(frame[name])]
+    for name in found:
+        frame[name] = other[name]
+    if found:
+        notes.append(f"{counted(len(found), 'column')} with decimal commas: {_ends([str(name) for name in found])}.")
+
+
+def _ends(names: list[str]) -> str:
+    """The names, or the first and the last of many."""
+    return ", ".join(names if len(names) <= 3 else [names[0], "...", names[-1]])
 
 
 def _complete_rows(frame: Any, source: str, notes: list[str]) -> Any:
@@ -113,7 +200,8 @@ def _complete_rows(frame: Any, source: str, notes: list[str]) -> Any:
             f"have rows with no value missing (see column '{worst}')",
             source,
         )
-        notes.append(f"{dropped} of {len(frame)} rows have missing or infinite values and were left out.")
+        verbs = ("has", "was") if dropped == 1 else ("have", "were")
+        notes.append(f"{dropped} of {len(frame)} rows {verbs[0]} missing or infinite values and {verbs[1]} left out.")
     require(
         len(complete) >= 5,
         "data",
@@ -128,10 +216,10 @@ def _targets(column: Any, task: str, name: str, notes: list[str]) -> tuple[Tenso
     """Real targets, or class numbers with the classes' names."""
     types = extra("pandas", "cli").api.types
     numeric = types.is_numeric_dtype(column) and not types.is_bool_dtype(column)
-    values = column.nunique()
+    values, repeats = column.nunique(), len(column) // 2
     require(values >= 2, "target", "compare", "take at least two values", f"the constant column '{name}'")
     if task == "auto":
-        counts = numeric and values <= MOST_CLASSES and bool((column == column.round()).all())
+        counts = numeric and values <= min(MOST_CLASSES, repeats) and bool((column == column.round()).all())
         task = "classification" if counts or not numeric else "regression"
         if counts:
             notes.append(f"'{name}' holds {values} whole numbers, read as classes (amounts: --task regression).")
@@ -145,7 +233,7 @@ def _targets(column: Any, task: str, name: str, notes: list[str]) -> tuple[Tenso
         )
         return torch.tensor(column.astype(float).tolist(), dtype=torch.float64), None
     require(
-        not numeric or values <= max(MOST_CLASSES, len(column) // 5),
+        values <= min(repeats, max(MOST_CLASSES, len(column) // 5)),
         "target",
         "compare",
         "repeat its classes for classification",
@@ -157,8 +245,9 @@ def _targets(column: Any, task: str, name: str, notes: list[str]) -> tuple[Tenso
 
 
 def _inputs(frame: Any, source: str, notes: list[str]) -> tuple[Tensor, list[str]]:
-    """Columns of numbers as they are, columns of text as one column of 0 and 1 for each text."""
+    """Numbers as they are, dates as days, and text as one column of 0 and 1 for each text."""
     pandas = extra("pandas", "cli")
+    few = min(max(10, len(frame) // 10), len(frame) // 2, MOST_TEXTS)
     parts = []
     for name in frame.columns:
         column = frame[name]
@@ -166,13 +255,28 @@ def _inputs(frame: Any, source: str, notes: list[str]) -> tuple[Tensor, list[str
             notes.append(f"The column '{name}' is constant and was left out.")
         elif pandas.api.types.is_numeric_dtype(column):
             parts.append(column.astype(float))
-        elif column.nunique() > min(MOST_TEXTS, len(column) // 2):
+        elif (days := _days(column, notes)) is not None:
+            parts.append(days)
+        elif column.nunique() > few:
             notes.append(f"The column '{name}' holds {column.nunique()} different texts and was left out.")
         else:
             coded = pandas.get_dummies(column.astype(str), prefix=name, prefix_sep="=", dtype=float)
             # One kind of two is the other's absence: a second column would say nothing new.
             parts.append(coded.iloc[:, 1:] if coded.shape[1] == 2 else coded)
-            notes.append(f"The column '{name}' holds text and became {parts[-1].shape[1]} column(s) of 0 and 1.")
+            became = counted(parts[-1].shape[1], "column")
+            notes.append(f"The column '{name}' holds text and became {became} of 0 and 1.")
     require(len(parts) > 0, "data", "compare", "have at least one column that varies beside the target", source)
     wide = pandas.concat(parts, axis=1)
     return torch.tensor(wide.to_numpy().tolist(), dtype=torch.float64), [str(name) for name in wide.columns]
+
+
+def _days(column: Any, notes: list[str]) -> Any:
+    """Days since the first date of a column of dates; None for other texts."""
+    pandas = extra("pandas", "cli")
+    for form, words in DATES.items():
+        when = pandas.to_datetime(column.astype(str), format=form, errors="coerce", utc=True)
+        if when.notna().all():
+            first = when.min()
+            notes.append(f"The column '{column.name}' holds dates ({words}) and became days since {first:%Y-%m-%d}.")
+            return ((when - first).dt.total_seconds() / 86_400).rename(column.name)
+    return None
