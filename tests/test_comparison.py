@@ -191,9 +191,42 @@ def test_the_table_is_aligned_and_marks_the_best_of_each_column() -> None:
     table = [lines[head], *lines[head + 2 : head + 4]]
     ends = {line.index(word) + len(word) for line, word in zip(table, ("RMSE", *_rmse(comparison)), strict=True)}
     assert len(ends) == 1
-    assert str(comparison).count(" *") == 5
+    marked = [column for column in comparison.columns if comparison.winners(column)]
+    assert str(comparison).count(" *") == len(marked)
+    assert {"nll", "rmse", "calibration"} <= set(marked)
     assert lines[0] == "48 rows to fit, 12 held out, seed 0"
     assert any(line.startswith("(no inputs)") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "winners"),
+    [(0.01, 5.0, set()), (2.0, 2.1, set()), (2.0, 2.3, {"MAP"}), (0.11, 0.1, set()), (3.0, 0.2, {"MeanField"})],
+)
+def test_a_time_wins_if_it_can_be_measured_and_is_a_tenth_shorter(
+    first: float, second: float, winners: set[str]
+) -> None:
+    comparison = run(regression(), rows(), steps=2)
+    for row, seconds in zip(comparison.rows, (first, second), strict=True):
+        row["fit_seconds"] = seconds
+    assert comparison.winners("fit_seconds") == winners
+
+
+def test_equal_methods_are_not_compared_with_each_other() -> None:
+    pair = run(regression(), rows(), methods=[pr.MAP(), pr.MAP()])
+    assert pair.verdict == "MAP and MAP #2 give the same predictions: there is nothing to tell apart."
+    assert pair.winners("nll") == set()
+    three = run(regression(), rows(), methods=[pr.MAP(), pr.MeanField(), pr.MAP()])
+    gap, error = (abs(value) for value in three.difference("MAP", "MeanField"))
+    ends = f"the lowest NLL, {gap:.3f} ± {error:.3f} nats a row below "
+    assert ends in three.verdict
+    assert three.verdict.startswith(("MAP and MAP #2 have ", "MeanField has "))
+    single = run(regression(), rows(), methods=[pr.MAP()])
+    assert single.verdict == "MAP is the only method that was scored."
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    comparison = run(regression(), rows(), samples=np.int64(4), steps=np.int32(2), batch_size=np.int64(16))
+    assert comparison.failures == {}
 
 
 def _rmse(comparison: Comparison) -> list[str]:

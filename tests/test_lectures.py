@@ -426,6 +426,14 @@ def test_temperature_divides_the_kl_or_the_whole():
         torch.testing.assert_close(
             joint, 4 * likelihood + (prior if tempers == "likelihood" else 4 * prior), rtol=1e-12, atol=1e-9
         )
+    # The volume element of a constrained parameter is no part of the density that is tempered.
+    learnt = pr.Model(line.net, pr.Gaussian(), prior=normal(0.0, 1.0))
+    w = torch.tensor([[0.3, -0.2, -0.7], [1.0, 0.5, 0.4]], dtype=F64)
+    volume = learnt.layout.log_det(w)
+    warm, _ = Target(learnt, line.rows).log_joint_and_grad(w, line.data)
+    joint, _ = Target(learnt, line.rows, temperature=0.25, tempers="posterior").log_joint_and_grad(w, line.data)
+    torch.testing.assert_close(joint - volume, 4 * (warm - volume), rtol=1e-12, atol=1e-9)
+    assert volume.abs().min() > 0.1  # not zero, which would test nothing
     # A quarter of the temperature is a quarter of the noise variance: the optimum is known.
     cold = Line()
     cold.noise = line.noise / 2

@@ -159,7 +159,9 @@ class Comparison:
         gap, error = self.difference(second, best)
         best, has = _listed(same), "has" if len(same) == 1 else "have"
         if math.isnan(error):
-            return f"{best} {has} the lowest NLL, {gap:.3f} nats below {second}: one held-out row can't tell them apart."
+            return (
+                f"{best} {has} the lowest NLL, {gap:.3f} nats below {second}: one held-out row can't tell them apart."
+            )
         clear = "more than these rows' noise" if gap > 2 * error else "too close for these rows to tell apart"
         return f"{best} {has} the lowest NLL, {gap:.3f} ± {error:.3f} nats a row below {second}: {clear}."
 
@@ -184,11 +186,13 @@ class Comparison:
         if column == "method" or len(values) < 2:
             return set()
         values = {name: value for name, value in values.items() if math.isfinite(value)}
-        top = (max if column in HIGHER_IS_BETTER else min)(values.values(), default=None)
-        if column in TIMES:
-            near = [value for value in values.values() if value <= 1.1 * top] if top is not None else []
-            return {name for name, value in values.items() if value == top >= SHORT and len(near) == 1}
+        if not values:
+            return set()
+        top = (max if column in HIGHER_IS_BETTER else min)(values.values())
         best = {name for name, value in values.items() if value == top}
+        if column in TIMES:
+            alone = sum(value <= 1.1 * top for value in values.values()) == 1
+            return best if alone and top >= SHORT else set()
         return best if len(best) < len(values) else set()
 
     def cells(self) -> list[list[str]]:

@@ -65,6 +65,13 @@ def test_compare_reads_classes_and_takes_its_options(tmp_path: Path) -> None:
     assert "MAP" not in result.output
 
 
+def test_one_column_is_spoken_of_in_the_singular(tmp_path: Path) -> None:
+    text = "a,y\n" + "".join(f"{k},{k / 7}\n" for k in range(20))
+    result = run("compare", "--data", table(text, tmp_path), "--methods", "map", "--epochs", "2")
+    assert "20 rows, 1 column, target" in words(result)
+    assert "MAP is the only method that was scored." in words(result)
+
+
 def test_the_same_seed_prints_the_same_scores(tmp_path: Path) -> None:
     command = ["compare", "--data", table(NUMBERS, tmp_path), "--epochs", "2", "--methods", "map"]
     scores = [run(*command).output.split("MAP")[1].split()[:4] for _ in range(2)]
@@ -82,7 +89,9 @@ def test_the_same_seed_prints_the_same_scores(tmp_path: Path) -> None:
         (["--data", "iris", "--test", "2"], "a fraction between 0 and 1. Got 2.0 instead"),
         (["--data", "iris", "--epochs", "0"], "must be a whole number, at least 1. Got 0 instead"),
         (["--data", "iris", "--report", "none/report.html"], "must be a file in a folder that exists"),
-        (["--data", "iris", "--prior", "loose"], "prior"),
+        (["--data", "iris", "--test", "0.001"], "must hold out at least one of the 150 rows and leave one"),
+        (["--data", "iris", "--prior", "loose"], "must be a positive number or one of fan_in, glorot, he, flat"),
+        (["--data", "iris", "--prior", "-1"], "must be a positive number or a rule's name. Got -1 instead"),
     ],
 )
 def test_wrong_arguments_get_one_sentence_and_no_traceback(options: list[str], sentence: str) -> None:
@@ -90,7 +99,8 @@ def test_wrong_arguments_get_one_sentence_and_no_traceback(options: list[str], s
     assert result.exit_code == 1
     assert sentence in words(result)
     assert "Traceback" not in words(result)
-    assert "Error: The" in words(result)
+    assert result.stdout == ""  # the sentence comes before anything else
+    assert result.stderr.startswith("Error: The")
 
 
 def test_version_names_what_a_bug_report_needs() -> None:

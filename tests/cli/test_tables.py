@@ -65,8 +65,91 @@ def test_constant_columns_and_names_are_left_out_and_said_so(tmp_path: Path) -> 
 
 
 def test_text_that_is_different_in_most_rows_is_left_out(tmp_path: Path) -> None:
-    text = "when,a,y\n" + "".join(f"2024-01-0{k},{k},{k / 7}\n" for k in range(1, 9))
+    text = "who,a,y\n" + "".join(f"person {k},{k},{k / 7}\n" for k in range(1, 9))
     assert read_table(write(tmp_path, text)).columns == ["a"]
+
+
+@pytest.mark.parametrize(("levels", "kept"), [(20, True), (21, False)])
+def test_a_column_with_more_texts_than_a_tenth_of_the_rows_is_left_out(tmp_path: Path, levels: int, kept: bool) -> None:
+    text = "kind,a,y\n" + "".join(f"k{k % levels},{k},{k / 7}\n" for k in range(200))
+    table = read_table(write(tmp_path, text))
+    assert len(table.columns) == (levels + 1 if kept else 1)
+    if not kept:
+        assert table.notes == ["The column 'kind' holds 21 different texts and was left out."]
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("{y}-{m:02}-{d:02}", "year-month-day"),
+        ("{y}-{m:02}-{d:02}T00:00:00Z", "year-month-day"),
+        ("{d:02}.{m:02}.{y}", "day.month.year"),
+        ("{m}/{d}/{y}", "month/day/year"),
+    ],
+)
+def test_dates_become_days_and_it_is_said(tmp_path: Path, form: str, words: str) -> None:
+    days = [(2024, 1, 30), (2024, 2, 1), (2024, 3, 1), (2024, 1, 31), (2025, 1, 30), (2024, 1, 30)]
+    rows = [f"{form.format(y=y, m=m, d=d)},{k / 7}" for k, (y, m, d) in enumerate(days)]
+    table = read_table(write(tmp_path, "\n".join(["when,y", *rows])))
+    assert table.x[:, 0].tolist() == [0, 2, 31, 1, 366, 0]
+    assert table.notes == [f"The column 'when' holds dates ({words}) and became days since 2024-01-30."]
+
+
+def test_days_come_first_where_months_can_not(tmp_path: Path) -> None:
+    text = "when,y\n" + "".join(f"{day}/02/2024,{day / 7}\n" for day in (11, 12, 13, 14, 15))
+    assert read_table(write(tmp_path, text)).x[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_decimal_commas_are_read_where_the_comma_parts_nothing(tmp_path: Path, separator: str) -> None:
+    text = NUMBERS.replace(",", separator).replace(".", ",")
+    table, plain = read_table(write(tmp_path, text)), read_table(write(tmp_path, NUMBERS))
+    assert torch.equal(table.x, plain.x)
+    assert torch.equal(table.y, plain.y)
+    assert table.notes == ["2 columns with decimal commas: b, y."]
+
+
+@pytest.mark.parametrize("replace", [(",", ","), (",", ";"), (".", ",")])
+def test_a_file_without_names_keeps_its_first_row(tmp_path: Path, replace: tuple[str, str]) -> None:
+    text = "\n".join(["1.5,1.5,0.1", *NUMBERS.splitlines()[1:]])
+    text = text.replace(",", ";").replace(*replace) if replace[0] == "." else text.replace(*replace)
+    table = read_table(write(tmp_path, text))
+    assert table.columns == ["column_1", "column_2"]
+    assert table.x[0].tolist() == [1.5, 1.5]
+    assert len(table.x) == 7
+    said = "The first line holds numbers, so it was read as a row; the columns are column_1, column_2, column_3."
+    assert said in table.notes
+
+
+def test_names_that_count_from_zero_are_names(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path, NUMBERS.replace("a,b,y", "0,1,2")))
+    assert (table.columns, table.target, len(table.x)) == (["0", "1"], "2", 6)
+
+
+def test_the_second_column_of_a_name_gets_a_new_one_and_it_is_said(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path, NUMBERS.replace("a,b,y", "a,a ,y")))
+    assert table.columns == ["a", "a_2"]
+    assert table.notes == ["The column name 'a' is there already: column 2 became 'a_2'."]
+
+
+def test_one_row_and_one_column_are_spoken_of_in_the_singular(tmp_path: Path) -> None:
+    rows = "".join(f"{'left' if k % 2 else 'right'},{k / 7}\n" for k in range(6))
+    assert read_table(write(tmp_path, f"side,y\n{rows},9\n")).notes == [
+        "1 of 7 rows has missing or infinite values and was left out.",
+        "The column 'side' holds text and became 1 column of 0 and 1.",
+    ]
+
+
+def test_a_target_whose_texts_do_not_repeat_is_refused(tmp_path: Path) -> None:
+    for rows in (126, 8):
+        text = "a,y\n" + "".join(f"{k},name{k}\n" for k in range(rows))
+        with pytest.raises(InputError, match=f"repeat its classes .*Got 'y' with {rows} different values in {rows}"):
+            read_table(write(tmp_path, text))
+
+
+def test_whole_numbers_that_do_not_repeat_are_amounts(tmp_path: Path) -> None:
+    text = "a,y\n" + "".join(f"{k % 3},{k}\n" for k in range(6))
+    assert read_table(write(tmp_path, text)).classes is None
 
 
 def test_the_target_decides_the_task(tmp_path: Path) -> None:
@@ -105,7 +188,9 @@ def test_data_sets_that_ship_with_scikit_learn_are_known_by_name(name: str) -> N
         ("a,y\n1,1.5\n1,2.5\n1,3.5\n1,4.5\n1,5.5\n", r"at least one column that varies"),
         ("a,y\n,1\n,2\n,3\n", r"have rows with no value missing \(see column 'a'\)"),
         ("a,y\n1,2.5\n2,3.5\n", r"at least 5 complete rows"),
-        ('a,y\n1,2\n"3,4\n', r"can't be read as CSV"),
+        ('a,y\n1,2\n"3,4\n', r"can't be read as CSV: a quotation mark is opened and never closed\.$"),
+        ("a,y\n1,2\n3,4,5\n6,7\n", r"table.csv has 3 values in line 3, but 2 columns in its first line\.$"),
+        ("a,y\n1,2,3\n4,5,6\n", r"table.csv has 3 values in line 2, but 2 columns in its first line\.$"),
     ],
 )
 def test_a_file_that_can_not_be_used_gets_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
@@ -128,6 +213,16 @@ def test_a_missing_file_an_unknown_column_and_a_wrong_task_get_one_sentence(tmp_
 
 def test_bytes_that_are_no_text_get_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
-    path.write_bytes(b"a,y\n\xff\xfe,1\n")
-    with pytest.raises(InputError, match="can't be read as CSV"):
-        read_table(str(path))
+    for content in (b"a,y\n\xff\0,1\n", "a,y\n1,2\n".encode("utf-16"), b"a,y\n\x81,1\n"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"is not text in UTF-8 \(see line [12]\): save it as UTF-8\.$"):
+            read_table(str(path))
+
+
+def test_latin_1_is_read_and_it_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(NUMBERS.replace("a,b", "größe,b").encode("latin-1"))
+    table = read_table(str(path))
+    assert table.columns == ["größe", "b"]
+    assert "Line 1 is not UTF-8" in table.notes[0]
+    assert "save it as UTF-8" in table.notes[0]

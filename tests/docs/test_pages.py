@@ -1,5 +1,8 @@
 """The code of every page runs, from the first block to the last, in an empty folder."""
 
+import ast
+import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -9,6 +12,13 @@ import priory as pr
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+HOMES = ("priory", "priory.posteriors", "priory.predictive", "priory.comparison", "priory.callbacks")
+NAMES = [
+    name
+    for line in (DOCS / "api.md").read_text(encoding="utf-8").splitlines()
+    if line.startswith("| `")
+    for name in re.findall(r"`([^`]+)`", line.split(" | ")[0])
+]
 PAGES = [page for page in sorted(DOCS.glob("*.md")) if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
@@ -25,6 +35,49 @@ def test_the_code_of_the_page_runs_in_order(page: Path, tmp_path: Path, monkeypa
 def test_every_public_name_stands_in_the_reference():
     reference = (DOCS / "api.md").read_text(encoding="utf-8")
     assert [name for name in pr.__all__ if name != "__version__" and not re.search(rf"\b{name}\b", reference)] == []
+
+
+def home(name: str) -> object:
+    """The public object of this name, wherever it lives."""
+    return next(getattr(module, name) for module in map(importlib.import_module, HOMES) if hasattr(module, name))
+
+
+@pytest.mark.parametrize("signature", [name for name in NAMES if name.endswith(")")], ids=lambda s: s.split("(")[0])
+def test_a_signature_of_the_reference_is_that_of_the_code(signature: str):
+    dotted, _, rest = signature.partition("(")
+    first, *others = dotted.split(".")
+    found = home(first)
+    for name in others:
+        found = getattr(found, name)
+    assert callable(found)
+    method = inspect.isclass(home(first)) and bool(others)
+    code = list(inspect.signature(found).parameters.values())[int(method) :]
+    (function,) = ast.parse(f"def f({rest}: ...").body
+    assert isinstance(function, ast.FunctionDef)
+    given = function.args
+    assert [a.arg for a in given.args] == [p.name for p in code if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert [a.arg for a in given.kwonlyargs] == [p.name for p in code if p.kind is p.KEYWORD_ONLY]
+    defaults = [d for d in (*given.defaults, *given.kw_defaults) if d is not None]
+    named = [p for p in code if p.default is not p.empty]
+    assert len(defaults) == len(named)
+    for default, parameter in zip(defaults, named, strict=True):
+        if not isinstance(default, ast.Attribute):  # constraints.real is made by a factory
+            assert ast.literal_eval(default) == parameter.default, parameter.name
+
+
+@pytest.mark.parametrize("attribute", [name for name in NAMES if not name.endswith(")")])
+def test_an_attribute_of_the_reference_is_one_of_the_code(attribute: str):
+    owner, _, name = attribute.partition(".")
+    found = home(owner)
+    assert inspect.isclass(found)
+    known = hasattr(found, name) or name in getattr(found, "__dataclass_fields__", {})
+    assert known or f"self.{name}" in inspect.getsource(found.__init__)
+
+
+def test_the_reference_has_a_signature_for_each_class_and_function_that_a_person_calls():
+    called = {name.partition("(")[0] for name in NAMES}
+    wanted = {name for name in pr.__all__ if callable(getattr(pr, name)) and not name.endswith(("Error", "Warning"))}
+    assert wanted <= called
 
 
 def test_there_are_pages_with_code():

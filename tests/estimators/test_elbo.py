@@ -122,7 +122,7 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("samples", [1, 2, 3])
 @pytest.mark.parametrize(("temperature", "tempers"), [(1.0, "likelihood"), (0.3, "likelihood"), (2.0, "posterior")])
 @pytest.mark.parametrize("net", NETS)
 def test_the_lean_step_has_the_gradient_and_the_parts_of_the_autograd_elbo(net, temperature, tempers, samples):
@@ -155,6 +155,22 @@ def test_tempering_multiplies_the_kl_or_the_entropy_alone():
     torch.testing.assert_close(parts[0.25, "likelihood"].value, cold, rtol=0, atol=1e-10)
     whole = -plain.nll - plain.kl - 0.75 * q.entropy()
     torch.testing.assert_close(parts[0.25, "posterior"].value, whole, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("temperature", "tempers"), [(0.3, "likelihood"), (0.3, "posterior"), (2.0, "posterior")])
+def test_the_tempered_log_joint_has_the_gradient_of_its_definition(temperature, tempers):
+    """log p(D|x)/T + log p(x) [or /T] + log |det dx/du|: the determinant is never tempered."""
+    model, data, _ = problem(NETS["mixed"]())
+    target = make_target(model, data, temperature, tempers)
+    w = 0.3 * torch.randn(2, target.size, generator=stream(4, "w"), dtype=F64)
+    value, gradient = target.log_joint_and_grad(w, data.tensors)
+    for row, found, slope in zip(w, value, gradient, strict=True):
+        v = row.clone().requires_grad_()
+        volume = model.layout.log_det(v)
+        weight = 1.0 if tempers == "likelihood" else 1 / temperature
+        wanted = target.differentiable(v, data.tensors) / temperature + weight * (target.log_prior(v) - volume) + volume
+        torch.testing.assert_close(found, wanted.detach(), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(slope, torch.autograd.grad(wanted, v)[0], rtol=1e-10, atol=1e-10)
 
 
 def test_loss_is_the_nll_plus_the_sigma_terms_of_the_lectures_up_to_a_constant():

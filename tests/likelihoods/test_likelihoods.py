@@ -311,13 +311,14 @@ def test_log_probs_of_labels_are_finite_at_large_logits() -> None:
 
 
 @pytest.mark.parametrize("build", [Gaussian, lambda **k: StudentT(3.0, **k)])
-def test_a_learnt_scale_starts_at_three_tenths_of_the_spread_of_the_targets(build: object) -> None:
-    y = 3 * normal(50, 2) + 100
+def test_a_learnt_scale_starts_at_three_tenths_of_the_spread_or_a_tenth_of_the_size_of_the_targets(
+    build: object,
+) -> None:
+    y = 3 * normal(50, 2)
     name = next(iter(build().declared))
-    assert build().start(y)[name].item() == pytest.approx(0.3 * y.numpy().std(), rel=1e-12)
-    assert build().start(y[:, 0])[name].item() == pytest.approx(0.3 * y[:, 0].numpy().std(), rel=1e-12)
-    each = build(outputs=2).start(y)[name]
-    np.testing.assert_allclose(each.numpy(), 0.3 * y.numpy().std(0), rtol=1e-12)
+    for targets in (y + 1, y + 100):
+        wanted = max(0.3 * targets.numpy().std(), 0.1 * abs(targets.numpy().mean()))
+        assert build().start(targets)[name].item() == pytest.approx(wanted, rel=1e-12)
 
 
 def test_a_learnt_scale_of_constant_targets_starts_above_zero() -> None:

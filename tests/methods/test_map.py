@@ -72,6 +72,26 @@ def test_its_steps_are_adams():
     torch.testing.assert_close(ours, w.detach(), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("temperature", [0.25, 4.0])
+def test_a_temperature_moves_the_mode_as_the_closed_form_says(temperature):
+    """Likelihood to 1/T: ridge regression with the prior's precision times T; the whole to 1/T: the same mode."""
+    line = LinearRegression.make(0)
+    X = line.design(line.X)
+    for tempers, factor in (("likelihood", temperature), ("posterior", 1.0)):
+        options = {"steps": 4_000, "batch_size": 10**6, "temperature": temperature, "tempers": tempers}
+        found = pr.fit(line.model(), line.data, pr.MAP(), progress=False, **options).draw(1, stream(0))[0]
+        penalty = factor * (line.noise / line.prior_scale) ** 2 * torch.eye(X.shape[1], dtype=F64)
+        torch.testing.assert_close(found, torch.linalg.solve(X.T @ X + penalty, X.T @ line.y), rtol=0, atol=1e-6)
+
+
+def test_a_constant_target_is_found_and_its_noise_is_small():
+    X = torch.randn(60, 2, generator=stream(0, "x"))
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+    posterior = pr.fit(pr.Model(net, pr.Gaussian()), (X, torch.full((60,), 5.0)), pr.MAP(), progress=False)
+    assert float((posterior.predict(X).mean - 5).abs().max()) < 0.1
+    assert float(posterior.mean["likelihood.noise"]) < 0.1
+
+
 def overfitting(rows=60, noise=0.3, dtype=torch.float32):
     generator = stream(3, "data")
     X = torch.rand(rows, 1, generator=generator, dtype=dtype) * 4 - 2

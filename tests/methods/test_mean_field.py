@@ -1,6 +1,7 @@
 """Mean-field variational inference against the best factorised Gaussian, known in closed form or by quadrature."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -147,6 +148,59 @@ def test_cold_and_warm_posteriors_of_a_gaussian_mean_have_the_exact_width():
         options = {"steps": 800, "temperature": 0.25, "tempers": tempers, "batch_size": 10**6, "progress": False}
         posterior = pr.fit(exact.density(), exact.data, method, **options)
         assert float(posterior.family.scale) == pytest.approx(precision**-0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
+@pytest.mark.parametrize("temperature", [0.1, 3.0])
+def test_its_tempered_elbo_is_the_closed_form_of_a_gaussian_mean_and_says_that_it_is_no_bound(temperature, tempers):
+    """4 standard errors (false alarms: 6e-5 a case)."""
+    exact = GaussianMean.make(0)
+    options = {"steps": 50, "temperature": temperature, "tempers": tempers, "progress": False}
+    posterior = pr.fit(exact.density(), exact.data, pr.MeanField(), **options)
+    m, s = posterior.family.loc[0], posterior.family.scale[0]
+    half_log = 0.5 * math.log(2 * math.pi)
+    misfit = ((exact.y - m).square() + s.square()) / (2 * exact.noise**2)
+    log_likelihood = -(misfit + math.log(exact.noise) + half_log).sum()
+    square = ((m - exact.prior_loc) ** 2 + s.square()) / (2 * exact.prior_scale**2)
+    log_prior = -(square + math.log(exact.prior_scale) + half_log)
+    entropy = s.log() + 0.5 + half_log
+    weight = temperature if tempers == "likelihood" else 1.0
+    wanted = log_likelihood + weight * log_prior + temperature * entropy
+    found = posterior.elbo(samples=20_000)
+    assert abs(found.value - float(wanted)) < 4 * found.error + 1e-9
+    assert "no bound" in found.kind
+
+
+def test_the_standard_error_of_its_elbo_is_the_spread_over_seeds():
+    """A ratio of 40 estimates' spread to the error that they give lies in (0.6, 1.6) but for 1e-5 of seeds."""
+    exact = LinearRegression.make(0)
+    posterior = pr.fit(exact.density(), exact.data, pr.MeanField(), steps=50, progress=False)
+    found = [posterior.elbo(samples=200, seed=seed) for seed in range(40)]
+    spread = torch.tensor([bound.value for bound in found]).std()
+    error = torch.tensor([bound.error for bound in found]).mean()
+    assert 0.6 < float(spread / error) < 1.6
+
+
+def test_an_even_number_of_samples_comes_in_pairs_of_opposite_noise():
+    exact = LinearRegression.make(1)
+    model = exact.model()
+    data = Data.of(exact.data, 10**6).prepared(model.prepare)
+    method = pr.MeanField(samples=6)
+    state = method.init(make_target(model, data), Plan(data, 10), stream(0, "init"), torch.Size())
+    method.draw(state, stream(1, "noise"))
+    assert torch.equal(state.noise[:3], -state.noise[3:])
+    assert len(state.noise[:3].unique()) == state.noise[:3].numel()
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-2])
+def test_a_cold_posterior_closes_in_on_the_mode_in_the_persons_own_parameter(temperature):
+    """(p(D|p) p(p))^(1/T) has its mode at 21/36 for every T: the log-determinant is not tempered with it."""
+    coin = Coin(17, 13, 5, 3)
+    options = {"temperature": temperature, "tempers": "posterior", "steps": 1_000, "progress": False}
+    posterior = pr.fit(coin.density(), coin.data, pr.MeanField(samples=64, learning_rate=0.05), **options)
+    a, b = 21 / temperature + 1, 15 / temperature + 1  # the tempered posterior is Beta(a, b)
+    assert float(posterior.mean["p"]) == pytest.approx(a / (a + b), abs=2e-4)
+    assert abs(22 / 38 - a / (a + b)) > 3e-3  # where a tempered log-determinant would lead
 
 
 def test_a_flat_prior_makes_the_bound_one_up_to_a_constant_and_says_so():

@@ -107,6 +107,40 @@ def test_the_strong_line_of_a_long_history_is_its_running_mean() -> None:
     assert means == pytest.approx([values[k : k + 4].mean().item() for k in range(197)], rel=1e-10)
 
 
+def test_a_few_far_steps_do_not_flatten_a_history_and_its_end_is_inside() -> None:
+    values = 100 + normal(500)
+    values[:10], values[300], values[-10:] = 1e6, float("inf"), 140.0
+    low, high = plot.history(SimpleNamespace(history={"loss": values})).get_ylim()
+    assert 90 < low < 100
+    assert 140 < high < 150
+
+
+def test_every_curve_of_a_picture_ends_inside_it_however_short() -> None:
+    long, short = (SimpleNamespace(history={"nll": value + normal(count)}) for value, count in ((0, 900), (50, 9)))
+    low, high = plot.history({"long": long, "short": short}, "nll").get_ylim()
+    assert low < -1
+    assert high > 50
+
+
+def test_ticks_have_their_own_digits_and_no_offset() -> None:
+    ax = plot.history(SimpleNamespace(history={"loss": 118.7 + 1e-4 * normal(50)}))
+    ax.get_figure().draw_without_rendering()
+    assert ax.yaxis.get_offset_text().get_text() == ""
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert all(label.startswith("118.") for label in labels)
+    assert len(set(labels)) == len(labels)
+
+
+def test_the_histogram_of_confidences_is_linear_and_shows_whole_bars() -> None:
+    ax = plot.predictive(classes(), None, LABELS)
+    assert ax.get_yscale() == "linear"
+    bars = [bar for bar in ax.patches if bar.get_height() > 0]
+    tops = [bar.get_y() + bar.get_height() for bar in bars]
+    assert max(tops) < ax.get_ylim()[1]
+    assert sum(bar.get_height() for bar in bars) == 30
+    assert min(bar.get_x() for bar in bars) >= ax.get_xlim()[0] - 1e-9
+
+
 def test_along_one_input_the_mean_is_sorted_by_it() -> None:
     x, mixture = normal(30, seed=5), numbers()
     xs, means = line(plot.predictive(mixture, x[:, None], normal(30)), "mean")

@@ -152,6 +152,35 @@ def test_a_report_tells_what_was_done_and_what_the_numbers_mean(numbers: Compari
     assert "Root of the mean squared distance" not in text
 
 
+@pytest.mark.parametrize(
+    ("noise", "reading"), [(5.0, "the model is not sure enough."), (0.01, "the model is too sure.")]
+)
+def test_the_reading_of_a_calibration_error_says_which_way_it_is_off(noise: float, reading: str) -> None:
+    torch.manual_seed(0)
+    model = pr.Model(nn.Linear(3, 1), pr.Gaussian(noise))
+    comparison = compare(model, rows(), [pr.MAP()], test=0.5, steps=300, progress=False)
+    text = Page(comparison_page(comparison)).text.replace("\xa0", " ")
+    assert f"so this is more than luck gives: {reading} The 90 % intervals hold" in text
+    assert "about right" not in text
+
+
+def test_a_confident_model_that_is_often_wrong_is_called_too_sure() -> None:
+    torch.manual_seed(0)
+    x, y = rows()
+    labels = (y > 0).long()
+    model = pr.Model(nn.Linear(3, 2), pr.Categorical(), "flat")
+    comparison = compare(model, (x, labels), [pr.MAP()], test=(x, 1 - labels), steps=300, progress=False)
+    assert "more than luck gives: the model is too sure." in Page(comparison_page(comparison)).text
+
+
+@pytest.mark.parametrize(("noise", "count"), [("learn", 1), (0.3, 0)])
+def test_the_curve_of_a_mode_with_a_learnt_noise_tells_when_rows_join(noise: Any, count: int) -> None:
+    torch.manual_seed(0)
+    model = pr.Model(nn.Linear(3, 1), pr.Gaussian(noise))
+    comparison = compare(model, rows(), [pr.MAP(), pr.MeanField()], steps=30, samples=8, progress=False)
+    assert Page(comparison_page(comparison)).text.count("join in at two thirds") == count
+
+
 def test_the_table_of_the_report_is_that_of_the_comparison(numbers: Comparison) -> None:
     text = Page(comparison_page(numbers)).text
     for row in numbers.cells()[:2]:

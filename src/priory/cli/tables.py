@@ -100,10 +100,11 @@ def _csv(source: str, notes: list[str]) -> Any:
         raise InputError(f"The file {source} is empty: it must have a line of column names and rows below it.")
     separator = _separator(text)
     names = _names(text, separator, source)
-    options: dict[str, Any] = {"sep": separator, "skipinitialspace": True, "low_memory": False}
-    if _all_numbers(names, separator):
-        names = [f"column_{place + 1}" for place in range(len(names))]
-        options |= {"header": None, "names": names}
+    header = None if _all_numbers(names) else 0
+    names = _unique([""] * len(names) if header is None else names, notes)
+    options: dict[str, Any] = {"sep": separator, "header": header, "names": names}
+    options |= {"skipinitialspace": True, "low_memory": False}
+    if header is None:
         notes.append(f"The first line holds numbers, so it was read as a row; the columns are {_ends(names)}.")
     try:
         frame = pandas.read_csv(io.StringIO(text), **options)
@@ -114,10 +115,6 @@ def _csv(source: str, notes: list[str]) -> Any:
         reason = "a quotation mark is opened and never closed" if "EOF inside string" in reason else reason
         raise InputError(f"The file {source} can't be read as CSV: {reason}.") from error
     require(len(frame) > 0, "data", "compare", "have rows below its line of column names", f"{source} with no rows")
-    frame.columns = [str(name).strip() for name in frame.columns]
-    for name in dict.fromkeys(name for name in names if name and names.count(name) > 1):
-        later = [f"'{other}'" for other in frame.columns if re.fullmatch(rf"{re.escape(name)}\.\d+", other)]
-        notes.append(f"{names.count(name)} columns are named '{name}'; the later became {', '.join(later)}.")
     return frame
 
 
@@ -149,7 +146,7 @@ def _names(text: str, separator: str, source: str) -> list[str]:
     names: list[str] = []
     reader = csv.reader(io.StringIO(text), delimiter=separator, skipinitialspace=True)
     try:
-        for row in reader:
+        for row in filter(any, reader):
             names = names or [name.strip() for name in row]
             if len(row) > len(names):
                 raise InputError(
@@ -161,15 +158,26 @@ def _names(text: str, separator: str, source: str) -> list[str]:
     return names
 
 
-def _all_numbers(names: list[str], separator: str) -> bool:
+def _all_numbers(names: list[str]) -> bool:
     """Whether a first line is a row of the data; 0, 1, 2, ... are the names that programs give."""
     given = [name for name in names if name]
     if given == [str(place) for place in range(len(given))]:
         return False
-    try:
-        return all(float(name if separator == "," else name.replace(",", ".")) is not None for name in given)
-    except ValueError:
-        return False
+    return all(re.fullmatch(r"[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?", name) for name in given)
+
+
+def _unique(names: list[str], notes: list[str]) -> list[str]:
+    """Names that tell the columns apart: a number for a column without one, and for the second of a name."""
+    labels: list[str] = []
+    for place, name in enumerate(names):
+        label, copies = name or f"column_{place + 1}", 1
+        while label in labels:
+            copies += 1
+            label = f"{name}_{copies}"
+        if copies > 1:
+            notes.append(f"The column name '{name}' is there already: column {place + 1} became '{label}'.")
+        labels.append(label)
+    return labels
 
 
 def _decimal_commas(frame: Any, other: Any, notes: list[str]) -> None:

@@ -68,10 +68,11 @@ class LocationScale(Likelihood):
     def start(self, targets: Tensor) -> dict[str, Tensor]:
         if self._source != "learn":
             return {}
-        spread = targets.double().reshape(-1, self._outputs).std(0, unbiased=False)
-        spread = spread[0] if self._outputs == 1 else spread
-        # below the targets' spread, so that a network begins by fitting and not by explaining everything as noise
-        return {self._name: (0.3 * spread).clamp_min(1e-3).to(targets.dtype)}
+        columns = targets.double().reshape(-1, self._outputs)
+        # Below the targets' spread, so that a network begins by fitting and not by explaining everything as noise; but
+        # not far below its first errors, which are of the size of the targets.
+        scale = torch.maximum(0.3 * columns.std(0, unbiased=False), 0.1 * columns.mean(0).abs()).clamp_min(1e-3)
+        return {self._name: (scale[0] if self._outputs == 1 else scale).to(targets.dtype)}
 
     def prepare(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         return as_float(targets, dtype, type(self).__name__)

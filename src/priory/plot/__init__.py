@@ -54,7 +54,7 @@ def history(posterior: Any, quantity: str | None = None, *, ax: Axes | None = No
     name = str(quantity)
     ax = _axes(ax, QUANTITIES.get(name, name), "step", "nats, whole data")
 
-    settled = []
+    frame = []
     for (label, one), colour in zip(named.items(), _cycle(len(named)), strict=True):
         values = torch.as_tensor(one.history[name]).double().cpu()
         steps = torch.arange(1, len(values) + 1)
@@ -65,8 +65,8 @@ def history(posterior: Any, quantity: str | None = None, *, ax: Axes | None = No
         smooth = values.unfold(0, window, 1).mean(-1)
         ends = steps[window - 1 :]
         ax.plot(_list(ends[some]), _list(smooth[some]), color=colour, linewidth=1.8, label=label or None)
-        settled.append(values[len(values) // 5 :])
-    _frame_settled(ax, torch.cat(settled))
+        frame += _span(values) + _span(smooth[len(smooth) // 5 :], 0.0) + [smooth[-1].item()]
+    _frame(ax, frame)
     if isinstance(posterior, Mapping):
         ax.legend(frameon=False, fontsize=9)
     return ax
@@ -167,13 +167,11 @@ def _confidences(prediction: Prediction, y: Any, ax: Axes | None) -> Axes:
     confidence, correct = (part.cpu() for part in top_class(prediction, y, "plot.predictive"))
     title = f"How sure, and how often right: {100 * correct.double().mean():.1f} % of {len(correct)}"
     ax = _axes(ax, title, "confidence in the named class", "number of rows")
+    confidence = confidence.clamp(max=1.0)  # a sum of probabilities can round to more
     edges = [k / 20 for k in range(21)]
     parts = [_list(confidence[correct]), _list(confidence[~correct])]
     ax.hist(parts, bins=edges, stacked=True, color=[BLUE, VERMILION], label=["right", "wrong"], edgecolor="white")
-    ax.set_yscale("symlog", linthresh=10)  # a few wrong rows stay visible beside many right ones
-    ax.set_yticks([tick for tick in (0, 2, 5, 10, 20, 50, 100, 1000, 10000, 100000) if tick <= 2 * len(correct)])
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.set_xlim(min(0.5, float(confidence.min())), 1)
+    ax.set_xlim(min(0.5, math.floor(20 * float(confidence.min())) / 20), 1)  # whole bars
     ax.legend(frameon=False, fontsize=9, loc="upper left")
     return ax
 
@@ -209,6 +207,11 @@ def _axes(ax: Axes | None, title: str, xlabel: str, ylabel: str) -> Axes:
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(color="#e6e6e6", linewidth=0.8)
     ax.set_axisbelow(True)
+    for axis in (ax.xaxis, ax.yaxis):
+        form: Any = axis.get_major_formatter()
+        if hasattr(form, "set_useOffset"):  # each tick with its own digits, none with a number to add or multiply
+            form.set_useOffset(False)
+            form.set_scientific(False)
     return ax
 
 
@@ -228,14 +231,20 @@ def _unit_square(ax: Axes) -> None:
     ax.legend(frameon=False, fontsize=9, loc="upper left")
 
 
-def _frame_settled(ax: Axes, values: Tensor) -> None:
-    """Frame the settled part of a history: the first steps come from far away and would flatten it."""
-    values = values[values.isfinite()]
-    if len(values) < 2:
-        return
-    low, high = values.min().item(), values.max().item()
-    margin = 0.08 * (high - low) or 1.0
-    ax.set_ylim(low - margin, high + margin)
+def _span(values: Tensor, tail: float = 0.05) -> list[float]:
+    """Two quantiles of the values that are finite: a few steps that come from far away don't flatten the rest."""
+    values = values[values.isfinite()].sort().values
+    last = len(values) - 1
+    return [values[round(tail * last)].item(), values[round((1 - tail) * last)].item()] if last >= 0 else []
+
+
+def _frame(ax: Axes, values: list[float]) -> None:
+    """Limit the height to these values, with a margin."""
+    values = [value for value in values if math.isfinite(value)]
+    if values:
+        low, high = min(values), max(values)
+        margin = 0.08 * (high - low) or 1.0
+        ax.set_ylim(low - margin, high + margin)
 
 
 def _cycle(count: int) -> list[str]:

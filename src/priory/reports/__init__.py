@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from priory import evaluate, plot
-from priory.comparison import Comparison, table_html
+from priory.comparison import Comparison, counted, table_html
 from priory.errors import extra, require
 from priory.reports.page import definitions, number, page, picture
 
@@ -123,7 +123,7 @@ def _numbers(comparison: Comparison, row: dict[str, Any], prediction: Any, y: Te
     cards = [number(text["nll"], "NLL, nats a row; lower is better", _against_guess(row, base))]
     if prediction.classes:
         wrong = round((1 - row["accuracy"]) * y.numel())
-        reading = f"Wrong on {wrong} of {y.numel()} rows"
+        reading = f"Wrong on {wrong} of {counted(y.numel(), 'row')}"
         reading += f"; always naming the commonest class: right on {100 * base['accuracy']:.0f} %." if base else "."
         cards.append(number(f"{100 * row['accuracy']:.1f} %", "accuracy; higher is better", reading))
     else:
@@ -136,7 +136,7 @@ def _numbers(comparison: Comparison, row: dict[str, Any], prediction: Any, y: Te
             _calibration_reading(row, prediction, y),
         )
     )
-    seconds = f"and {row['predict_seconds']:.2g} s to predict {len(y)} rows"
+    seconds = f"and {row['predict_seconds']:.2g} s to predict {counted(len(y), 'row')}"
     cards.append(number(f"{row['fit_seconds']:.3g} s", "to fit", seconds))
     return cards
 
@@ -153,15 +153,30 @@ def _against_guess(row: dict[str, Any], base: dict[str, Any]) -> str:
 
 def _calibration_reading(row: dict[str, Any], prediction: Any, y: Tensor) -> str:
     """Read the error beside what luck alone would give a perfect model with as many rows."""
-    luck = _luck(prediction, y)
-    verdict = "no more than luck gives" if row["calibration"] <= 1.5 * luck else "more than luck gives"
-    text = f"With {len(y)} rows a perfect model would show about {luck:.3f}, so this is {verdict}."
+    luck, error = _luck(prediction, y), row["calibration"]
+    text = f"With {counted(len(y), 'row')} a perfect model would show about {luck:.3f}, so this is "
+    if error <= 1.5 * luck:
+        text += "no more than luck gives."
+    else:
+        lean = _sureness(prediction, y)
+        both = "too sure in places, not sure enough in others"
+        way = "too sure" if lean > 0.5 * error else "not sure enough" if lean < -0.5 * error else both
+        text += f"more than luck gives: the model is {way}."
     if prediction.classes:
         return text
     inside = float(evaluate.coverage(prediction, y, [LEVEL]))
-    error = 2 * math.sqrt(LEVEL * (1 - LEVEL) / y.numel())
-    fit = "too narrow" if inside < LEVEL - error else "too wide" if inside > LEVEL + error else "about right"
-    return f"{text} The {100 * LEVEL:.0f} % intervals hold {100 * inside:.0f} % of the targets: {fit}."
+    return f"{text} The {100 * LEVEL:.0f} % intervals hold {100 * inside:.0f} % of the targets."
+
+
+def _sureness(prediction: Any, y: Tensor) -> float:
+    """By how much, on average, promises exceed what happened: above zero is too sure."""
+    if not prediction.classes:
+        inside = evaluate.coverage(prediction, y).cpu()
+        return sum(evaluate.LEVELS) / len(evaluate.LEVELS) - inside.mean().item()
+    curve = evaluate.reliability(prediction, y)
+    full = curve.count > 0
+    gap = (curve.confidence - curve.frequency)[full] * curve.count[full]
+    return float(gap.sum() / curve.count.sum())
 
 
 def _luck(prediction: Any, y: Tensor) -> float:
@@ -180,21 +195,27 @@ def _figures(comparison: Comparison, name: str, prediction: Any, y: Tensor) -> l
     posterior = comparison.posteriors[name]
     if posterior.history:
         alt = f"Curve of the fit of {name}, step by step."
-        figures.append(
-            picture(plot.history(posterior), alt, "Every step (faint) and their running mean, once settled.")
-        )
+        caption = f"Every step (faint) and their running mean; far outliers are cut off.{_joining(posterior)}"
+        figures.append(picture(plot.history(posterior), alt, caption))
     ax = plot.calibration(prediction, y)
     caption = "On the dashed line is perfect; inside the grey is as good as these rows can tell. "
     caption += "Below: too sure. Above: not sure enough."
     figures.append(picture(ax, f"Calibration of {name}: {_words(ax.get_title(loc='left'))}.", caption))
     ax = plot.predictive(prediction, comparison.inputs, y, level=LEVEL)
     if prediction.classes:
-        caption = "Wrong rows should lie to the left, where the model is unsure. "
-        caption += "Above ten rows the height is logarithmic."
+        caption = "Wrong rows should lie to the left, where the model is unsure."
     else:
         caption = "Dark: uncertainty about the weights alone. Light: with the noise of the targets."
     figures.append(picture(ax, f"Predictions of {name}: {_words(ax.get_title(loc='left'))}.", caption, wide=True))
     return figures
+
+
+def _joining(posterior: Any) -> str:
+    """Explain the step in the curve of a mode, where a learnt noise was set on rows of its own."""
+    learnt = posterior.model.learnt
+    if not posterior.point or learnt.start == learnt.stop:
+        return ""
+    return " The rows held out to set the noise join in at two thirds, so the curve may jump there."
 
 
 def _words(text: str) -> str:
