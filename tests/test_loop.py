@@ -603,3 +603,36 @@ def test_nothing_is_drawn_off_a_terminal(capfd: pytest.CaptureFixture[str]) -> N
     model = pr.Model(plain(), pr.Gaussian(0.3))
     pr.fit(model, (X, Y), pr.MeanField(start=Short()), steps=60)
     assert capfd.readouterr() == ("", "")
+
+
+def noisy(x_scale: float = 1.0, y_scale: float = 1.0, shift: float = 0.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 3, generator=generator), torch.randn(40, generator=generator)
+    return x_scale * x, y_scale * y + shift
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (noisy(y_scale=1e3), "The targets have mean .* and standard deviation"),
+        (noisy(shift=1e3), "The targets have mean 1e\\+03"),
+        (noisy(y_scale=1e-4), "The targets have mean"),
+        (noisy(x_scale=1e4), "The inputs, column 0, have mean"),
+    ],
+)
+@pytest.mark.parametrize("start", [None, pr.MAP()], ids=["alone", "after a stage"])
+def test_data_far_from_unit_scale_are_warned_of_once(data: tuple[Tensor, Tensor], said: str, start: object) -> None:
+    model = pr.Model(nn.Linear(3, 1), pr.Gaussian(0.5))
+    with pytest.warns(pr.PrioryWarning, match=said) as caught:
+        pr.fit(model, data, pr.MeanField(start=start), steps=1, progress=False)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+def test_counts_indicators_and_labels_are_no_matter_of_scale() -> None:
+    x, _ = noisy()
+    rare = torch.cat([x, torch.zeros(40, 1)], 1)
+    rare[0, 3] = 1.0
+    counts = torch.arange(40.0) * 100
+    pr.fit(pr.Model(nn.Linear(4, 1), pr.Poisson()), (rare, counts), pr.MAP(), steps=1, progress=False)
+    pr.fit(pr.Model(nn.Linear(4, 3), pr.Categorical()), (rare, torch.arange(40) % 3), pr.MAP(), steps=1, progress=False)

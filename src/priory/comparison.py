@@ -163,7 +163,9 @@ class Comparison:
                 f"{best} {has} the lowest NLL, {gap:.3f} nats below {second}: one held-out row can't tell them apart."
             )
         clear = "more than these rows' noise" if gap > 2 * error else "too close for these rows to tell apart"
-        return f"{best} {has} the lowest NLL, {gap:.3f} ± {error:.3f} nats a row below {second}: {clear}."
+        places = max(3, 1 - math.floor(math.log10(error))) if error > 0 else 3  # never 0.000 ± 0.000
+        text = f"{gap:.{places}f} ± {error:.{places}f}"
+        return f"{best} {has} the lowest NLL, {text} nats a row below {second}: {clear}."
 
     def report(self, path: str | Path, title: str = "Comparison of methods") -> Path:
         """Write the comparison as one HTML page that opens anywhere, and return its path."""

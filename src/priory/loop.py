@@ -20,6 +20,7 @@ from priory.data import Batch, Data
 from priory.density import Density
 from priory.errors import DivergedError, PrioryWarning, require, whole
 from priory.history import Told
+from priory.likelihoods.scale import LocationScale
 from priory.methods.base import Method, Plan
 from priory.model import Model
 from priory.posteriors import Posterior
@@ -79,8 +80,10 @@ def fit(
     require(not torch.is_inference_mode_enabled(), "mode", "fit", "allow gradients", "torch.inference_mode()")
     seed = int(seed)
 
-    rows = Data.of(data, batch_size).prepared(model.prepare)
+    rows = data if isinstance(data, Data) else Data.of(data, batch_size).prepared(model.prepare)
     target = make_target(model, rows, temperature, tempers)
+    if isinstance(model, Model) and rows.tensors is not None and rows is not data:
+        warn_of_scale(model, rows.tensors)
     start = method.start
     if start is not None and not isinstance(start, Posterior):
         # another seed: the stage must not use the noise that the method itself will
@@ -123,26 +126,26 @@ def make_target(model: Model | Density, rows: Data, temperature: float = 1.0, te
     model.check(target.form(some))
     if rows.tensors is not None and isinstance(model, Model):
         model.prepare(rows.tensors)  # again, now that the network's outputs are known: labels must fit them
-        warn_of_scale(rows.tensors)
     return target
 
 
-def warn_of_scale(tensors: Batch) -> None:
+def warn_of_scale(model: Model, tensors: Batch) -> None:
     """Say when numbers are far from unit scale, for which priors, learning rates and first noises are made."""
-    for name, t in (("inputs", tensors[0]), ("targets", tensors[-1])):
+    targets = [("targets", tensors[-1])] if isinstance(model.likelihood, LocationScale) else []
+    for name, t in [("inputs", tensors[0]), *targets]:
         if not t.is_floating_point() or t.ndim > 2 or len(t) < 2:
             continue
         columns = t.double().reshape(len(t), -1)
-        centre, spread = columns.mean(0).abs(), columns.std(0)
-        odd = (spread > 50) | ((spread < 0.02) & (spread > 0)) | (centre > 20 * spread.clamp_min(0.5))
+        centre, spread, top = columns.mean(0), columns.std(0), columns.abs().amax(0)
+        odd = (spread > 50) | ((top > 0) & (top < 0.05)) | (centre.abs() > 20 * spread.clamp_min(0.5))
         if bool(odd.any()):
             column = int(odd.nonzero()[0])
             where = f", column {column}," if columns.shape[1] > 1 else ""
             warnings.warn(
-                f"The {name}{where} have mean {float(columns[:, column].mean()):.3g} and standard deviation "
+                f"The {name}{where} have mean {float(centre[column]):.3g} and standard deviation "
                 f"{float(spread[column]):.3g}: standardise them, as priors and learning rates are made for unit scale.",
                 PrioryWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
 
 

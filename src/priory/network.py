@@ -13,6 +13,7 @@ machine's load.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -80,6 +81,9 @@ class Network:
         self.size = sum(p.numel() for p in trainable.values())
         self.initial = torch.cat([p.detach().reshape(-1) for p in trainable.values()])
         self._leaves = {name: nn.Parameter(torch.empty_like(p)) for name, p in trainable.items()}
+        stops = list(itertools.accumulate(leaf.numel() for leaf in self._leaves.values()))
+        slices = (slice(stop - leaf.numel(), stop) for leaf, stop in zip(self._leaves.values(), stops, strict=True))
+        self._places = list(zip(self._leaves.values(), slices, strict=True))  # where each lies in the vector
         try:
             self.skeleton = copy.deepcopy(net, {id(p): self._leaves[name] for name, p in trainable.items()})
         except Exception as error:
@@ -131,22 +135,16 @@ class Network:
         key = (w.data_ptr(), w.shape)
         if key == self._bound:
             return
-        start = 0
-        for leaf in self._leaves.values():
-            stop = start + leaf.numel()
-            leaf.data = w[start:stop].view(leaf.shape)
-            start = stop
+        for leaf, place in self._places:
+            leaf.data = w[place].view(leaf.shape)
         self._bound = key
 
     def collect_gradients_in(self, grads: Tensor) -> None:
         """Let backward passes add to views of this flat buffer."""
         if grads is self._grads:
             return
-        start = 0
-        for leaf in self._leaves.values():
-            stop = start + leaf.numel()
-            leaf.grad = grads[start:stop].view(leaf.shape)
-            start = stop
+        for leaf, place in self._places:
+            leaf.grad = grads[place].view(leaf.shape)
         self._grads = grads
 
     def __call__(self, w: Tensor, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor], train: bool) -> Tensor:
@@ -208,21 +206,15 @@ class Network:
 
     def _of_each(self, w: Tensor, parameter: Tensor) -> Tensor:
         """A parameter of the skeleton at each vector, (S, *shape); a frozen one is the same at all."""
-        start = 0
-        for leaf in self._leaves.values():
-            stop = start + leaf.numel()
+        for leaf, place in self._places:
             if leaf is parameter:
-                return w[:, start:stop].view(len(w), *leaf.shape)
-            start = stop
+                return w[:, place].view(len(w), *leaf.shape)
         return parameter.detach().expand(len(w), *parameter.shape)
 
     def functional(self, w: Tensor, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor]) -> Tensor:
         """The outputs at one vector as a pure function, for vmap; in the mode that was set last."""
-        start, named = 0, dict(buffers)
-        for name, leaf in self._leaves.items():
-            stop = start + leaf.numel()
-            named[name] = w[start:stop].view(leaf.shape)
-            start = stop
+        views = {n: w[place].view(leaf.shape) for n, (leaf, place) in zip(self._leaves, self._places, strict=True)}
+        named = {**buffers, **views}
         return checked(functional_call(self.skeleton, named, inputs))
 
     # Buffers and modes.

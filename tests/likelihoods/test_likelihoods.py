@@ -319,6 +319,8 @@ def test_a_learnt_scale_starts_at_three_tenths_of_the_spread_or_a_tenth_of_the_s
     for targets in (y + 1, y + 100):
         wanted = max(0.3 * targets.numpy().std(), 0.1 * abs(targets.numpy().mean()))
         assert build().start(targets)[name].item() == pytest.approx(wanted, rel=1e-12)
+    assert build().start(y[:, 0])[name].item() == pytest.approx(0.3 * y[:, 0].numpy().std(), rel=1e-12)
+    np.testing.assert_allclose(build(outputs=2).start(y)[name].numpy(), 0.3 * y.numpy().std(0), rtol=1e-12)
 
 
 def test_a_learnt_scale_of_constant_targets_starts_above_zero() -> None:

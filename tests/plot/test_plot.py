@@ -115,6 +115,13 @@ def test_a_few_far_steps_do_not_flatten_a_history_and_its_end_is_inside() -> Non
     assert 140 < high < 150
 
 
+def test_a_history_that_falls_evenly_is_shown_from_its_first_step() -> None:
+    values = torch.linspace(30, 10, 20, dtype=torch.float64)
+    low, high = plot.history(SimpleNamespace(history={"loss": values})).get_ylim()
+    assert low < 10
+    assert high > 30
+
+
 def test_every_curve_of_a_picture_ends_inside_it_however_short() -> None:
     long, short = (SimpleNamespace(history={"nll": value + normal(count)}) for value, count in ((0, 900), (50, 9)))
     low, high = plot.history({"long": long, "short": short}, "nll").get_ylim()

@@ -119,7 +119,7 @@ def run(
     kind = f"{len(table.classes)} classes" if table.classes else "regression"
     console.print(f"{table.name}: {rows}, {columns}, target '{table.target}' ({kind})", markup=False)
     for note in table.notes:
-        console.print(f"  {note}", markup=False)
+        console.print(f"  {note}", markup=False, soft_wrap=True)
     progress = console.is_terminal
     comparison = compare(model, fitted, chosen, held, epochs=epochs, seed=seed, progress=progress, units=units)
     about = {"data": " ".join([f"{data}, target '{table.target}'.", *table.notes]), "inputs": ", ".join(table.columns)}

@@ -54,7 +54,7 @@ def history(posterior: Any, quantity: str | None = None, *, ax: Axes | None = No
     name = str(quantity)
     ax = _axes(ax, QUANTITIES.get(name, name), "step", "nats, whole data")
 
-    frame = []
+    frame, whole = [], []
     for (label, one), colour in zip(named.items(), _cycle(len(named)), strict=True):
         values = torch.as_tensor(one.history[name]).double().cpu()
         steps = torch.arange(1, len(values) + 1)
@@ -66,7 +66,8 @@ def history(posterior: Any, quantity: str | None = None, *, ax: Axes | None = No
         ends = steps[window - 1 :]
         ax.plot(_list(ends[some]), _list(smooth[some]), color=colour, linewidth=1.8, label=label or None)
         frame += _span(values) + _span(smooth[len(smooth) // 5 :], 0.0) + [smooth[-1].item()]
-    _frame(ax, frame)
+        whole += _span(smooth, 0.0)
+    _frame(ax, frame, whole)
     if isinstance(posterior, Mapping):
         ax.legend(frameon=False, fontsize=9)
     return ax
@@ -238,13 +239,16 @@ def _span(values: Tensor, tail: float = 0.05) -> list[float]:
     return [values[round(tail * last)].item(), values[round((1 - tail) * last)].item()] if last >= 0 else []
 
 
-def _frame(ax: Axes, values: list[float]) -> None:
-    """Limit the height to these values, with a margin."""
-    values = [value for value in values if math.isfinite(value)]
-    if values:
-        low, high = min(values), max(values)
-        margin = 0.08 * (high - low) or 1.0
-        ax.set_ylim(low - margin, high + margin)
+def _frame(ax: Axes, needed: list[float], whole: list[float]) -> None:
+    """Limit the height to what must be seen, or to everything where that takes at most three times the room."""
+    needed = [value for value in needed if math.isfinite(value)]
+    if not needed:
+        return
+    low, high = min(needed), max(needed)
+    if max(*whole, high) - min(*whole, low) <= 3 * (high - low):
+        low, high = min(*whole, low), max(*whole, high)
+    margin = 0.08 * (high - low) or 1.0
+    ax.set_ylim(low - margin, high + margin)
 
 
 def _cycle(count: int) -> list[str]:

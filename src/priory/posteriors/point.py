@@ -37,6 +37,10 @@ class Point(Posterior):
     def evidence(self) -> Evidence:
         raise InputError(f"{self.method or 'A point'} gives no evidence: a point has no volume.")
 
+    def elbo(self, data: object = None, samples: int = 0, seed: int = 0) -> Evidence:
+        """None: see `evidence`."""
+        return self.evidence()
+
     def tensors(self) -> dict[str, Tensor]:
         return {"w": self.w}
 
