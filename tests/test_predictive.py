@@ -353,7 +353,7 @@ def test_the_probabilities_of_classes_have_a_column_a_class() -> None:
 def test_a_prediction_is_the_mixture_over_the_posteriors_draws_by_hand() -> None:
     posterior, X = posterior_of(pr.Gaussian(), (), 1)
     prediction = posterior.predict(X[:7], samples=5, seed=4)
-    w = posterior.draw(5, stream(4, "predict"))
+    w = posterior.draw_for_prediction(5, stream(4, "predict"))
     named = posterior.model.layout.constrain(w)
     net = posterior.model.net
     outputs = torch.stack(
@@ -372,7 +372,7 @@ def test_a_prediction_is_the_mixture_over_the_posteriors_draws_by_hand() -> None
 def test_chunks_under_a_memory_limit_give_the_numbers_of_one_piece(limit: int, kind: str) -> None:
     posterior, X = posterior_of(pr.Gaussian(outputs=2), (2,), 2, kind)
     w = posterior.draw(6, torch.Generator().manual_seed(0))
-    arguments = (posterior.model, w, (X,), {}, torch.Size([2]), 0)
+    arguments = (posterior.model, [w], (X,), {}, torch.Size([2]), 0)
     whole, pieces = predict(*arguments), predict(*arguments, limit=limit)
     torch.testing.assert_close(pieces.outputs, whole.outputs, **EXACT)
     torch.testing.assert_close(pieces.variance, whole.variance, **EXACT)
@@ -404,27 +404,44 @@ ACTIVATIONS = [*ELEMENTWISE, nn.Softmax, nn.PReLU, nn.Dropout]
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: a.__name__)
-def test_a_chain_gives_what_the_network_gives_for_every_activation(activation: type[nn.Module]) -> None:
-    """Also with a shared layer, a frozen one, one without bias, and more draws than fit in the cache together."""
+def test_a_chain_gives_what_the_network_gives_for_every_activation(
+    activation: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with a shared layer, a frozen one, one without bias, and with draws mirrored around a centre."""
     shared, frozen = nn.Linear(5, 5), nn.Linear(5, 5).requires_grad_(False)
     arguments = {"dim": -1} if activation is nn.Softmax else {}
     layers = [nn.Linear(3, 5), activation(**arguments), shared, frozen, activation(**arguments), shared]
     net = nn.Sequential(*layers, nn.Identity(), nn.Linear(5, 2, bias=False)).to(torch.float64).eval()
     model, X = pr.Model(net, pr.Gaussian(0.5)), torch.randn(9, 3, dtype=torch.float64)
     w = model.network.initial + 0.3 * torch.randn(7, model.network.size, dtype=torch.float64)
-    before = X.clone()
-    outputs = model.outputs(w, (X,), {}, torch.Size([2]))
+    monkeypatch.setattr("priory.network.SAVED", 1)  # mirror a first layer of any size
+    before, centre = X.clone(), model.network.initial
+    mirrored = torch.cat([w, 2 * centre - w])
     assert bool(model.network.chain) is (activation in ELEMENTWISE)
-    assert torch.equal(X, before)
-    for v, found in zip(w, outputs, strict=True):
-        wanted = functional_call(copy.deepcopy(net), model.layout.constrain(v), (X,))
-        torch.testing.assert_close(found, wanted, **EXACT)
+    for vectors, around in ((w, None), (mirrored, centre)):
+        outputs = model.outputs(vectors, (X,), {}, torch.Size([2]), centre=around)
+        assert torch.equal(X, before)
+        for v, found in zip(vectors, outputs, strict=True):
+            wanted = functional_call(copy.deepcopy(net), model.layout.constrain(v), (X,))
+            torch.testing.assert_close(found, wanted, **EXACT)
 
 
 def test_a_network_with_hooks_is_no_chain() -> None:
     net = nn.Sequential(nn.Linear(3, 1))
     net[0].register_forward_hook(lambda module, args, output: 2 * output)
     assert not pr.Model(net, pr.Gaussian()).network.chain
+
+
+def test_draws_of_a_prediction_come_in_pairs_around_the_mean_and_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior, X = posterior_of(pr.Gaussian(), (), 1)
+    w = posterior.draw_for_prediction(7, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(0.5 * (w[:3] + w[4:]), posterior.family.loc.expand(3, -1), **EXACT)
+    whole = posterior.predict(X, samples=7)
+    monkeypatch.setattr("priory.posteriors.base.DRAWN", 1)  # two draws at a time
+    pieces = posterior.predict(X, samples=7)
+    assert pieces.outputs.shape == whole.outputs.shape
+    assert len(pieces.outputs.unique(dim=0)) == 7
+    assert torch.equal(pieces.outputs, posterior.predict(X, samples=7).outputs)
 
 
 def test_the_same_seed_predicts_the_same_and_another_does_not() -> None:

@@ -165,11 +165,18 @@ class Model:
     # log p(y | x, w), a datum or summed.
 
     def outputs(
-        self, w: Tensor, inputs: Batch, buffers: Buffers, event: torch.Size, limit: int = MEMORY_LIMIT
+        self,
+        w: Tensor,
+        inputs: Batch,
+        buffers: Buffers,
+        event: torch.Size,
+        limit: int = MEMORY_LIMIT,
+        centre: Tensor | None = None,
     ) -> Tensor:
         """Outputs in evaluation mode for each vector, arranged for targets of this event: (S, P) -> (S, n, ...).
 
-        In chunks of rows and draws whose activations stay under `limit` bytes.
+        In chunks of rows and draws whose activations stay under `limit` bytes. A `centre` says that the second half of
+        w mirrors the first around it, which saves work.
         """
         self.network.set_mode(train=False)
         each = max(1, self.network.activations(inputs, self.member(buffers, 0))) * w.element_size()
@@ -178,15 +185,16 @@ class Model:
         pieces = []
         for start in range(0, len(inputs[0]), rows):
             some = tuple(x[start : start + rows] for x in inputs)
-            parts = [self._outputs(w[s : s + draws], some, buffers, s) for s in range(0, len(w), draws)]
+            mirrored = centre if draws == len(w) else None
+            parts = [self._outputs(w[s : s + draws], some, buffers, s, mirrored) for s in range(0, len(w), draws)]
             pieces.append(torch.cat(parts) if len(parts) > 1 else parts[0])
         return self._arranged(torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0], event)
 
-    def _outputs(self, w: Tensor, inputs: Batch, buffers: Buffers, first: int) -> Tensor:
+    def _outputs(self, w: Tensor, inputs: Batch, buffers: Buffers, first: int, centre: Tensor | None) -> Tensor:
         """One chunk: a batched product a layer for a plain chain, vmap for other small ones, a loop for the rest."""
         network, x = self.network, inputs[0]
         if network.chain and len(inputs) == 1 and x.ndim == 2 and x.dtype == self.dtype:
-            return network.chained(w, x)
+            return network.chained(w, x, None if centre is None else centre[: network.size])
         if len(w) > 1 and network.dense and not buffers and len(x) * network.size <= SMALL_WORK:
             return torch.vmap(lambda v: network.functional(v, inputs, {}))(w)
         members = (self.member(buffers, first + i) for i in range(len(w)))

@@ -48,6 +48,7 @@ ELEMENTWISE = (
 IN_PLACE = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoid_}
 MEMORY_LIMIT = 1 << 29  # bytes of activations at a time: 512 MiB
 CACHED = 1 << 19  # activations of a layer that are worked on together: they stay in the cache
+SAVED = 64  # inputs of a first layer from which two additions cost less than a product
 SMALL_WORK = 1 << 17  # rows x parameters, below which vmap's overhead is less than a loop's
 BATCHED_WORK = 1 << 22  # rows x parameters of one vector, above which a matrix product outweighs the loop around it
 
@@ -178,27 +179,62 @@ class Network:
         known = all(type(m) in (nn.Linear, *ELEMENTWISE) for m in layers)
         return layers if known and not hooked and type(layers[-1]) is nn.Linear else ()
 
-    def chained(self, w: Tensor, x: Tensor) -> Tensor:
+    def chained(self, w: Tensor, x: Tensor, centre: Tensor | None = None) -> Tensor:
         """The outputs of a chain for each vector, a batched product a layer: (S, P), (n, in) -> (S, n, out).
 
-        Draws are taken a few at a time, so that their activations stay in the cache, and land in the same memory.
+        Draws are taken a few at a time, so that their activations stay in the cache, and land in the same memory. With
+        a `centre`, the second half of w mirrors the first, w' = 2 centre - w, and the first layer, often the
+        largest, needs one product a pair: x W = x C + x (W - C) and x W' = x C - x (W - C).
         """
-        widths = {i: layer.out_features for i, layer in enumerate(self.chain) if isinstance(layer, nn.Linear)}
-        together = max(1, min(len(w), CACHED // (len(x) * max(widths.values()))))
-        work = [x.new_empty(together, len(x), widths[i]) if i in widths else x for i in range(len(self.chain) - 1)]
-        outputs = x.new_empty(len(w), len(x), widths[len(self.chain) - 1])
+        widths = [m.out_features for m in self.chain if isinstance(m, nn.Linear)]
+        if centre is not None and len(w) % 2 == 0 and len(widths) > 1 and self._moves(self.chain[0]):
+            return self._mirrored(w, x, centre, widths)
+        together = max(1, min(len(w), CACHED // (len(x) * max(widths))))
+        work = [x.new_empty(together, len(x), width) for width in widths[:-1]]
+        outputs = x.new_empty(len(w), len(x), widths[-1])
         for start in range(0, len(w), together):
-            some = w[start : start + together]
-            h = x.expand(len(some), *x.shape)
-            for layer, out in zip(self.chain, [*work, outputs[start : start + together]], strict=True):
-                if isinstance(layer, nn.Linear):
-                    h = self._product(some, layer, h, out[: len(some)])
-                else:
-                    ours = h.data_ptr() != x.data_ptr()
-                    h = IN_PLACE[type(layer)](h) if ours and type(layer) in IN_PLACE else layer(h)
+            some, out = w[start : start + together], outputs[start : start + together]
+            self._through(some, x.expand(len(some), *x.shape), self.chain, [*work, out])
         return outputs
 
-    def _product(self, w: Tensor, layer: nn.Linear, h: Tensor, out: Tensor) -> Tensor:
+    def _mirrored(self, w: Tensor, x: Tensor, centre: Tensor, widths: list[int]) -> Tensor:
+        half, first = len(w) // 2, self.chain[:1]
+        together = max(1, min(half, CACHED // (2 * len(x) * max(widths))))
+        away = x.new_empty(together, len(x), widths[0])
+        work = [x.new_empty(2 * together, len(x), width) for width in widths[:-1]]
+        outputs = x.new_empty(len(w), len(x), widths[-1])
+        middle = self._through(centre[None], x[None], first, [])  # x C, once for all
+        for start in range(0, half, together):
+            stop = min(start + together, half)
+            size, mirror = stop - start, slice(half + start, half + stop)
+            apart = self._through(w[start:stop, : self.size] - centre, x.expand(size, *x.shape), first, [away])
+            h = work[0][: 2 * size]
+            torch.add(middle, apart, out=h[:size])
+            torch.sub(middle, apart, out=h[size:])
+            both = torch.cat([w[start:stop], w[mirror]])
+            outputs[start:stop], outputs[mirror] = self._through(both, h, self.chain[1:], work[1:], ours=True).chunk(2)
+        return outputs
+
+    def _moves(self, layer: nn.Module) -> bool:
+        """Whether a layer is a product large enough to save, and all of it is drawn, nothing frozen."""
+        drawn = {id(leaf) for leaf in self._leaves.values()}
+        large = isinstance(layer, nn.Linear) and layer.in_features >= SAVED
+        return large and all(id(p) in drawn for p in layer.parameters())
+
+    def _through(
+        self, w: Tensor, h: Tensor, layers: tuple[nn.Module, ...], work: list[Tensor], ours: bool = False
+    ) -> Tensor:
+        """Some layers of a chain on h (S, n, in), into work memory while there is some; in place where h is ours."""
+        memory = iter(work)
+        for layer in layers:
+            if isinstance(layer, nn.Linear):
+                out = next(memory, None)
+                h, ours = self._product(w, layer, h, None if out is None else out[: len(w)]), True
+            else:
+                h = IN_PLACE[type(layer)](h) if ours and type(layer) in IN_PLACE else layer(h)
+        return h
+
+    def _product(self, w: Tensor, layer: nn.Linear, h: Tensor, out: Tensor | None) -> Tensor:
         weight = self._of_each(w, layer.weight).mT  # (S, in, out)
         if layer.bias is None:
             return torch.bmm(h, weight, out=out)

@@ -23,7 +23,7 @@ from priory.network import MEMORY_LIMIT
 from priory.streams import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from priory.data import Batch
     from priory.likelihoods import Likelihood
@@ -182,14 +182,23 @@ class Prediction:
 
 def predict(
     model: Model,
-    w: Tensor,
+    draws: Iterable[Tensor],
     inputs: Batch,
     buffers: Buffers,
     event: torch.Size,
     seed: int,
     limit: int = MEMORY_LIMIT,
+    centre: Tensor | None = None,
 ) -> Prediction:
-    """The mixture over vectors w (S, P) at some inputs, in chunks whose activations stay under the limit."""
+    """The mixture over vectors, (S, P) in one piece or several, at some inputs.
+
+    A `centre` says that the second half of each piece, if it is even, mirrors the first around it.
+    """
+    outputs, learnt = [], []
     with torch.no_grad():
-        outputs = model.outputs(w, inputs, buffers, event, limit)
-        return Prediction(model.likelihood, outputs, model.learnt_at(w), event, model.prepare_targets, seed)
+        for w in draws:
+            outputs.append(model.outputs(w, inputs, buffers, event, limit, centre if len(w) % 2 == 0 else None))
+            learnt.append(model.learnt_at(w))
+        own = {name: torch.cat([found[name] for found in learnt]) for name in learnt[0]}
+        whole = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+        return Prediction(model.likelihood, whole, own, event, model.prepare_targets, seed)

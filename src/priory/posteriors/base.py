@@ -38,6 +38,7 @@ class Evidence:
         return self.value
 
 
+DRAWN = 1 << 21  # numbers of weights that a prediction draws at a time: they are used while still in the cache
 KINDS: dict[str, type[Posterior]] = {}  # by the name that a file has for each
 
 
@@ -66,6 +67,12 @@ class Posterior(ABC):
     @abstractmethod
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """n draws of the flat vector, (n, P)."""
+
+    def draw_for_prediction(self, n: int, generator: torch.Generator) -> Tensor:
+        """n draws whose average is wanted: independent, unless a posterior knows how to balance them."""
+        return self.draw(n, generator)
+
+    centre: Tensor | None = None  # what draws for a prediction are mirrored around, if they are
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -144,10 +151,16 @@ class Posterior(ABC):
         require(len(rows) == 1 and min(rows) > 0, "x", "predict", "have rows, as many in each part", shapes)
         for t in inputs:
             check_finite(t, "inputs")
-        w = self.draw(1 if self.point else samples, stream(seed, "predict", device=self.model.device))
+        generator = stream(seed, "predict", device=self.model.device)
+        wanted = 1 if self.point else int(samples)
+        few = max(2, 2 * (DRAWN // (2 * self.model.layout.size)))  # an even number, for pairs
+        sizes = [min(few, wanted - start) for start in range(0, wanted, few)]
+        draws = (self.draw_for_prediction(size, generator) for size in sizes)
         prepared = self.model.prepare_inputs(inputs)
         try:
-            prediction = predict(self.model, w, prepared, self.buffers, self.target.event, int(seed))
+            prediction = predict(
+                self.model, draws, prepared, self.buffers, self.target.event, int(seed), centre=self.centre
+            )
         except InputError:
             raise
         except Exception as error:

@@ -33,11 +33,21 @@ class DiagonalGaussian(Posterior):
     def __init__(self, target: Target, family: Diagonal, buffers: Mapping[str, Tensor] | None = None) -> None:
         super().__init__(target, buffers)
         self.family = Diagonal(family.loc.detach().clone(), family.log_scale.detach().clone())
+        self.centre = self.family.loc
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         loc = self.family.loc
         noise = torch.randn(n, len(loc), generator=generator, dtype=loc.dtype, device=loc.device)
         return torch.addcmul(loc, self.family.scale, noise, out=noise)
+
+    def draw_for_prediction(self, n: int, generator: torch.Generator) -> Tensor:
+        """Pairs m + s eps, m - s eps: their errors cancel to first order, and half the noise is drawn."""
+        loc, scale, half = self.family.loc, self.family.scale, (n + 1) // 2
+        w = loc.new_empty(n, len(loc))
+        noise = w[:half].normal_(generator=generator)
+        torch.addcmul(loc, scale, noise[: n - half], value=-1, out=w[half:])
+        torch.addcmul(loc, scale, noise, out=noise)
+        return w
 
     @property
     def mean(self) -> dict[str, Tensor]:
