@@ -23,7 +23,7 @@ test: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/pyright --venvpath . --pythonpath $(BIN)/python
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -W --keep-going -b html docs build/docs
