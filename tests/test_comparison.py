@@ -193,7 +193,9 @@ def test_the_table_is_aligned_and_marks_the_best_of_each_column() -> None:
     assert len(ends) == 1
     marked = [column for column in comparison.columns if comparison.winners(column)]
     assert str(comparison).count(" *") == len(marked)
-    assert {"nll", "rmse", "calibration"} <= set(marked)
+    assert {"nll", "rmse"} <= set(marked)
+    calibrations = {round(row["calibration"], 3) for row in comparison.rows}  # twelve rows can well be covered alike
+    assert ("calibration" in marked) is (len(calibrations) > 1)
     assert lines[0] == "48 rows to fit, 12 held out, seed 0"
     assert any(line.startswith("(no inputs)") for line in lines)
 
