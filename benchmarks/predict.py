@@ -62,14 +62,14 @@ def main() -> None:
         *[nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)],
     )
     print(f"{'network':<22} {'inputs':>7} {'floor ms':>12} {'predict ms':>12} {'ratio':>8}   (bound 1.00)")
-    for rows in (100, 1_000, 10_000):
+    for rows in (100, 1_000, 3_000, 10_000):
         x = torch.randn(rows, 13)
         row("tiny 13-50-1", tiny, pr.Gaussian(), x, x[:, 0], 25)
     for rows in (1_000, 10_000):
         x = torch.randn(rows, 784)
         row("MLP 784-400-400-10", mlp, pr.Categorical(), x, torch.randint(10, (rows,)), 7 if rows < 5_000 else 3)
     x = torch.randn(1_000, 1, 28, 28)
-    row("LeNet", lenet, pr.Categorical(), x, torch.randint(10, (1_000,)), 3)
+    row("LeNet", lenet, pr.Categorical(), x, torch.randint(10, (1_000,)), 7)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory of the process {peak:,.0f} MiB; limit for activations {MEMORY_LIMIT >> 20} MiB")
 

@@ -23,7 +23,7 @@ LAYERS = (
     ("errors", "streams", "constraints", "flat", "data", "distributed"),
     ("divergences", "families"),
     ("likelihoods", "priors", "penalties"),
-    ("network", "vectorise", "model", "density", "latent", "target"),
+    ("chain", "network", "vectorise", "model", "density", "latent", "target"),
     ("estimators", "curvature"),
     ("diagnostics", "predictive", "posteriors"),
     ("methods",),

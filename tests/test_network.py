@@ -776,3 +776,27 @@ def test_fresh_starts_differ_are_reproducible_and_leave_the_network_alone(name: 
         assert not torch.equal(starts[0][i], starts[0][j])
     assert same(picture(net), before)
     assert torch.equal(model.network(model.network.initial, inputs, {}, train=False).detach(), output)
+
+
+def test_a_relu_works_in_place_on_what_a_convolution_made_and_nowhere_else() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Tanh(), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2), nn.ReLU())
+    skeleton = Network(net).skeleton
+    assert [m.inplace for m in skeleton if isinstance(m, nn.ReLU)] == [True, False, True]
+    assert not any(m.inplace for m in net if isinstance(m, nn.ReLU))
+    twice = nn.ReLU()
+    shared = Network(nn.Sequential(nn.Conv2d(1, 2, 3), twice, nn.Tanh(), twice)).skeleton
+    assert not any(m.inplace for m in shared if isinstance(m, nn.ReLU))
+
+
+def test_a_relu_in_place_leaves_values_and_gradients_as_they_are() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 1))
+    net = net.to(torch.float64)
+    X = torch.randn(5, 1, 4, 4, dtype=torch.float64)
+    net(X).square().sum().backward()
+    wanted = torch.cat([p.grad.reshape(-1) for p in net.parameters()])  # pyright: ignore
+    network, found = Network(net), torch.zeros(sum(p.numel() for p in net.parameters()), dtype=torch.float64)
+    network.collect_gradients_in(found)
+    outputs = network(network.initial, (X,), {}, train=True)
+    outputs.square().sum().backward()
+    assert torch.equal(outputs, net(X))
+    torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-14)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from priory.chain import Chain, Chains
 from priory.data import Batch, check_finite, part
 from priory.errors import InputError, require
 from priory.flat import Layout
@@ -171,13 +172,14 @@ class Model:
         buffers: Buffers,
         event: torch.Size,
         limit: int = MEMORY_LIMIT,
-        centre: Tensor | None = None,
+        chains: Chains | None = None,
     ) -> Tensor:
         """Outputs in evaluation mode for each vector, arranged for targets of this event: (S, P) -> (S, n, ...).
 
-        In chunks of rows and draws whose activations stay under `limit` bytes. A `centre` says that the second half of
-        w mirrors the first around it, which saves work.
+        In chunks of rows and draws whose activations stay under `limit` bytes. `chains` keeps what several calls with
+        the same inputs share.
         """
+        chains = chains or Chains()
         self.network.set_mode(train=False)
         each = max(1, self.network.activations(inputs, self.member(buffers, 0))) * w.element_size()
         rows = max(1, min(len(inputs[0]), limit // each))
@@ -185,16 +187,28 @@ class Model:
         pieces = []
         for start in range(0, len(inputs[0]), rows):
             some = tuple(x[start : start + rows] for x in inputs)
-            mirrored = centre if draws == len(w) else None
-            parts = [self._outputs(w[s : s + draws], some, buffers, s, mirrored) for s in range(0, len(w), draws)]
+            chain = self._chain(some, chains, keep=rows == len(inputs[0]))
+            if chain is not None and draws == len(w):
+                pieces.append(chain(w, mirrored=chains.centre is not None and len(w) % 2 == 0))
+                continue
+            parts = [self._outputs(w[s : s + draws], some, buffers, s, chain) for s in range(0, len(w), draws)]
             pieces.append(torch.cat(parts) if len(parts) > 1 else parts[0])
         return self._arranged(torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0], event)
 
-    def _outputs(self, w: Tensor, inputs: Batch, buffers: Buffers, first: int, centre: Tensor | None) -> Tensor:
+    def _chain(self, inputs: Batch, chains: Chains, keep: bool) -> Chain | None:
+        """The chain at these inputs, if the network is one; kept for the next call if they are all that there are."""
+        x = inputs[0]
+        if not self.network.chain or len(inputs) > 1 or x.ndim != 2 or x.dtype != self.dtype:
+            return None
+        if chains.kept is None or not keep:
+            chains.kept = Chain(self.network, x, chains.centre)
+        return chains.kept
+
+    def _outputs(self, w: Tensor, inputs: Batch, buffers: Buffers, first: int, chain: Chain | None) -> Tensor:
         """One chunk: a batched product a layer for a plain chain, vmap for other small ones, a loop for the rest."""
         network, x = self.network, inputs[0]
-        if network.chain and len(inputs) == 1 and x.ndim == 2 and x.dtype == self.dtype:
-            return network.chained(w, x, None if centre is None else centre[: network.size])
+        if chain is not None:
+            return chain(w, mirrored=False)
         if len(w) > 1 and network.dense and not buffers and len(x) * network.size <= SMALL_WORK:
             return torch.vmap(lambda v: network.functional(v, inputs, {}))(w)
         members = (self.member(buffers, first + i) for i in range(len(w)))

@@ -45,10 +45,8 @@ ELEMENTWISE = (
     *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
     *(nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish),
 )
-IN_PLACE = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoid_}
+MAKERS = (nn.Linear, nn.modules.conv._ConvNd)  # whose backward pass does not read their own output
 MEMORY_LIMIT = 1 << 29  # bytes of activations at a time: 512 MiB
-CACHED = 1 << 19  # activations of a layer that are worked on together: they stay in the cache
-SAVED = 64  # inputs of a first layer from which two additions cost less than a product
 SMALL_WORK = 1 << 17  # rows x parameters, below which vmap's overhead is less than a loop's
 BATCHED_WORK = 1 << 22  # rows x parameters of one vector, above which a matrix product outweighs the loop around it
 
@@ -76,14 +74,15 @@ class Network:
             self.dtype,
         )
 
-        hooked = [name for name, p in trainable.items() if p._backward_hooks]
-        require(not hooked, "net", "Model", "have no hooks on its parameters, which a copy would lose", hooked)
+        heard = [name for name, p in trainable.items() if p._backward_hooks]
+        require(not heard, "net", "Model", "have no hooks on its parameters, which a copy would lose", heard)
         self.params: dict[str, Param] = {name: Param(tuple(p.shape)) for name, p in trainable.items()}
         self.size = sum(p.numel() for p in trainable.values())
         self.initial = torch.cat([p.detach().reshape(-1) for p in trainable.values()])
         self._leaves = {name: nn.Parameter(torch.empty_like(p)) for name, p in trainable.items()}
         stops = list(itertools.accumulate(leaf.numel() for leaf in self._leaves.values()))
         slices = (slice(stop - leaf.numel(), stop) for leaf, stop in zip(self._leaves.values(), stops, strict=True))
+        self.drawn = {id(leaf) for leaf in self._leaves.values()}
         self._places = list(zip(self._leaves.values(), slices, strict=True))  # where each lies in the vector
         try:
             self.skeleton = copy.deepcopy(net, {id(p): self._leaves[name] for name, p in trainable.items()})
@@ -97,6 +96,8 @@ class Network:
         self.layers = [m for m in self.skeleton.modules() if next(m.children(), None) is None]
         self.dense = all(isinstance(m, (*DENSE, *ACTIVATIONS)) for m in self.layers)
         self.chain = self._find_chain()
+        if not self.dense:
+            overwrite(self.skeleton)
         plain = type(self.skeleton).__module__.startswith("torch.nn")
         self.takes_numbers = plain and not any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in self.layers)
         self._bound: tuple[int, torch.Size] | None = None
@@ -175,72 +176,10 @@ class Network:
         """The layers of a plain sequence of linear maps and elementwise activations; empty for any other network."""
         net = self.skeleton
         layers = tuple(net) if type(net) is nn.Sequential else (net,)
-        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
         known = all(type(m) in (nn.Linear, *ELEMENTWISE) for m in layers)
-        return layers if known and not hooked and type(layers[-1]) is nn.Linear else ()
+        return layers if known and not hooked(*net.modules()) and type(layers[-1]) is nn.Linear else ()
 
-    def chained(self, w: Tensor, x: Tensor, centre: Tensor | None = None) -> Tensor:
-        """The outputs of a chain for each vector, a batched product a layer: (S, P), (n, in) -> (S, n, out).
-
-        Draws are taken a few at a time, so that their activations stay in the cache, and land in the same memory. With
-        a `centre`, the second half of w mirrors the first, w' = 2 centre - w, and the first layer, often the
-        largest, needs one product a pair: x W = x C + x (W - C) and x W' = x C - x (W - C).
-        """
-        widths = [m.out_features for m in self.chain if isinstance(m, nn.Linear)]
-        if centre is not None and len(w) % 2 == 0 and len(widths) > 1 and self._moves(self.chain[0]):
-            return self._mirrored(w, x, centre, widths)
-        together = max(1, min(len(w), CACHED // (len(x) * max(widths))))
-        work = [x.new_empty(together, len(x), width) for width in widths[:-1]]
-        outputs = x.new_empty(len(w), len(x), widths[-1])
-        for start in range(0, len(w), together):
-            some, out = w[start : start + together], outputs[start : start + together]
-            self._through(some, x.expand(len(some), *x.shape), self.chain, [*work, out])
-        return outputs
-
-    def _mirrored(self, w: Tensor, x: Tensor, centre: Tensor, widths: list[int]) -> Tensor:
-        half, first = len(w) // 2, self.chain[:1]
-        together = max(1, min(half, CACHED // (2 * len(x) * max(widths))))
-        away = x.new_empty(together, len(x), widths[0])
-        work = [x.new_empty(2 * together, len(x), width) for width in widths[:-1]]
-        outputs = x.new_empty(len(w), len(x), widths[-1])
-        middle = self._through(centre[None], x[None], first, [])  # x C, once for all
-        for start in range(0, half, together):
-            stop = min(start + together, half)
-            size, mirror = stop - start, slice(half + start, half + stop)
-            apart = self._through(w[start:stop, : self.size] - centre, x.expand(size, *x.shape), first, [away])
-            h = work[0][: 2 * size]
-            torch.add(middle, apart, out=h[:size])
-            torch.sub(middle, apart, out=h[size:])
-            both = torch.cat([w[start:stop], w[mirror]])
-            outputs[start:stop], outputs[mirror] = self._through(both, h, self.chain[1:], work[1:], ours=True).chunk(2)
-        return outputs
-
-    def _moves(self, layer: nn.Module) -> bool:
-        """Whether a layer is a product large enough to save, and all of it is drawn, nothing frozen."""
-        drawn = {id(leaf) for leaf in self._leaves.values()}
-        large = isinstance(layer, nn.Linear) and layer.in_features >= SAVED
-        return large and all(id(p) in drawn for p in layer.parameters())
-
-    def _through(
-        self, w: Tensor, h: Tensor, layers: tuple[nn.Module, ...], work: list[Tensor], ours: bool = False
-    ) -> Tensor:
-        """Some layers of a chain on h (S, n, in), into work memory while there is some; in place where h is ours."""
-        memory = iter(work)
-        for layer in layers:
-            if isinstance(layer, nn.Linear):
-                out = next(memory, None)
-                h, ours = self._product(w, layer, h, None if out is None else out[: len(w)]), True
-            else:
-                h = IN_PLACE[type(layer)](h) if ours and type(layer) in IN_PLACE else layer(h)
-        return h
-
-    def _product(self, w: Tensor, layer: nn.Linear, h: Tensor, out: Tensor | None) -> Tensor:
-        weight = self._of_each(w, layer.weight).mT  # (S, in, out)
-        if layer.bias is None:
-            return torch.bmm(h, weight, out=out)
-        return torch.baddbmm(self._of_each(w, layer.bias).unsqueeze(1), h, weight, out=out)
-
-    def _of_each(self, w: Tensor, parameter: Tensor) -> Tensor:
+    def of_each(self, w: Tensor, parameter: Tensor) -> Tensor:
         """A parameter of the skeleton at each vector, (S, *shape); a frozen one is the same at all."""
         for leaf, place in self._places:
             if leaf is parameter:
@@ -376,6 +315,22 @@ def tensors(value: object) -> Iterator[Tensor]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors(item)
+
+
+def hooked(*modules: nn.Module) -> bool:
+    """Whether something listens to these modules, or to one of them."""
+    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in modules)
+
+
+def overwrite(net: nn.Module) -> None:
+    """Let a ReLU work in place on what the layer in front of it has just made, where a plain sequence runs them."""
+    containers = [m for m in net.modules() if next(m.children(), None) is not None]
+    if any(type(m) is not nn.Sequential for m in containers) or hooked(*net.modules()):
+        return
+    places = [id(m) for sequence in containers for m in sequence._modules.values()]  # one may come twice
+    for maker, relu in (pair for sequence in containers for pair in itertools.pairwise(sequence._modules.values())):
+        if isinstance(relu, nn.ReLU) and isinstance(maker, MAKERS) and places.count(id(relu)) == 1:
+            relu.inplace = True
 
 
 def checked(outputs: object) -> Tensor:

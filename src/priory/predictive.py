@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from priory.chain import Chains
 from priory.data import check_finite, tensor_of
 from priory.errors import InputError, require
 from priory.network import MEMORY_LIMIT
@@ -194,10 +195,10 @@ def predict(
 
     A `centre` says that the second half of each piece, if it is even, mirrors the first around it.
     """
-    outputs, learnt = [], []
+    outputs, learnt, chains = [], [], Chains(centre)
     with torch.no_grad():
         for w in draws:
-            outputs.append(model.outputs(w, inputs, buffers, event, limit, centre if len(w) % 2 == 0 else None))
+            outputs.append(model.outputs(w, inputs, buffers, event, limit, chains))
             learnt.append(model.learnt_at(w))
         own = {name: torch.cat([found[name] for found in learnt]) for name in learnt[0]}
         whole = torch.cat(outputs) if len(outputs) > 1 else outputs[0]

@@ -1,0 +1,113 @@
+"""Many vectors through a plain chain of linear layers, at the same inputs: a batched product a layer.
+
+Activations are kept as columns, (S, width, n), and a few draws are taken at a time, into the same memory. Where the
+second half of the draws mirrors the first around a centre, w' = 2 c - w, the first layer needs one product a pair:
+
+    W x = C x + (W - C) x,      W' x = C x - (W - C) x
+
+and C x is worked out once for all. Cost: draws x one pass, less almost half of the first layer for pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from priory.network import Network
+
+IN_PLACE = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoid_}
+CACHED = 1 << 21  # activations of a layer that are worked on together, 8 MiB: more fall out of the cache
+
+
+class Chain:
+    """The chain of a network at inputs (n, in), ready for vectors (S, P)."""
+
+    def __init__(self, network: Network, x: Tensor, centre: Tensor | None) -> None:
+        self.network, self.layers, self.centre = network, network.chain, centre
+        self.columns = x.mT.contiguous()  # (in, n)
+        self.widths = [m.out_features for m in self.layers if isinstance(m, nn.Linear)]
+        first, drawn = self.layers[0], network.drawn
+        pairs = (
+            isinstance(first, nn.Linear) and len(self.widths) > 1 and all(id(p) in drawn for p in first.parameters())
+        )
+        self._work: list[Tensor] = []
+        self.middle = None  # C x, (width, n)
+        if centre is not None and pairs:
+            self.middle = self._product(centre[None], first, self.columns[None], None)[0]
+
+    def __call__(self, w: Tensor, mirrored: bool) -> Tensor:
+        """The outputs (S, n, out) at vectors (S, P), of which the second half may mirror the first."""
+        outputs = self._pairs(w) if mirrored and self.middle is not None else self._each(w)
+        return outputs.mT.contiguous()
+
+    def _each(self, w: Tensor) -> Tensor:
+        n = self.columns.shape[-1]
+        together = max(1, min(len(w), CACHED // (n * max(self.widths))))
+        work = self._memory(together, n)
+        outputs = w.new_empty(len(w), self.widths[-1], n)
+        for start in range(0, len(w), together):
+            some, out = w[start : start + together], outputs[start : start + together]
+            self._through(some, self.columns.expand(len(some), -1, -1), self.layers, [*work, out], ours=False)
+        return outputs
+
+    def _pairs(self, w: Tensor) -> Tensor:
+        assert self.centre is not None
+        assert self.middle is not None
+        (first, *rest), n, half = self.layers, self.columns.shape[-1], len(w) // 2
+        together = max(1, min(half, CACHED // (2 * n * max(self.widths))))
+        work = [memory.unflatten(0, (2, together)) for memory in self._memory(2 * together, n)]
+        outputs = w.new_empty(2, half, self.widths[-1], n)
+        for start in range(0, half, together):
+            some = slice(start, min(start + together, half))
+            size = some.stop - start
+            plus, minus = (work[0][k, :size] for k in (0, 1))
+            x = self.columns.expand(size, -1, -1)
+            self._product(w[some], first, x, plus, minus_centre=self.centre)  # (W - C) x
+            torch.sub(self.middle, plus, out=minus)
+            plus.add_(self.middle)
+            for k, h in enumerate((plus, minus)):
+                into = [*(memory[k, :size] for memory in work[1:]), outputs[k, some]]
+                self._through(w[k * half + start : k * half + some.stop], h, tuple(rest), into, ours=True)
+        return outputs.flatten(0, 1)
+
+    def _memory(self, draws: int, n: int) -> list[Tensor]:
+        """Room for the activations of so many draws, the same for every call."""
+        if not self._work or len(self._work[0]) != draws:
+            self._work = [self.columns.new_empty(draws, width, n) for width in self.widths[:-1]]
+        return self._work
+
+    def _through(self, w: Tensor, h: Tensor, layers: tuple[nn.Module, ...], work: list[Tensor], ours: bool) -> None:
+        """Some layers on h (S, width, n), each product into its own memory; in place where h is ours."""
+        memory = iter(work)
+        for layer in layers:
+            if isinstance(layer, nn.Linear):
+                h, ours = self._product(w, layer, h, next(memory)[: len(w)]), True
+            else:
+                h = IN_PLACE[type(layer)](h) if ours and type(layer) in IN_PLACE else layer(h)
+
+    def _product(
+        self, w: Tensor, layer: nn.Module, h: Tensor, out: Tensor | None, minus_centre: Tensor | None = None
+    ) -> Tensor:
+        """W h + b for each vector, (S, out, n); or at their deviations from a centre."""
+        assert isinstance(layer, nn.Linear)
+        weight, bias = (None if p is None else self.network.of_each(w, p) for p in (layer.weight, layer.bias))
+        assert weight is not None
+        if minus_centre is not None:
+            at = minus_centre[None]
+            weight = weight - self.network.of_each(at, layer.weight)
+            bias = None if bias is None else bias - self.network.of_each(at, layer.bias)
+        if bias is None:
+            return torch.bmm(weight, h, out=out)
+        return torch.baddbmm(bias.unsqueeze(-1), weight, h, out=out)
+
+
+@dataclass
+class Chains:
+    """What several calls with the same inputs share: a centre that draws are mirrored around, and the chain."""
+
+    centre: Tensor | None = None
+    kept: Chain | None = None
