@@ -542,8 +542,8 @@ METHODS: dict[str, tuple[Callable[[], Any], str]] = {
         r"'schedule' of MAP must make a scheduler.*Got NoneType",
     ),
     "another family": (
-        lambda: pr.MeanField(family="laplace"),
-        r"'family' of MeanField must be 'gaussian'. Got 'laplace'",
+        lambda: pr.MeanField(family="cauchy"),
+        r"'family' of MeanField must be one of gaussian, laplace, logistic, uniform, or a dict .*. Got 'cauchy'",
     ),
     **{
         f"an initial scale of {value!r}": (

@@ -59,6 +59,15 @@ FITTED: dict[str, tuple[Callable[[], Posterior], Callable[[], pr.Model | pr.Dens
         lambda: network(lambda: plain().float(), pr.MeanField()),
         lambda: pr.Model(plain().float(), pr.Gaussian()),
     ),
+    "variational of full rank": (
+        lambda: network(plain, pr.FullRank(samples=2)),
+        lambda: pr.Model(plain(), pr.Gaussian()),
+    ),
+    "variational flow with buffers": (
+        lambda: network(normed, pr.Flow(layers=2, hidden=4, samples=2)),
+        lambda: pr.Model(normed(), pr.Gaussian()),
+    ),
+    "draws of a density": (lambda: pr.fit(density(), None, pr.Pathfinder(), progress=False), density),
     "diagonal_gaussian that is tempered": (
         lambda: network(plain, pr.MeanField(), temperature=0.5, tempers="posterior"),
         lambda: pr.Model(plain(), pr.Gaussian()),

@@ -26,21 +26,40 @@ _WHERE = {
     "Density": "priory.density",
     "DivergedError": "priory.errors",
     "EarlyStop": "priory.callbacks",
+    "Flow": "priory.methods",
+    "FullRank": "priory.methods",
     "Gaussian": "priory.likelihoods",
     "InputError": "priory.errors",
+    "LowRank": "priory.methods",
     "MeanField": "priory.methods",
+    "MixtureOfGaussians": "priory.methods",
     "Model": "priory.model",
+    "NaturalGradient": "priory.methods",
     "Param": "priory.flat",
+    "Pathfinder": "priory.methods",
     "Poisson": "priory.likelihoods",
     "PrioryWarning": "priory.errors",
     "StoreError": "priory.errors",
     "StudentT": "priory.likelihoods",
     "compare": "priory.comparison",
+    "explain_kl": "priory.divergences",
     "fit": "priory.loop",
+    "jensen_shannon": "priory.divergences",
     "kl": "priory.divergences",
     "load": "priory.store",
+    "renyi": "priory.divergences",
 }
-_MODULES = ("constraints", "evaluate", "plot", "priors", "testing")
+_MODULES = (
+    "constraints",
+    "distributions",
+    "divergences",
+    "estimators",
+    "evaluate",
+    "optim",
+    "plot",
+    "priors",
+    "testing",
+)
 
 __all__ = [
     "MAP",
@@ -50,11 +69,17 @@ __all__ = [
     "Density",
     "DivergedError",
     "EarlyStop",
+    "Flow",
+    "FullRank",
     "Gaussian",
     "InputError",
+    "LowRank",
     "MeanField",
+    "MixtureOfGaussians",
     "Model",
+    "NaturalGradient",
     "Param",
+    "Pathfinder",
     "Poisson",
     "PrioryWarning",
     "StoreError",
@@ -62,27 +87,43 @@ __all__ = [
     "__version__",
     "compare",
     "constraints",
+    "distributions",
+    "divergences",
+    "estimators",
     "evaluate",
+    "explain_kl",
     "fit",
+    "jensen_shannon",
     "kl",
     "load",
+    "optim",
     "plot",
     "priors",
+    "renyi",
     "testing",
 ]
 
 if TYPE_CHECKING:
-    from priory import constraints, evaluate, plot, priors, testing
+    from priory import constraints, distributions, divergences, estimators, evaluate, optim, plot, priors, testing
     from priory.callbacks import EarlyStop
     from priory.checkpoint import Checkpoint
     from priory.comparison import compare
     from priory.density import Density
-    from priory.divergences import kl
+    from priory.divergences import explain_kl, jensen_shannon, kl, renyi
     from priory.errors import DivergedError, InputError, PrioryWarning, StoreError
     from priory.flat import Param
     from priory.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
     from priory.loop import fit
-    from priory.methods import MAP, MeanField
+    from priory.methods import (
+        MAP,
+        Flow,
+        FullRank,
+        LowRank,
+        MeanField,
+        MixtureOfGaussians,
+        NaturalGradient,
+        Pathfinder,
+    )
     from priory.model import Model
     from priory.store import load
 

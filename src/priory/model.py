@@ -2,8 +2,9 @@
 
     w ~ prior,    y_n ~ likelihood(f_w(x_n), learnt parameters)
 
-The network's weights and the parameters that the likelihood learns ("likelihood.noise") are one flat vector
-w. Sums here are over the rows of a batch; the factor N/n, temperatures and signs belong to `Target`.
+The network's weights, the parameters that the likelihood learns ("likelihood.noise") and the precisions that a
+hierarchical prior learns ("prior.0.weight.precision") are one flat vector w, in this order. Sums here are over the rows
+of a batch; the factor N/n, temperatures and signs belong to `Target`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from priory.errors import InputError, require
 from priory.flat import Layout
 from priory.likelihoods import Likelihood
 from priory.network import MEMORY_LIMIT, SMALL_WORK, Network
-from priory.priors import compile_prior
+from priory.priors import Prior, declared, read_prior
 from priory.vectorise import Vectorised
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ class Model:
     """A network with a likelihood and a prior.
 
     The network is copied as it is now, and never changed. `prior` is any `torch.distributions` distribution,
-    a number (the scale of a centred normal), a scale rule ("glorot", "he", "fan_in"), "flat", or a dict from
-    name patterns to these, in which the first pattern that matches a name counts.
+    a number (the scale of a centred normal), a scale rule ("glorot", "he", "fan_in"), "flat",
+    `priors.Hierarchical()` for a precision that is learnt, or a dict from name patterns to these, in which the
+    first pattern that matches a name counts.
 
     >>> from torch import nn
     >>> from priory.likelihoods import Gaussian
@@ -53,19 +55,18 @@ class Model:
         )
         self.net, self.likelihood = net, likelihood
         self.network = Network(net)
-        own = {f"likelihood.{name}": declared for name, declared in likelihood.declared.items()}
-        clash = [name for name in own if name in self.network.params]
-        require(not clash, "net", "Model", "have no parameter of the likelihood's name", clash)
-        self.layout = Layout({**self.network.params, **{name: d.param for name, d in own.items()}})
-        self.prior = compile_prior(
-            prior,
-            self.layout,
-            self.network.skeleton,
-            {name: d.prior for name, d in own.items()},
-            self.network.initial,
-        )
+        own = {f"likelihood.{name}": d for name, d in likelihood.declared.items()}
+        believed = read_prior(prior, list(self.network.params), self.network.skeleton, self.network.dtype)
+        precisions = declared(believed)
+        tail = {**{name: d.param for name, d in own.items()}, **precisions}
+        clash = [name for name in tail if name in self.network.params]
+        require(not clash, "net", "Model", "have no parameter of the likelihood's or the prior's name", clash)
+        self.layout = Layout({**self.network.params, **tail})
+        by_name = {**believed, **{name: d.prior for name, d in own.items()}}
+        self.prior = Prior(self.layout, by_name, self.network.initial)
         self.dtype, self.device = self.network.dtype, self.network.device
-        self.learnt = slice(self.network.size, self.layout.size)  # the coordinates that are not the network's
+        # the likelihood's coordinates; the prior's come after them
+        self.learnt = slice(self.network.size, self.layout.size - len(precisions))
         self._gradient = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
         self._sum = Vectorised(self._functional_sum, "This network")
         self._example: Tensor | None = None  # one row of outputs, once a trial pass has shown them
@@ -138,9 +139,10 @@ class Model:
     # Where a fit begins.
 
     def start(self, targets: Tensor, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """The weights as given for shape (), else fresh ones; learnt parameters from the targets, (*shape, P)."""
+        """The weights as given for shape (), else fresh ones; then what is learnt beside them, (*shape, P)."""
         tail = {f"likelihood.{name}": value for name, value in self.likelihood.start(targets).items()}
         pieces = [self.layout[name].bijector.inverse(value).reshape(-1) for name, value in tail.items()]
+        pieces.append(self.prior.start(self.network.initial))
         weights = (
             [self.network.initial] if shape == () else [self.network.fresh(generator) for _ in range(shape.numel())]
         )

@@ -64,6 +64,7 @@ def save(posterior: Posterior, path: str | PathLike[str]) -> None:
         "single": target.single,
         "fixed": {n: s for n, s in fixed(posterior.model).items() if n not in posterior.buffers},
         "prior": prior_at_two_places(posterior.model),
+        "own": posterior.own(),
         "evidence": None if posterior._evidence is None else vars(posterior._evidence),
     }
     tensors = {f"posterior.{name}": t for name, t in posterior.tensors().items()}
@@ -112,7 +113,7 @@ def load(path: str | PathLike[str], model: Model | Density) -> Posterior:
                 f"{os.fspath(path)} belongs to another model: '{name}', which no fit changes, differs there."
             )
     buffers = {name: t.to(model.device) for name, t in part("buffer.").items()}
-    posterior = KINDS[meta["kind"]].of_tensors(target, own, buffers)
+    posterior = KINDS[meta["kind"]].of_tensors(target, own, buffers, **meta["own"])
     posterior.history, posterior.method, posterior.seed = part("history."), meta["method"], meta["seed"]
     posterior._evidence = None if meta["evidence"] is None else Evidence(**meta["evidence"])
     return posterior

@@ -10,14 +10,15 @@ p(w))^(1/T).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import copy
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from priory.errors import require
+from priory.errors import InputError, require
 from priory.model import Model
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from priory.data import Batch, Data
     from priory.density import Density
+    from priory.families import Family
     from priory.posteriors import Posterior
 
 
@@ -73,6 +75,19 @@ class Target:
     def factor(self, batch: Batch) -> float:
         """N/n: how many rows each row of this batch stands for."""
         return 1.0 if self.num_data is None else self.num_data / len(batch[0])
+
+    def settled(self, family: Family) -> Target:
+        """The target with the precisions that empirical Bayes sets under this q; itself where there are none."""
+        if not isinstance(self.model, Model) or not self.model.prior.empirical:
+            return self
+        moments = family.moments()
+        if moments is None:
+            raise InputError(
+                "A prior precision with infer='empirical' needs a q whose variances are known: use 'variational'."
+            )
+        model = copy.copy(self.model)
+        model.prior = self.model.prior.settled(*moments)
+        return replace(self, model=model)
 
     # In nats for the whole data, untempered.
 

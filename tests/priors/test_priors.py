@@ -9,6 +9,7 @@ from torch import Tensor, distributions, nn
 
 import priory as pr
 from priory.data import Data
+from priory.distributions import ScaleMixture
 from priory.loop import make_target
 from priory.priors.rules import by_rule
 
@@ -44,6 +45,7 @@ SINGLE = {
     "mixture": distributions.MixtureSameFamily(
         distributions.Categorical(double([0.3, 0.7])), distributions.Normal(double([0.0, 0.0]), double([0.1, 2.0]))
     ),
+    "scale mixture": ScaleMixture(double(0.5), double(1.0), double(0.0025)),
 }
 
 
@@ -141,6 +143,24 @@ def test_the_gradient_of_the_log_prior_is_autograds(name: str) -> None:
         expected = SINGLE[name].log_prob(w).sum(-1)
         torch.testing.assert_close(value, expected.detach(), **EXACT)
         torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), w)[0], **EXACT)
+
+
+def test_a_scale_mixture_is_the_sum_of_two_normals_by_pattern() -> None:
+    """Blundell's prior on the weights alone, against torch's own mixture; in float32 as far as its digits go."""
+    mixture = distributions.MixtureSameFamily(
+        distributions.Categorical(double([0.25, 0.75])), distributions.Normal(double([0.0, 0.0]), double([0.5, 0.01]))
+    )
+    own = {"*.weight": ScaleMixture(double(0.25), double(0.5), double(0.01)), "*": 2.0}
+    model, w = model_with(own), 0.1 * normal(5, 11)
+    params = model.layout.constrain(w)
+    expected = sum(mixture.log_prob(params[f"{i}.weight"]).sum((-1, -2)) for i in (0, 2))
+    unit = distributions.Normal(double(0.0), double(2.0))
+    expected = expected + sum(unit.log_prob(params[f"{i}.bias"]).sum(-1) for i in (0, 2))
+    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT)
+    single = pr.Model(small_net().float(), pr.Gaussian(0.5), prior=own)
+    found = single.prior.log_prob(w.float())
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 # Patterns.

@@ -1,5 +1,25 @@
 """Divergences between distributions, exact where a closed form is known and honest about it elsewhere."""
 
-from priory.divergences.kullback_leibler import Divergence, kl
+from priory.divergences.explain import GaussianKL, explain_kl
+from priory.divergences.jensen import jensen_shannon
+from priory.divergences.kullback_leibler import kl
+from priory.divergences.mixtures import Bounds, kl_bounds
+from priory.divergences.ratios import KL, ForwardKL, JensenShannon, Ratio, Renyi
+from priory.divergences.renyi_alpha import renyi
+from priory.divergences.result import Divergence
 
-__all__ = ["Divergence", "kl"]
+__all__ = [
+    "KL",
+    "Bounds",
+    "Divergence",
+    "ForwardKL",
+    "GaussianKL",
+    "JensenShannon",
+    "Ratio",
+    "Renyi",
+    "explain_kl",
+    "jensen_shannon",
+    "kl",
+    "kl_bounds",
+    "renyi",
+]

@@ -44,6 +44,7 @@ def elbo(target: Target, family: Diagonal, noise: Tensor, batch: Batch) -> Elbo:
     w_s = m + s noise_s (Kingma and Welling 2014; Blundell 2015). Gaussian priors enter in closed form, others at the
     draws.
     """
+    target = target.settled(family)
     w = family.draw(noise)  # (S, P)
     log_likelihood = torch.stack([target.differentiable(v, batch) for v in w]).mean()
     prior, layout = target.model.prior, target.model.layout

@@ -1,5 +1,31 @@
-"""Families of q: distributions over the flat vector."""
+"""Families of q: distributions over the flat vector, and the forms in which a flat vector of numbers describes them."""
 
-from priory.families.diagonal import Diagonal
+from priory.families.base import FORMS, Family, Form, form_of
+from priory.families.diagonal import Diagonal, DiagonalForm
+from priory.families.factorised import Factorised, FactorisedForm
+from priory.families.flow import Flow, FlowForm
+from priory.families.full_rank import FullRank, FullRankForm
+from priory.families.low_rank import LowRank, LowRankForm
+from priory.families.mixture import Mixture, MixtureForm
+from priory.families.per_parameter import PerParameter, PerParameterForm
 
-__all__ = ["Diagonal"]
+__all__ = [
+    "FORMS",
+    "Diagonal",
+    "DiagonalForm",
+    "Factorised",
+    "FactorisedForm",
+    "Family",
+    "Flow",
+    "FlowForm",
+    "Form",
+    "FullRank",
+    "FullRankForm",
+    "LowRank",
+    "LowRankForm",
+    "Mixture",
+    "MixtureForm",
+    "PerParameter",
+    "PerParameterForm",
+    "form_of",
+]

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from priory.families.base import Family, Form, normal_noise
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,8 +24,8 @@ if TYPE_CHECKING:
 LOG_2_PI_E = 1 + math.log(2 * math.pi)
 
 
-@dataclass(frozen=True)
-class Diagonal:
+@dataclass(frozen=True, eq=False)
+class Diagonal(Family):
     """Means and log standard deviations, (*B, P).
 
     >>> import torch
@@ -33,6 +37,10 @@ class Diagonal:
     log_scale: Tensor
 
     @property
+    def size(self) -> int:
+        return self.loc.shape[-1]
+
+    @property
     def scale(self) -> Tensor:
         """The standard deviations."""
         return self.log_scale.exp()
@@ -41,16 +49,40 @@ class Diagonal:
         """w = m + s noise, for standard normal noise (..., *B, P)."""
         return self.loc + self.scale * noise
 
-    def entropy(self) -> Tensor:
-        """H(q) in nats, (*B,)."""
-        return self.log_scale.sum(-1) + 0.5 * LOG_2_PI_E * self.loc.shape[-1]
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return self.draw(normal_noise(n, self.loc, generator))
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """log q(w), (..., *B)."""
         z = (w - self.loc) / self.scale
-        return -0.5 * (z * z).sum(-1) - self.log_scale.sum(-1) - 0.5 * math.log(2 * math.pi) * self.loc.shape[-1]
+        return -0.5 * (z * z).sum(-1) - self.log_scale.sum(-1) - 0.5 * math.log(2 * math.pi) * self.size
+
+    def entropy(self) -> Tensor:
+        return self.log_scale.sum(-1) + 0.5 * LOG_2_PI_E * self.size
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        return self.loc, self.scale.square()
 
     def cross_entropy(self, prior: Prior | DensityPrior) -> Tensor:
-        """-E_q[log p(w)] over the coordinates whose prior is Gaussian, in closed form, (*B,)."""
         square = self.scale.square() + (self.loc - prior.loc).square()
         return 0.5 * (prior.precision * square).sum(-1) - prior.log_normaliser
+
+
+@dataclass(frozen=True)
+class DiagonalForm(Form):
+    """theta = [loc, log_scale].
+
+    >>> DiagonalForm(3).length
+    6
+    """
+
+    kind: ClassVar[str] = "diagonal"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (self.size, self.size)
+
+    def initial(self, loc: Tensor, scale: Tensor, generator: torch.Generator) -> Tensor:
+        return torch.cat([loc, self.spread(loc, scale).log()], -1)
+
+    def family(self, theta: Tensor) -> Diagonal:
+        return Diagonal(*self.split(theta))

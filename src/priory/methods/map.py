@@ -108,7 +108,7 @@ class MAP(Options):
         # A mode is one in the person's own parameters; where only a noise is constrained, it is not moved here.
         log_prior, prior_gradient = target.log_prior_and_grad(state.w, jacobian=learns(target))
         down = torch.add(gradient, prior_gradient, alpha=target.prior_weight).neg_()
-        down[..., target.model.learnt] = 0  # set on held-out rows, never here
+        down[..., target.model.learnt.start :] = 0  # a noise is set on held-out rows; a prior precision stays
         loss = -value - target.prior_weight * log_prior
         state.adam.descend(state.w, down)
         return state, Info({"loss": loss, "nll": -value, "log_prior": log_prior})

@@ -78,9 +78,15 @@ class Posterior(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """What a file keeps."""
 
+    def own(self) -> dict[str, Any]:
+        """What a file keeps beside tensors, as JSON; `of_tensors` gets it back."""
+        return {}
+
     @classmethod
     @abstractmethod
-    def of_tensors(cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Posterior:
+    def of_tensors(
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+    ) -> Posterior:
         """The posterior that a file kept."""
 
     @property

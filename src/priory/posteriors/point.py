@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from priory.errors import InputError
 from priory.posteriors.base import Posterior
@@ -45,5 +45,7 @@ class Point(Posterior):
         return {"w": self.w}
 
     @classmethod
-    def of_tensors(cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Point:
+    def of_tensors(
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+    ) -> Point:
         return cls(target, tensors["w"], buffers)

@@ -8,9 +8,10 @@ import torch
 from torch.distributions import Normal
 
 from priory.errors import require
-from priory.priors.base import Prior, compile_prior
+from priory.priors.base import Prior, declared, read_prior
+from priory.priors.hierarchical import Hierarchical
 
-__all__ = ["Prior", "compile_prior", "weight_decay"]
+__all__ = ["Hierarchical", "Prior", "declared", "read_prior", "weight_decay"]
 
 
 def weight_decay(wd: float, num_data: int) -> Normal:

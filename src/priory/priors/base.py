@@ -4,11 +4,13 @@ density.
 p(w) is a product over the named parameters. Coordinates whose prior is Normal (or LogNormal, for a positive
 parameter stored as its logarithm) are kept as two vectors, location and precision, so that log densities,
 gradients and divergences over millions of them are a few passes. Flat coordinates have precision 0 and
-contribute nothing.
+contribute nothing. A `Hierarchical` prior learns a precision: as a coordinate beside the weights, or, by
+empirical Bayes, as a number in the vector of precisions that `settled` replaces.
 """
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import math
 from typing import TYPE_CHECKING, Any
@@ -18,33 +20,45 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, LogNormal, Normal, constraints
 
 from priory.errors import InputError, require
+from priory.flat import Param
+from priory.priors.hierarchical import Hierarchical, precision_name
 from priory.priors.rules import RULES, by_rule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
     from priory.flat import Block, Layout
 
 FLAT = "flat"
+Belief = Distribution | Hierarchical | str  # of one named parameter; the string is FLAT
 
 
 class Prior:
     """log p(w) for w (*B, P), in nats with every constant, in unconstrained coordinates (log-determinants included)."""
 
-    def __init__(self, layout: Layout, by_name: Mapping[str, Distribution | str], like: Tensor) -> None:
+    def __init__(self, layout: Layout, by_name: Mapping[str, Belief], like: Tensor) -> None:
         self.layout = layout
+        self.hierarchical: list[tuple[Block, Hierarchical]] = []
         self.loc = like.new_zeros(layout.size)
         self.precision = like.new_zeros(layout.size)
-        self.others: list[tuple[Block, Distribution]] = []
+        self.others: list[tuple[Block, Distribution | Hierarchical]] = []
         self.improper = False
         log_normaliser = 0.0
         for block in layout.blocks:
-            distribution = by_name[block.name]
+            distribution = by_name.get(block.name)
+            if distribution is None:  # a precision, which comes with its weights
+                continue
             if isinstance(distribution, str):
                 self.improper = True
                 continue
+            if isinstance(distribution, Hierarchical):
+                self.hierarchical.append((block, distribution))
+                if not distribution.empirical:
+                    self.others.append((block, distribution))
+                continue
+            self.improper = self.improper or bool(getattr(distribution, "improper", False))
             gaussian = as_normal(distribution, block)
             if gaussian is None:
                 self.others.append((block, moved(fitting(distribution, block), like)))
@@ -57,8 +71,12 @@ class Prior:
             self.loc[block.start : block.stop] = loc
             self.precision[block.start : block.stop] = scale**-2
             log_normaliser -= float((scale.double().log() + 0.5 * math.log(2 * math.pi)).sum())
-        self.log_normaliser = log_normaliser
         self.centred = not bool(self.loc.any())
+        self.empirical = [(block, believed) for block, believed in self.hierarchical if believed.empirical]
+        self._fixed = (self.precision, log_normaliser)  # without what empirical Bayes sets
+        self.log_normaliser: float | Tensor = log_normaliser
+        if self.empirical:
+            self._set({precision_name(block.name): like.new_tensor(b.start) for block, b in self.empirical})
 
     def log_prob(self, w: Tensor) -> Tensor:
         """log p(w), (*B,)."""
@@ -69,24 +87,72 @@ class Prior:
     def log_prob_of_others(self, w: Tensor, jacobian: bool = True) -> Tensor:
         """The part of log p(w) that is not Gaussian, (*B,); without `jacobian`, no log-determinants."""
         total = w.new_zeros(w.shape[:-1])
-        for block, distribution in self.others:
-            u = block.free(w)
+        # cut once: the gradient is then put together in one pass, where each slice alone would fill a whole vector
+        cut = w.split([block.stop - block.start for block in self.layout.blocks], -1)
+        pieces = dict(zip(self.layout.names, cut, strict=True))
+        for block, believed in self.others:
+            piece = pieces[block.name]
+            if isinstance(believed, Hierarchical):
+                log_precision = pieces[precision_name(block.name)].squeeze(-1)
+                total = total + believed.log_prob(piece, log_precision, jacobian)
+                continue
+            u = piece.reshape((*w.shape[:-1], *block.bijector.free_shape))
             x = block.bijector.forward(u)
-            values = distribution.log_prob(x.flatten(w.ndim - 1) if flattens(distribution, block) else x)
+            values = believed.log_prob(x.flatten(w.ndim - 1) if flattens(believed, block) else x)
             total = total + values.flatten(w.ndim - 1).sum(-1) if values.ndim >= w.ndim else total + values
             if jacobian and not block.bijector.identity:
                 total = total + block.bijector.log_det(u, x)
         return total
 
+    # Precisions that are learnt.
+
+    def start(self, like: Tensor) -> Tensor:
+        """Where the coordinates that are precisions begin, in free coordinates, (k,)."""
+        starts = [math.log(believed.start) for _, believed in self.hierarchical if not believed.empirical]
+        return torch.tensor(starts, dtype=like.dtype, device=like.device)
+
+    def precisions(self, mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
+        """The best precision of each hierarchical prior under weights of this mean and variance, (*B, P) -> (*B,)."""
+        found = {}
+        for block, believed in self.hierarchical:
+            m, v = (t[..., block.start : block.stop] for t in (mean, variance))
+            square = torch.linalg.vecdot(m, m) + v.sum(-1)
+            found[precision_name(block.name)] = believed.precision(m.shape[-1], square)
+        return found
+
+    def settled(self, mean: Tensor, variance: Tensor) -> Prior:
+        """The prior with the precisions that empirical Bayes gives under a q of this mean and variance, (*B, P)."""
+        if not self.empirical:
+            return self
+        other = copy.copy(self)
+        other._set(self.precisions(mean.detach(), variance.detach()))
+        return other
+
+    def _set(self, precisions: Mapping[str, Tensor]) -> None:
+        """Put the precisions (*B,) of empirical Bayes where those of a Normal are."""
+        fixed, constant = self._fixed
+        lead = next(iter(precisions.values())).shape
+        self.precision, log_normaliser = fixed.expand((*lead, -1)).clone(), fixed.new_full(lead, constant).double()
+        for block, _ in self.empirical:
+            tau = precisions[precision_name(block.name)]
+            self.precision[..., block.start : block.stop] = tau[..., None]
+            log_normaliser += 0.5 * (block.stop - block.start) * (tau.double() / (2 * math.pi)).log()
+        self.log_normaliser = log_normaliser.to(fixed) if lead else float(log_normaliser)
+
     def typical_scale(self) -> Tensor:
         """A standard deviation for each coordinate, 1 where the prior has none to offer, (P,)."""
         scale = torch.where(self.precision > 0, self.precision, torch.ones_like(self.precision)).rsqrt()
-        for block, distribution in self.others:
+        for block, believed in self.others:
+            if isinstance(believed, Hierarchical):
+                at = self.layout[precision_name(block.name)]
+                scale[block.start : block.stop] = believed.start**-0.5
+                scale[at.start] = (believed.shape + 0.5 * (block.stop - block.start)) ** -0.5  # of log tau given w
+                continue
             try:
-                variance = distribution.variance
+                variance = believed.variance
             except NotImplementedError:
                 continue
-            if block.bijector.identity and bool(torch.isfinite(variance).all()) and not flattens(distribution, block):
+            if block.bijector.identity and bool(torch.isfinite(variance).all()) and not flattens(believed, block):
                 scale[block.start : block.stop] = variance.sqrt().expand(block.shape).reshape(-1)
         return scale
 
@@ -153,9 +219,8 @@ def moved(distribution: Distribution, like: Tensor) -> Distribution:
         return distribution
 
 
-def compile_prior(spec: Any, layout: Layout, net: nn.Module, own: Mapping[str, Distribution], like: Tensor) -> Prior:
-    """A Prior from what a person gives: a distribution, a number (a normal's scale), a rule, "flat", or patterns."""
-    names = [name for name in layout.names if name not in own]
+def read_prior(spec: Any, names: Sequence[str], net: nn.Module, dtype: torch.dtype) -> dict[str, Belief]:
+    """What is believed of each parameter: from a distribution, a number (a normal's scale), a rule, or patterns."""
     chosen: dict[str, Any] = {}
     if isinstance(spec, dict):
         require(bool(spec), "prior", "Model", "name at least one pattern", spec)
@@ -178,18 +243,29 @@ def compile_prior(spec: Any, layout: Layout, net: nn.Module, own: Mapping[str, D
         )
     else:
         chosen = dict.fromkeys(names, spec)
-    by_name: dict[str, Distribution | str] = dict(own)
+    by_name: dict[str, Belief] = {}
     rules: dict[str, dict[str, Normal]] = {}
     for name, value in chosen.items():
         if isinstance(value, str) and value in RULES:
-            rules.setdefault(value, by_rule(value, net, like.dtype))
+            rules.setdefault(value, by_rule(value, net, dtype))
             by_name[name] = rules[value][name]
         else:
             by_name[name] = _one(value)
-    return Prior(layout, by_name, like)
+    return {name: by_name[name] for name in names}
 
 
-def _one(value: Any) -> Distribution | str:
+def declared(by_name: Mapping[str, Belief]) -> dict[str, Param]:
+    """The parameters that a prior brings with it: the precisions that are coordinates."""
+    return {
+        precision_name(name): Param((), constraints.positive)
+        for name, believed in by_name.items()
+        if isinstance(believed, Hierarchical) and not believed.empirical
+    }
+
+
+def _one(value: Any) -> Belief:
+    if isinstance(value, Hierarchical):
+        return value
     if isinstance(value, str):
         kinds = ", ".join(repr(r) for r in (*RULES, FLAT))
         require(

@@ -1,0 +1,22 @@
+"""Distributions that torch lacks: the priors behind penalties, and those that expect most weights to be small.
+
+They are torch distributions, so that they serve as priors of a Model and as either side of `priory.kl`.
+"""
+
+from priory.distributions.generalised_gaussian import GeneralisedGaussian
+from priory.distributions.group_lasso import GroupLasso
+from priory.distributions.horseshoe import Horseshoe
+from priory.distributions.log_uniform import LogUniform
+from priory.distributions.logistic import Logistic
+from priory.distributions.scale_mixture import ScaleMixture
+from priory.distributions.spike_and_slab import SpikeAndSlab
+
+__all__ = [
+    "GeneralisedGaussian",
+    "GroupLasso",
+    "Horseshoe",
+    "LogUniform",
+    "Logistic",
+    "ScaleMixture",
+    "SpikeAndSlab",
+]

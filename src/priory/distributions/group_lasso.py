@@ -1,0 +1,77 @@
+"""The prior behind the group lasso: p(w) = e^{-lambda ||w||} / Z over a group of n weights.
+
+Z = 2 pi^{n/2} Gamma(n) / (Gamma(n/2) lambda^n). The length of w has the distribution Gamma(n, lambda) and its direction
+is uniform, so that each weight has the variance (n + 1) / lambda^2 (Yuan and Lin, 2006, "Model Selection and Estimation
+in Regression with Grouped Variables", for the penalty).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import Gamma, constraints
+
+from priory.distributions.base import Parametrised
+from priory.errors import require, whole
+
+
+class GroupLasso(Parametrised):
+    """The rate is lambda, and n is how many weights a group has.
+
+    >>> group = GroupLasso(2.0, 3)
+    >>> group.event_shape, group.variance
+    (torch.Size([3]), tensor([1., 1., 1.]))
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {"rate": constraints.positive, "n": constraints.positive_integer}
+    support = constraints.real_vector
+    has_rsample = True
+    rate: Tensor
+    n: Tensor
+
+    def __init__(self, rate: Any, n: Any, validate_args: bool | None = None) -> None:
+        size = int(n.reshape(-1)[0]) if isinstance(n, Tensor) else n  # a tensor where a copy is made from the names
+        require(whole(size, 1), "n", "GroupLasso", "be a whole number from 1", n)
+        self.size = int(size)
+        self._set(validate_args, (self.size,), rate=rate, n=float(size))
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> GroupLasso:
+        wider = super().expand(batch_shape, _instance)
+        wider.size = self.size
+        return wider
+
+    @property
+    def log_normaliser(self) -> Tensor:
+        """log Z."""
+        n = self.size
+        constant = math.log(2) + n / 2 * math.log(math.pi) + math.lgamma(n) - math.lgamma(n / 2)
+        return constant - n * self.rate.log()
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return -self.rate * torch.linalg.vector_norm(self._checked(value), dim=-1) - self.log_normaliser
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        shape = self._extended_shape(torch.Size(sample_shape))
+        direction = torch.randn(shape, dtype=self.rate.dtype, device=self.rate.device)
+        direction = direction / torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
+        rate = self.rate.expand(shape[:-1])
+        length = Gamma(torch.full_like(rate, self.size), rate, validate_args=False).rsample()
+        return length.unsqueeze(-1) * direction
+
+    def entropy(self) -> Tensor:
+        return self.size + self.log_normaliser
+
+    @property
+    def mean(self) -> Tensor:
+        return self.rate.new_zeros(self.batch_shape + self.event_shape)
+
+    @property
+    def mode(self) -> Tensor:
+        return self.mean
+
+    @property
+    def variance(self) -> Tensor:
+        return ((self.size + 1) / self.rate.square()).unsqueeze(-1).expand(self.batch_shape + self.event_shape)

@@ -1,0 +1,61 @@
+"""The horseshoe: w ~ N(0, l^2 s^2) with l ~ half-Cauchy(0, 1), named for the shape of the shrinkage 1 / (1 + l^2).
+
+Integrated over l, with u = w^2 / (2 s^2),
+
+    p(w) = e^u E1(u) / (s sqrt(2 pi^3)),
+
+a pole at 0 that pulls small weights in, and tails like 1 / w^2 that leave large ones alone (Carvalho, Polson and Scott,
+2010, "The Horseshoe Estimator for Sparse Signals").
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from priory.distributions.base import Parametrised
+from priory.distributions.exponential_integral import log_scaled_e1
+
+
+class Horseshoe(Parametrised):
+    """It has no mean, and its variance is infinite.
+
+    >>> round(Horseshoe(1.0).log_prob(torch.tensor(1.0)).item(), 4)
+    -2.1439
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {"scale": constraints.positive}
+    support = constraints.real
+    has_rsample = True
+    scale: Tensor
+
+    def __init__(self, scale: Any, validate_args: bool | None = None) -> None:
+        self._set(validate_args, scale=scale)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        u = 0.5 * (self._checked(value) / self.scale) ** 2
+        # the pole is cut off at the smallest number, so that a weight that starts at 0 has a finite density
+        u = u.clamp(min=torch.finfo(u.dtype).tiny)
+        return log_scaled_e1(u) - self.scale.log() - 0.5 * math.log(2 * math.pi**3)
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        shape = self._extended_shape(torch.Size(sample_shape))
+        above, below = (torch.randn(shape, dtype=self.scale.dtype, device=self.scale.device) for _ in range(2))
+        local = (above / below).abs()  # half-Cauchy
+        return self.scale * local * torch.randn(shape, dtype=self.scale.dtype, device=self.scale.device)
+
+    @property
+    def mean(self) -> Tensor:
+        return torch.full_like(self.scale, math.nan)
+
+    @property
+    def mode(self) -> Tensor:
+        return torch.zeros_like(self.scale)
+
+    @property
+    def variance(self) -> Tensor:
+        return torch.full_like(self.scale, math.inf)

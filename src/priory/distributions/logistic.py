@@ -1,0 +1,60 @@
+"""The logistic distribution: log p(w) = log sigmoid(z) + log sigmoid(-z) - log s, with z = (w - m) / s."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+from torch.nn.functional import logsigmoid
+
+from priory.distributions.base import Parametrised
+
+
+class Logistic(Parametrised):
+    """A bell with the tails of a Laplace distribution and no corner, of standard deviation pi s / sqrt(3).
+
+    >>> round(Logistic(0.0, 1.0).log_prob(torch.tensor(0.0)).item(), 4)  # 1 / 4 at the centre
+    -1.3863
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {"loc": constraints.real, "scale": constraints.positive}
+    support = constraints.real
+    has_rsample = True
+    loc: Tensor
+    scale: Tensor
+
+    def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
+        self._set(validate_args, loc=loc, scale=scale)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        z = (self._checked(value) - self.loc) / self.scale
+        return logsigmoid(z) + logsigmoid(-z) - self.scale.log()
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        shape = self._extended_shape(torch.Size(sample_shape))
+        u = torch.rand(shape, dtype=self.loc.dtype, device=self.loc.device)
+        return self.icdf(u.clamp(min=torch.finfo(u.dtype).tiny))
+
+    def cdf(self, value: Tensor) -> Tensor:
+        return torch.sigmoid((self._checked(value) - self.loc) / self.scale)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        return self.loc + self.scale * (value.log() - torch.log1p(-value))
+
+    def entropy(self) -> Tensor:
+        return self.scale.log() + 2
+
+    @property
+    def mean(self) -> Tensor:
+        return self.loc
+
+    @property
+    def mode(self) -> Tensor:
+        return self.loc
+
+    @property
+    def variance(self) -> Tensor:
+        return self.scale.square() * (math.pi**2 / 3)

@@ -1,0 +1,72 @@
+"""Spike and slab: a weight is 0 with probability 1 - pi, and drawn from the slab with probability pi.
+
+It has an atom, so that its density is with respect to the length and a unit mass at 0: log p(0) = log(1 - pi), and
+log p(w) = log pi + log slab(w) elsewhere (Mitchell and Beauchamp, 1988, "Bayesian Variable Selection in Linear
+Regression"). A method that moves weights by gradients never meets the spike; `ScaleMixture` is its smooth counterpart.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+
+from priory.distributions.base import Parametrised
+from priory.errors import require
+
+
+class SpikeAndSlab(Parametrised):
+    """The weight pi is that of the slab, a distribution over the real line.
+
+    >>> SpikeAndSlab(0.5, torch.distributions.Normal(0.0, 2.0)).variance
+    tensor(2.)
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {"weight": constraints.unit_interval}
+    support = constraints.real
+    weight: Tensor
+    slab: Distribution
+
+    def __init__(self, weight: Any, slab: Distribution, validate_args: bool | None = None) -> None:
+        ok = isinstance(slab, Distribution)
+        require(ok, "slab", "SpikeAndSlab", "be a torch distribution", type(slab).__name__)
+        numbers = slab.event_shape == () and slab.support is constraints.real
+        require(numbers, "slab", "SpikeAndSlab", "be over the real line, one number at a time", repr(slab))
+        weight = weight if isinstance(weight, Tensor) else torch.as_tensor(weight, dtype=_dtype(slab))
+        shape = torch.broadcast_shapes(weight.shape, slab.batch_shape)
+        self.weight, self.slab = weight.expand(shape), slab.expand(shape)
+        Distribution.__init__(self, shape, validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> SpikeAndSlab:
+        shape = torch.Size(batch_shape)
+        wider = SpikeAndSlab(self.weight.expand(shape), self.slab.expand(shape), validate_args=False)
+        wider._validate_args = self._validate_args
+        return wider
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        spike = self._checked(value) == 0
+        # a slab may have a pole at 0, whose gradient is not to reach the spike's
+        elsewhere = self.weight.log() + self.slab.log_prob(torch.where(spike, 1.0, value))
+        return torch.where(spike, torch.log1p(-self.weight), elsewhere)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        slab = self.slab.sample(torch.Size(sample_shape))
+        kept = torch.rand(slab.shape, dtype=slab.dtype, device=slab.device) < self.weight
+        return torch.where(kept, slab, 0.0)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.weight * self.slab.mean
+
+    @property
+    def variance(self) -> Tensor:
+        mean = self.slab.mean
+        return self.weight * (self.slab.variance + (1 - self.weight) * mean.square())
+
+
+def _dtype(slab: Distribution) -> torch.dtype:
+    floats = (t.dtype for t in vars(slab).values() if isinstance(t, Tensor) and t.is_floating_point())
+    return next(floats, torch.get_default_dtype())

@@ -1,0 +1,66 @@
+"""The KL between two Gaussians term by term, as a lecture writes it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.distributions import Distribution, Independent, Normal
+
+from priory.errors import require
+
+
+@dataclass(frozen=True)
+class GaussianKL:
+    """The terms of KL(q || p) in nats, summed over `entries` pairs of Gaussians; print it to read them."""
+
+    log_scales: float
+    variance: float
+    mean: float
+    constant: float
+    entries: int
+
+    @property
+    def total(self) -> float:
+        """The divergence, which is the sum of the four."""
+        return math.fsum((self.log_scales, self.variance, self.mean, self.constant))
+
+    def __str__(self) -> str:
+        rows = (
+            ("log(s_p / s_q)", self.log_scales, "keeps q wide: it grows without end as s_q goes to 0."),
+            ("s_q^2 / (2 s_p^2)", self.variance, "keeps q narrow: it is q's variance in units of p's."),
+            ("(m_q - m_p)^2 / (2 s_p^2)", self.mean, "pulls q's mean to p's, as a squared penalty would."),
+            ("-1/2", self.constant, "makes the whole 0 where q equals p."),
+        )
+        sums = "" if self.entries == 1 else f", each term summed over {self.entries} entries"
+        lines = [f"KL(q || p) of Gaussians, in nats{sums}"]
+        lines += [f"  {formula:<26}{value:>12.6f}   {reason}" for formula, value, reason in rows]
+        return "\n".join([*lines, f"  {'total':<26}{self.total:>12.6f}"])
+
+
+def explain_kl(q: Distribution, p: Distribution) -> GaussianKL:
+    """The terms of KL(q || p) for two Gaussians, or for two factorised ones, summed over all their entries.
+
+    >>> one = torch.tensor(1.0, dtype=torch.float64)
+    >>> print(explain_kl(Normal(0 * one, one), Normal(one, 2 * one)))
+    KL(q || p) of Gaussians, in nats
+      log(s_p / s_q)                0.693147   keeps q wide: it grows without end as s_q goes to 0.
+      s_q^2 / (2 s_p^2)             0.125000   keeps q narrow: it is q's variance in units of p's.
+      (m_q - m_p)^2 / (2 s_p^2)     0.125000   pulls q's mean to p's, as a squared penalty would.
+      -1/2                         -0.500000   makes the whole 0 where q equals p.
+      total                         0.443147
+    """
+    bases = []
+    for name, d in (("q", q), ("p", p)):
+        base = d.base_dist if isinstance(d, Independent) else d
+        require(isinstance(base, Normal), name, "explain_kl", "be a Normal, or an Independent of one", repr(d))
+        assert isinstance(base, Normal)
+        bases.append(base)
+    shapes = (tuple(q.event_shape), tuple(p.event_shape))
+    same = shapes[0] == shapes[1]
+    require(same, "p", "explain_kl", "be over the same things as q, with the same event shape", shapes)
+    m_q, s_q, m_p, s_p = torch.broadcast_tensors(*(t.detach().double() for b in bases for t in (b.loc, b.scale)))
+    terms = ((s_p / s_q).log(), 0.5 * (s_q / s_p).square(), 0.5 * ((m_q - m_p) / s_p).square())
+    log_scales, variance, mean = (float(term.sum()) for term in terms)
+    return GaussianKL(log_scales, variance, mean, -0.5 * m_q.numel(), m_q.numel())

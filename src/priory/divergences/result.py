@@ -1,0 +1,54 @@
+"""What a divergence is given as: a value in nats, how it was found, and how far it may be off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from priory.errors import require, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A divergence in nats. `kind` is "exact", "quadrature" or "Monte Carlo", and `error` says how far it may be off.
+
+    The error is 0 if exact, the difference between two rules for quadrature, and one standard error for Monte Carlo.
+    """
+
+    value: Tensor
+    kind: str
+    error: Tensor
+
+    def __float__(self) -> float:
+        return float(self.value.detach())
+
+    def map(self, value: Callable[[Tensor], Tensor], error: Callable[[Tensor], Tensor]) -> Divergence:
+        """The same kind of result with another value and another error."""
+        return Divergence(value(self.value), self.kind, error(self.error))
+
+
+def exact(value: Tensor) -> Divergence:
+    """A result without an error."""
+    return Divergence(value, "exact", torch.zeros_like(value))
+
+
+def check_pair(owner: str, q: object, p: object, samples: object) -> None:
+    """Refuse what is not two distributions over the same things."""
+    for name, d in (("q", q), ("p", p)):
+        require(isinstance(d, Distribution), name, owner, "be a torch distribution", type(d).__name__)
+    assert isinstance(q, Distribution)
+    assert isinstance(p, Distribution)
+    require(not getattr(q, "improper", False), "q", owner, "be proper, with draws to average over", repr(q))
+    require(whole(samples, 2), "samples", owner, "be a whole number from 2", samples)
+    shapes = (tuple(q.event_shape), tuple(p.event_shape))
+    same = shapes[0] == shapes[1]
+    require(same, "p", owner, "be over the same things as q, with the same event shape", shapes)

@@ -1,0 +1,108 @@
+"""The Gaussian with a full covariance, q(w) = N(m, L L'), by its Cholesky factor L.
+
+    w = m + L eps,    H(q) = sum_i log L_ii + P/2 log(2 pi e)
+
+theta holds L = (I + A) D, column by column relative to its diagonal: D = diag(exp(.)), A strictly lower-triangular.
+
+    w_i = m_i + sum_{j<i} A_ij v_j + v_i,    v = D eps
+
+An entry of A is a regression coefficient of w_i on what is left of w_j, of order one however narrow q is, where the
+raw entries of L need steps as small as q is narrow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from priory.families.base import Family, Form, normal_noise
+from priory.families.diagonal import LOG_2_PI_E
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class FullRank(Family):
+    """Means (*B, P) and the lower-triangular Cholesky factor of the covariance, (*B, P, P), its diagonal positive.
+
+    >>> q = FullRank(torch.zeros(2), torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
+    >>> q.moments()[1]
+    tensor([ 1., 25.])
+    """
+
+    loc: Tensor
+    tril: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.loc.shape[-1]
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        noise = normal_noise(n, self.loc, generator)
+        return self.loc + (self.tril @ noise.movedim(0, -1)).movedim(-1, 0)  # all n as columns: one product a member
+
+    def log_prob(self, w: Tensor) -> Tensor:
+        deviation = w - self.loc  # (..., *B, P)
+        z = torch.linalg.solve_triangular(self.tril, columns(deviation, self.loc.ndim), upper=False)
+        square = z.square().sum(-2).movedim(-1, 0).reshape(deviation.shape[:-1])
+        return -0.5 * square - self._log_det() - 0.5 * math.log(2 * math.pi) * self.size
+
+    def entropy(self) -> Tensor:
+        return self._log_det() + 0.5 * LOG_2_PI_E * self.size
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        return self.loc, self.tril.square().sum(-1)
+
+    def _log_det(self) -> Tensor:
+        """log |det L|, (*B,)."""
+        return self.tril.diagonal(0, -2, -1).log().sum(-1)
+
+
+@dataclass(frozen=True)
+class FullRankForm(Form):
+    """theta = [loc, the entries of A below the diagonal row by row, log D].
+
+    >>> FullRankForm(3).length
+    9
+    """
+
+    kind: ClassVar[str] = "full_rank"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (self.size, self.size * (self.size - 1) // 2, self.size)
+
+    def initial(self, loc: Tensor, scale: Tensor, generator: torch.Generator) -> Tensor:
+        below = loc.new_zeros(*loc.shape[:-1], self.sizes[1])
+        return torch.cat([loc, below, self.spread(loc, scale).log()], -1)
+
+    def family(self, theta: Tensor) -> FullRank:
+        loc, below, log_diagonal = self.split(theta)
+        places = below_diagonal(self.size, theta.device)
+        flat = theta.new_zeros(*loc.shape[:-1], self.size * self.size).index_copy(-1, places, below)
+        unit = flat.unflatten(-1, (self.size, self.size)) + torch.eye(self.size).to(theta)
+        return FullRank(loc, unit * log_diagonal.exp().unsqueeze(-2))
+
+    def theta(self, family: FullRank) -> Tensor:
+        """The theta that describes a q, (*B, K): what `family` reads."""
+        diagonal = family.tril.diagonal(0, -2, -1)
+        unit = (family.tril / diagonal.unsqueeze(-2)).flatten(-2)
+        below = unit.index_select(-1, below_diagonal(self.size, unit.device))
+        return torch.cat([family.loc, below, diagonal.log()], -1)
+
+
+def columns(deviation: Tensor, rank: int) -> Tensor:
+    """Lay the dimensions in front of the last `rank` out as columns: (..., *B, P) -> (*B, P, n)."""
+    return deviation.reshape(-1, *deviation.shape[deviation.ndim - rank :]).movedim(0, -1)
+
+
+@lru_cache(maxsize=16)
+def below_diagonal(size: int, device: torch.device) -> Tensor:
+    """The places of the entries below the diagonal, row by row, in the matrix read as one vector."""
+    rows, cols = torch.tril_indices(size, size, -1, device=device)
+    return rows * size + cols

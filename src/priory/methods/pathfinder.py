@@ -1,0 +1,402 @@
+"""Pathfinder: the best normal approximation along a quasi-Newton path, from many starts (Zhang, Carpenter, Gelman and
+Vehtari 2022).
+
+L-BFGS climbs log p(w, D) from random starts. At each point w of a path, with gradient g, its estimate of the inverse
+Hessian is the covariance of a normal approximation, centred where Newton's step leads:
+
+    q = N(w + C g, C),    C = diag(a) + B G B',    B = [diag(a) Z, S]
+
+        G = [      0                      -R^-1           ]     S = (s_1 ... s_J)   the last moves,
+            [   -R^-T    R^-T (D + Z' diag(a) Z) R^-1     ]     Z = (z_1 ... z_J)   what they did to -g,
+
+with R the upper triangle of S'Z and D its diagonal (Byrd, Nocedal and Schnabel 1994), and the diagonal a updated with
+each move (Gilbert and Lemarechal 1989). Of each path the approximation with the highest ELBO is kept. The draws of all
+paths are then weighted by p / q, with q the even mixture of the paths' approximations, smoothed, and resampled; k-hat
+says whether that can be believed. Against the paper's weights, p over the path's own q, the mixture gives no large
+weight to a draw that another path covers.
+
+A path starts before the mass of the posterior and ends at its mode, and passes through what a sampler calls its typical
+set in between: the draws are a fast start for MCMC and for variational methods. Cost of an iteration: two or three
+gradients and `elbo_draws` values of log p a path, all paths in one batch, and O(J^2 P).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from priory.diagnostics import importance_resample, psis
+from priory.errors import DivergedError, PrioryWarning, require, whole
+from priory.estimators.evidence_bound import assemble
+from priory.methods.base import Info, Options, Plan
+from priory.posteriors import Evidence, Posterior
+from priory.posteriors.draws import Draws
+from priory.streams import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from priory.data import Data
+    from priory.target import Target
+
+    Joint = Callable[[Tensor], tuple[Tensor, Tensor]]  # log p and its gradient, (*B, P) -> (*B,), (*B, P)
+
+ENOUGH, STEEP = 1e-4, 0.9  # Wolfe's conditions: how much of the promised gain, how much of the first slope is left
+TRIALS = 40  # points that a line search tries, at most
+HALVINGS = 10  # times that a start without density is drawn towards zero
+CURVED = 1e-12  # s'z / z'z from which a move tells of the curvature
+SETTLED = 500  # units of rounding below which a gain is none
+AT_ONCE = 1 << 24  # numbers of draws or of their values a datum that are worked on together
+ROWS = 1024
+FLOOR = -1e30  # an ELBO without a finite value, as told: the driver takes an infinite one for a broken fit
+
+
+@dataclass(frozen=True)
+class Normal:
+    """N(loc, C) with C = T T' and T = diag(scale) (I + Q (L - I) Q'): diagonal plus low rank."""
+
+    loc: Tensor  # (*B, P)
+    scale: Tensor  # (*B, P)
+    basis: Tensor  # Q (*B, P, r), orthonormal columns
+    factor: Tensor  # L (*B, r, r), lower triangular
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Loc + T noise, for standard normal noise (n, *B, P)."""
+        inner = noise[..., None, :] @ self.basis  # (n, *B, 1, r)
+        inner = inner @ (self.factor - self._one()).mT
+        return self.loc + self.scale * (noise + (inner @ self.basis.mT)[..., 0, :])
+
+    def newton(self, gradient: Tensor) -> Tensor:
+        """Loc + C gradient = loc + T (T' gradient), (*B, P)."""
+        scaled = self.scale * gradient
+        inner = scaled[..., None, :] @ self.basis @ (self.factor - self._one())
+        return self.draw((scaled + (inner @ self.basis.mT)[..., 0, :])[None])[0]
+
+    def log_prob(self, w: Tensor) -> Tensor:
+        """log q at w (n, *B, P): (n, *B)."""
+        z = (w - self.loc) / self.scale
+        inner = (z[..., None, :] @ self.basis).mT  # (n, *B, r, 1)
+        factor = self.factor.expand(*inner.shape[:-2], *self.factor.shape[-2:])
+        # |T^-1 (w - loc)|^2: outside of the basis z itself, inside of it L^-1 Q'z
+        solved = torch.linalg.solve_triangular(factor, inner, upper=False)
+        square = z.square().sum(-1) + (solved.square() - inner.square()).sum((-2, -1))
+        return -0.5 * (square + self.log_det() + self.loc.shape[-1] * math.log(2 * math.pi))
+
+    def log_det(self) -> Tensor:
+        """log |det C|, (*B,)."""
+        return 2 * (self.scale.log().sum(-1) + self.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1))
+
+    def _one(self) -> Tensor:
+        return torch.eye(self.factor.shape[-1], dtype=self.factor.dtype, device=self.factor.device)
+
+
+@dataclass
+class State:
+    """Where each path is, what it knows of the curvature, and the best approximation that it has met."""
+
+    w: Tensor  # (*B, K, P)
+    value: Tensor  # log p(w, D), (*B, K)
+    gradient: Tensor  # (*B, K, P)
+    diagonal: Tensor  # a, (*B, K, P)
+    moves: Tensor  # S, the newest last, zeros where there is none yet, (*B, K, J, P)
+    changes: Tensor  # Z, likewise
+    normal: Normal  # the approximation at w
+    best: Normal
+    elbo: Tensor  # of the best, (*B, K)
+    active: Tensor  # (*B, K), whether a path goes on
+    seed: int  # of the draws that `posterior` makes
+    data: Data = field(metadata={"fixed": True})
+
+
+@dataclass(frozen=True)
+class Pathfinder(Options):
+    """The best normal approximations along `paths` quasi-Newton paths, and draws resampled from them.
+
+    `draws` is how many the posterior keeps, and how many each path proposes. `history` is J, the moves that the inverse
+    Hessian is made of: more than P gives strong correlations their due, fewer save memory, of which it takes 6 J P
+    numbers a path. `elbo_draws` is how many judge each approximation on the way; the "elbo" of the history is the
+    highest of these estimates so far, and so a little too high. `iterations` is the longest path. Without `resample`
+    the draws are those of the paths' approximations, each path as many; k-hat is still theirs. It reads all of the
+    data in each step.
+
+    >>> Pathfinder(paths=0)
+    Traceback (most recent call last):
+    ...
+    priory.errors.InputError: The 'paths' of Pathfinder must be a whole number from 1. Got 0 instead.
+    """
+
+    paths: int = 8
+    draws: int = 1000
+    history: int = 40
+    elbo_draws: int = 10
+    iterations: int = 300
+    resample: bool = True
+    start: Any = None
+
+    reads: ClassVar[Literal["batch", "pass"]] = "pass"
+
+    def __post_init__(self) -> None:
+        for name in ("paths", "draws", "history", "elbo_draws", "iterations"):
+            require(whole(getattr(self, name), 1), name, "Pathfinder", "be a whole number from 1", getattr(self, name))
+        require(isinstance(self.resample, bool), "resample", "Pathfinder", "be True or False", self.resample)
+
+    def length(self, data: Data) -> int:
+        return self.iterations
+
+    def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
+        return Plan(data, steps)
+
+    def init(
+        self,
+        target: Target,
+        plan: Plan,
+        generator: torch.Generator,
+        shape: torch.Size = torch.Size(),
+        start: Posterior | None = None,
+    ) -> State:
+        written = ", ".join(target.buffers())
+        require(not written, "model", "Pathfinder", "have no buffers that training writes, as BatchNorm has", written)
+        w = target.start(plan.data, torch.Size([*shape, self.paths]), generator, start)
+        w, value, gradient, alive = begin(log_joint(target, plan.data), w)
+        none = w.new_zeros(*w.shape[:-1], self.history, w.shape[-1])
+        diagonal = torch.ones_like(w)
+        return State(
+            w,
+            value,
+            gradient,
+            diagonal,
+            moves=none,
+            changes=none.clone(),
+            normal=approximation(w, gradient, diagonal, none, none),
+            best=approximation(w, gradient, diagonal, none, none),
+            elbo=torch.full_like(value, -math.inf),
+            active=alive,
+            seed=int(torch.randint(2**62, (), generator=generator, device=w.device)),
+            data=plan.data,
+        )
+
+    def step(self, target: Target, state: State, batch: Data, generator: torch.Generator) -> tuple[State, Info]:
+        w, value, gradient, moved = climb(log_joint(target, batch), state)
+        gain = value - state.value
+        state.diagonal, state.moves, state.changes = learn(state, w - state.w, state.gradient - gradient, moved)
+        state.w, state.value, state.gradient = w, value, gradient
+        state.normal = approximation(w, gradient, state.diagonal, state.moves, state.changes)
+
+        noise = torch.randn(self.elbo_draws, *w.shape, generator=generator, dtype=w.dtype, device=w.device)
+        draws = state.normal.draw(noise)
+        elbo = log_ratio(target, batch, draws, state.normal.log_prob(draws)).mean(0)
+        better = moved & (elbo > state.elbo)
+        state.elbo = torch.where(better, elbo, state.elbo)
+        state.best = chosen(better, state.normal, state.best)
+
+        rounding = SETTLED * torch.finfo(w.dtype).eps * value.abs().clamp(min=1.0)
+        state.active = moved & (gain > rounding)
+        metrics: dict[str, Tensor | float] = {
+            "elbo": state.elbo.amax(-1).clamp(min=FLOOR),
+            "loss": -value.amax(-1).clamp(min=FLOOR),
+        }
+        return state, Info(metrics, done=not bool(state.active.any()))
+
+    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Draws:
+        best = survivors(state)
+        generator = stream(state.seed, "draws", device=state.w.device)
+        noise = torch.randn(
+            self.draws, *best.loc.shape, generator=generator, dtype=best.loc.dtype, device=best.loc.device
+        )
+        w = best.draw(noise).flatten(0, 1)  # (draws K, P), the paths by turns
+        log_weights = log_ratio(target, state.data, w, mixture(best, w))
+        smoothed, k_hat = psis(log_weights)
+        places = importance_resample(smoothed, self.draws, generator) if self.resample else slice(self.draws)
+        return Draws(target, w[places], k_hat=k_hat, evidence=evidence(target, log_weights))
+
+
+# The target, at many vectors.
+
+
+def log_joint(target: Target, data: Data) -> Joint:
+    """The tempered log joint over every row and its gradient, (*B, P) -> (*B,), (*B, P).
+
+    Each block of rows stands for all of them, so that the blocks are averaged in proportion to their rows.
+    """
+
+    def both(w: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient, seen = torch.zeros_like(w[..., 0]), torch.zeros_like(w), 0
+        for block in data.blocks(ROWS):
+            rows = len(block[0]) if block else 1
+            block_value, block_gradient = target.log_joint_and_grad(w, block)
+            value, gradient, seen = value + rows * block_value, gradient + rows * block_gradient, seen + rows
+        return value / seen, gradient / seen
+
+    return both
+
+
+def log_ratio(target: Target, data: Data, w: Tensor, log_q: Tensor) -> Tensor:
+    """The tempered log joint less log q at draws w (n, *B, P): (n, *B); minus infinity where it is not a number."""
+    each = w[0].numel() * max(1, min(ROWS, data.num_data or 1))
+    parts = []
+    with torch.no_grad():
+        for v, q in zip(w.split(max(1, AT_ONCE // each)), log_q.split(max(1, AT_ONCE // each)), strict=True):
+            volume = target.model.layout.log_det(v)
+            bound = assemble(target, target.log_likelihood(v, data, rows=ROWS), -target.log_prior(v), -q, volume)
+            parts.append(bound.value / target.temperature)
+    return torch.cat(parts).nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
+
+
+# L-BFGS, all paths at once.
+
+
+def begin(function: Joint, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Starts that have a density, their values and gradients, and whether there is one.
+
+    A start without is halved until it has: zero is where a density is tried when a fit begins.
+    """
+    value, gradient = function(w)
+    for _ in range(HALVINGS):
+        alive = usable(value, gradient)
+        if bool(alive.all()):
+            break
+        w = torch.where(alive[..., None], w, w / 2)
+        value, gradient = function(w)
+    alive = usable(value, gradient)
+    failed = ~alive[..., None]
+    w, gradient = w.masked_fill(failed, 0.0), gradient.masked_fill(failed, 0.0)
+    return w, value.masked_fill(~alive, -math.inf), gradient, alive
+
+
+def usable(value: Tensor, gradient: Tensor) -> Tensor:
+    """Whether log p and its gradient are numbers, (*B,)."""
+    return torch.isfinite(value) & torch.isfinite(gradient).all(-1)
+
+
+def climb(function: Joint, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The point up the direction of Newton's step, its value and gradient, and whether the path moved at all.
+
+    The step's length t is bisected (Lewis and Overton 2013) until log p has gained enough and its slope has fallen: an
+    interval keeps both failings at its ends, and where log p is infinite or no number, t is taken to be too long.
+    """
+    direction = state.normal.loc - state.w
+    slope = (direction * state.gradient).sum(-1)
+    searching = state.active & (slope > 0)
+    low, high = torch.zeros_like(slope), torch.full_like(slope, math.inf)
+    unknown = ~known(state.moves, state.changes).any(-1)  # no curvature yet: a step of length one
+    length = torch.where(unknown, direction.norm(dim=-1).clamp(min=1.0).reciprocal(), torch.ones_like(slope))
+    w, value, gradient = state.w, state.value, state.gradient
+    for _ in range(TRIALS):
+        trial = state.w + length[..., None] * direction
+        trial_value, trial_gradient = function(trial)
+        gained = usable(trial_value, trial_gradient) & (trial_value >= state.value + ENOUGH * length * slope)
+        longer = searching & gained
+        w, gradient = (torch.where(longer[..., None], a, b) for a, b in ((trial, w), (trial_gradient, gradient)))
+        value = torch.where(longer, trial_value, value)
+        low, high = torch.where(longer, length, low), torch.where(searching & ~gained, length, high)
+        searching = searching & ~(gained & ((trial_gradient * direction).sum(-1) <= STEEP * slope))
+        if not bool(searching.any()):
+            break
+        length = torch.where(searching, torch.where(high.isinf(), 2 * length, (low + high) / 2), length)
+    return w, value, gradient, low > 0
+
+
+def learn(state: State, s: Tensor, z: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The diagonal, the moves and the changes with one more pair, where it tells of a curvature."""
+    diagonal = next_diagonal(state.diagonal, s, z)
+    curved = (s * z).sum(-1) > CURVED * z.square().sum(-1)
+    told = moved & curved & (torch.isfinite(diagonal) & (diagonal > 0)).all(-1)
+    rows = told[..., None, None]
+    moves = torch.where(rows, torch.cat([state.moves[..., 1:, :], s[..., None, :]], -2), state.moves)
+    changes = torch.where(rows, torch.cat([state.changes[..., 1:, :], z[..., None, :]], -2), state.changes)
+    return torch.where(told[..., None], diagonal, state.diagonal), moves, changes
+
+
+def next_diagonal(a: Tensor, s: Tensor, z: Tensor) -> Tensor:
+    """The diagonal of the inverse Hessian after a move s that changed -g by z, (*B, P)."""
+    zaz, sz, sas = ((x * y).sum(-1, keepdim=True) for x, y in ((a * z, z), (s, z), (s / a, s)))
+    return (zaz / (sz * a) + z.square() / sz - zaz * (s / a).square() / (sz * sas)).reciprocal()
+
+
+def known(moves: Tensor, changes: Tensor) -> Tensor:
+    """Which places of the history hold a pair, (*B, J)."""
+    return (moves * changes).sum(-1) > 0
+
+
+def approximation(w: Tensor, gradient: Tensor, diagonal: Tensor, moves: Tensor, changes: Tensor) -> Normal:
+    """N(w + C g, C), from the compact form of C.
+
+    With diag(a)^(-1/2) B = Q U, C = diag(a)^(1/2) (I + Q U G U' Q') diag(a)^(1/2), and L L' = I + U G U'.
+    """
+    scale = diagonal.sqrt()
+    basis, triangle = torch.linalg.qr(torch.cat([scale[..., None, :] * changes, moves / scale[..., None, :]], -2).mT)
+    inside = triangle @ middle(diagonal, moves, changes) @ triangle.mT
+    one = torch.eye(inside.shape[-1], dtype=w.dtype, device=w.device)
+    factor, failed = torch.linalg.cholesky_ex(one + inside)
+    # rounding can undo the positive definiteness of an ill-conditioned estimate: the diagonal alone remains
+    factor = torch.where((failed > 0)[..., None, None], one, factor)
+    here = Normal(w, scale, basis, factor)
+    return Normal(here.newton(gradient), scale, basis, factor)
+
+
+def middle(diagonal: Tensor, moves: Tensor, changes: Tensor) -> Tensor:
+    """G of the compact form, (*B, 2J, 2J). Places without a pair have zeros in B and a one in R, and do nothing."""
+    empty = torch.where(known(moves, changes), 0.0, 1.0).to(moves.dtype)
+    upper = (moves @ changes.mT).triu() + empty.diag_embed()  # R
+    one = torch.eye(upper.shape[-1], dtype=upper.dtype, device=upper.device).expand_as(upper)
+    inverse = torch.linalg.solve_triangular(upper, one, upper=True)
+    inside = upper.diagonal(dim1=-2, dim2=-1).diag_embed() + (changes * diagonal[..., None, :]) @ changes.mT
+    top = torch.cat([torch.zeros_like(upper), -inverse], -1)
+    return torch.cat([top, torch.cat([-inverse.mT, inverse.mT @ inside @ inverse], -1)], -2)
+
+
+# From the paths to draws.
+
+
+def chosen(first: Tensor, one: Normal, other: Normal) -> Normal:
+    """The first approximation where asked for, (*B,), and the other elsewhere."""
+    vector, matrix = first[..., None], first[..., None, None]
+    return Normal(
+        torch.where(vector, one.loc, other.loc),
+        torch.where(vector, one.scale, other.scale),
+        torch.where(matrix, one.basis, other.basis),
+        torch.where(matrix, one.factor, other.factor),
+    )
+
+
+def survivors(state: State) -> Normal:
+    """The best approximations of the paths that have one, those of all members together, (K, P)."""
+    found = torch.isfinite(state.elbo)
+    lost, all_ = int((~found).sum()), found.numel()
+    if lost == all_:
+        raise DivergedError(
+            f"None of the {all_} paths of Pathfinder found an approximation whose draws have a density. Try parameters "
+            "of about unit scale, more elbo_draws, or a start."
+        )
+    if lost:
+        warnings.warn(
+            f"{lost} of the {all_} paths of Pathfinder found no approximation whose draws have a density, and are "
+            "left out.",
+            PrioryWarning,
+            stacklevel=2,
+        )
+    best = state.best
+    return Normal(best.loc[found], best.scale[found], best.basis[found], best.factor[found])
+
+
+def mixture(paths: Normal, w: Tensor) -> Tensor:
+    """log of the even mixture of the paths' normals (K, P) at w (n, P): (n,)."""
+    each = [Normal(*parts).log_prob(w) for parts in zip(paths.loc, paths.scale, paths.basis, paths.factor, strict=True)]
+    return torch.stack(each).logsumexp(0) - math.log(len(each))
+
+
+def evidence(target: Target, log_weights: Tensor) -> Evidence:
+    """log p(D) = log E_q[p(w, D) / q(w)], from the weights as they are."""
+    n, weights = len(log_weights), (log_weights - log_weights.max()).exp()
+    kind = f"importance estimate of log p(D) ({n} draws)"
+    if target.model.prior.improper:
+        kind = f"importance estimate of log p(D) with an improper prior, up to a constant ({n} draws)"
+    if target.temperature != 1:
+        kind = f"importance estimate of the tempered log p(D), T = {target.temperature} ({n} draws)"
+    value = float(log_weights.logsumexp(0)) - math.log(n)
+    return Evidence(value, kind, float(weights.std() / weights.mean()) / math.sqrt(n))

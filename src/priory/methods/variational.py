@@ -1,0 +1,222 @@
+"""What variational methods share: options, a flat tensor of variational parameters, and a step on any objective.
+
+A method says which `Form` its q has; `Form.family` turns the flat tensor theta (*B, K) into a distribution, an
+estimator gives a loss whose gradient in theta is found by autograd through the family alone, and Adam descends it. The
+network itself is asked for one value and one gradient a draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from priory.errors import require, whole
+from priory.estimators.evidence_bound import assemble
+from priory.estimators.gradients import LAYERS, PATHS, SCORES, Estimate, estimate
+from priory.estimators.importance import importance_weighted
+from priory.families.diagonal import LOG_2_PI_E
+from priory.methods.base import Info, Options, Plan
+from priory.methods.optimise import Adam, check_rate, default_steps, rates
+from priory.model import Model
+from priory.posteriors.variational import Variational
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from priory.data import Batch, Data
+    from priory.families import Form
+    from priory.posteriors import Posterior
+    from priory.target import Target
+
+NARROW = 0.02  # of the prior's standard deviations: the first steps see the network and not the noise
+WIDE = 1.0  # for a density, whose scale is not known: what is to bend or to split must first cover
+BASELINE = 0.9  # how much of the average over earlier steps a step keeps
+
+
+@dataclass
+class State:
+    """The variational parameters and Adam's moments; an average of f, as the baseline of score functions."""
+
+    theta: Tensor  # (*B, K)
+    adam: Adam
+    buffers: dict[str, Tensor]
+    baseline: Tensor  # (*B,)
+    form: Form = field(metadata={"fixed": True})
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Which bound, by which estimator, from how many draws.
+
+    `objective` is "elbo", or "iwae" for the importance-weighted bound over `samples` draws; `estimator` is one of those
+    of `priory.estimators`; `divergence` replaces KL(q || p) by another one to the prior, from `priory.divergences`.
+    """
+
+    samples: int
+    estimator: str
+    objective: str
+    divergence: Any
+    antithetic: bool | None
+
+    def check(self, owner: str, layers: bool) -> None:
+        """Refuse what doesn't go together."""
+        require(whole(self.samples, 1), "samples", owner, "be a whole number from 1", self.samples)
+        known = (*PATHS, *SCORES, *(LAYERS if layers else ()))
+        require(self.estimator in known, "estimator", owner, f"be one of {', '.join(known)}", repr(self.estimator))
+        require(self.objective in ("elbo", "iwae"), "objective", owner, "be 'elbo' or 'iwae'", repr(self.objective))
+        weighted = self.objective == "iwae"
+        fits = ("pathwise", "doubly") if weighted else tuple(name for name in known if name != "doubly")
+        named = f"be one of {', '.join(fits)} for the objective '{self.objective}'"
+        require(self.estimator in fits, "estimator", owner, named, repr(self.estimator))
+        several = self.estimator in ("leave_one_out", "vargrad") or weighted
+        require(self.samples > 1 or not several, "samples", owner, f"be at least 2 for {self.estimator}", self.samples)
+        known = self.divergence is None or callable(getattr(self.divergence, "of_ratios", None))
+        require(known, "divergence", owner, "be one such as Renyi(0.5), or None for KL", repr(self.divergence))
+        alone = self.divergence is None or (self.estimator == "pathwise" and not weighted)
+        require(
+            alone, "divergence", owner, "be left out unless the estimator is 'pathwise' of the elbo", self.divergence
+        )
+
+        ok = self.antithetic in (None, True, False)
+        require(ok, "antithetic", owner, "be True, False or None", repr(self.antithetic))
+        drawn = not self.antithetic or (self.estimator not in (*SCORES, *LAYERS) and not weighted)
+        of = "the objective 'iwae'" if weighted else f"the estimator {self.estimator!r}"
+        require(drawn, "antithetic", owner, f"be left out for {of}", self.antithetic)
+
+    def estimate(self, target: Target, family: Any, batch: Batch, state: Any, generator: torch.Generator) -> Estimate:
+        """One estimate from fresh draws."""
+        if self.objective == "iwae":
+            return importance_weighted(target, family, batch, state.buffers, generator, self.samples, self.estimator)
+        return estimate(
+            target,
+            family,
+            batch,
+            state.buffers,
+            generator,
+            self.samples,
+            self.estimator,
+            state.baseline,
+            self.divergence,
+            self.antithetic,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariationalMethod(Options):
+    """The engine of the methods whose q is a `Form`: they differ in that form, and in their defaults."""
+
+    samples: int = 1
+    estimator: str | None = None
+    objective: str = "elbo"
+    divergence: Any = None
+    antithetic: bool | None = None
+    learning_rate: float = 1e-2
+    schedule: str | Callable[[Optimizer], LRScheduler] = "cosine"
+    initial_scale: float | None = None
+    start: Any = None
+
+    reads: ClassVar[Literal["batch", "pass"]] = "batch"
+    usual: ClassVar[str] = "sticking"  # the estimator unless one is named
+    narrow: ClassVar[bool] = True  # whether q starts narrow for a density too
+    layered: ClassVar[bool] = False  # whether noise may be drawn at the layers
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        self.bound.check(owner, self.layered)
+        check_rate(self.learning_rate, self.schedule, owner)
+        given = self.initial_scale
+        ok = given is None or (isinstance(given, (int, float)) and 0 < given < float("inf"))
+        require(ok, "initial_scale", owner, "be a positive number", given)
+
+    @property
+    def bound(self) -> Objective:
+        """What is maximised, and how."""
+        return Objective(self.samples, self.estimator or self.usual, self.objective, self.divergence, self.antithetic)
+
+    def form(self, target: Target) -> Form:
+        """The form of q for this target."""
+        raise NotImplementedError
+
+    def first_scale(self, target: Target) -> Tensor:
+        """The standard deviations that q starts with, (P,)."""
+        usual = NARROW if self.narrow or isinstance(target.model, Model) else WIDE
+        return (self.initial_scale or usual) * target.model.prior.typical_scale()
+
+    def length(self, data: Data) -> int:
+        return default_steps(data.steps_per_epoch, epochs=200, least=4_000, most=50_000)
+
+    def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
+        return Plan(data, steps)
+
+    def init(
+        self,
+        target: Target,
+        plan: Plan,
+        generator: torch.Generator,
+        shape: torch.Size = torch.Size(),
+        start: Posterior | None = None,
+    ) -> Any:
+        loc = target.start(plan.data, shape, generator, start)
+        form, scale = self.form(target), self.first_scale(target)
+        theta = form.initial(loc, scale, generator)
+        learning = rates(self.schedule, self.learning_rate, plan.steps, type(self).__name__)
+        return State(theta, Adam.of(theta, learning), target.buffers(shape, start), loc.new_zeros(shape), form)
+
+    def step(self, target: Target, state: Any, batch: Batch, generator: torch.Generator) -> tuple[Any, Info]:
+        theta = state.theta.detach().requires_grad_()
+        with torch.enable_grad():
+            family = state.form.family(theta)
+            found = self.bound.estimate(target, family, batch, state, generator)
+            (gradient,) = torch.autograd.grad(found.loss.sum(), theta)  # members don't meet
+        state.adam.descend(state.theta, gradient)
+        state.baseline = moved_average(state.baseline, found, first=state.adam.step == 1)
+        return state, Info(told(found))
+
+    def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Variational:
+        return Variational(target, state.form, state.theta, state.buffers)
+
+
+def moved_average(baseline: Tensor, found: Estimate, first: bool) -> Tensor:
+    """The baseline, moved towards this step's mean of f; the first step's is all there is."""
+    mean = found.each.mean(0)
+    return mean if first else torch.lerp(mean, baseline, BASELINE)
+
+
+def told(found: Estimate) -> dict[str, Tensor | float]:
+    """The bound and its parts, for the history."""
+    bound = found.bound
+    metrics: dict[str, Tensor | float] = {"elbo": bound.value, "nll": bound.nll, "kl": bound.kl, "loss": bound.loss}
+    if found.weighted is not None:
+        metrics |= {"iwae": found.weighted, "loss": -found.weighted}
+    return metrics
+
+
+# The closed form of a Gaussian q, for the methods that step in place.
+
+
+def parts(
+    target: Target, value: Tensor, square: Tensor, log_scales: Tensor, others: Tensor | None, volume: Tensor | None
+) -> dict[str, Tensor | float]:
+    """The bound and its parts, from sum_i lambda_i E_q[(w - m0)^2] and sum_i log s_i (or half the log determinant).
+
+    One member on the CPU is counted in plain numbers, which cost a tenth of tensors.
+    """
+    numbers: list[Any] = [value, square, log_scales, *(0.0 if part is None else part for part in (others, volume))]
+    if value.ndim == 0 and value.device.type == "cpu":
+        numbers = [float(number) for number in numbers]
+    log_likelihood, quadratic, logs, sampled, log_det = numbers
+    cross = 0.5 * quadratic - target.model.prior.log_normaliser - sampled
+    entropy = logs + 0.5 * LOG_2_PI_E * target.size
+    bound = assemble(target, log_likelihood, cross, entropy, log_det)
+    return {"elbo": bound.value, "nll": bound.nll, "kl": bound.kl, "loss": bound.loss}
+
+
+def inner(x: Tensor, y: Tensor) -> Tensor:
+    """sum_i x_i y_i over the last dimension, (*B,)."""
+    return torch.dot(x, y) if x.ndim == 1 else torch.linalg.vecdot(x, y)

@@ -1,0 +1,307 @@
+"""Variational online Newton as a `torch.optim.Optimizer`, for a training loop of one's own.
+
+    optimizer = VariationalOnlineNewton(net.parameters(), num_data=len(train), prior_precision=100.0)
+    for x, y in loader:
+        with optimizer.sampled():
+            cross_entropy(net(x), y).backward()  # a mean over rows
+        optimizer.step()
+        optimizer.zero_grad()
+
+The equations are those of `priory.methods.natural`, with diagonal covariance. A loss that is a mean over rows has the
+gradient d = -g / N, so that with N = `num_data`, at a draw w = m + s eps, s = S^(-1/2),
+
+    F = (mean of N d eps / s + T lambda) / T,  S <- (S + X^2 / S) / 2,   X = beta2 S + (1 - beta2) F
+    M <- beta1 M + (1 - beta1) mean of d,      m <- m - lr clip((N M / (1 - beta1^k) + T lambda m) / (T S))
+
+where the means are over the blocks `sampled()` since the last step, each of which counts equally, and over the
+processes of `torch.distributed`; k counts steps. Between the blocks the parameters are the mean m.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import Tensor, distributed
+from torch.optim import Optimizer
+
+from priory.errors import InputError, require, whole
+from priory.methods.natural import keep_positive, number
+from priory.streams import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+OWNER = "VariationalOnlineNewton"
+LOW = (torch.float16, torch.bfloat16)  # types in which a small step of the mean would be lost
+
+
+class VariationalOnlineNewton(Optimizer):
+    """Learn a Gaussian N(m, diag(s^2)) over the parameters instead of a point.
+
+    `num_data` N is the number of rows that the mean loss stands for. The prior is a normal with mean zero and
+    `prior_precision` lambda; `weight_decay` wd is another way to say it, lambda = N wd. `initial_scale` is the standard
+    deviation at the start, and `clip` bounds a step of the mean, in learning rates; None is a tenth of the prior's
+    standard deviation, for both. T is the `temperature` of the likelihood, p(D|w)^(1/T) p(w). Parameter groups may
+    have their own `lr`, `betas`, `prior_precision`, `initial_scale` and `clip`.
+
+    Parameters without a gradient are left as they are, mean and precision. Parameters in half precision have a mean and
+    a precision in single precision. With `torch.distributed`, every process draws its own noise and ends with the same
+    bits, if all began with the same parameters. The averaging is done here, as it must be after the product with the
+    noise: DistributedDataParallel, which averages before, must be in its `no_sync()`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        num_data: int | None = None,
+        lr: float = 0.3,
+        prior_precision: float | None = None,
+        weight_decay: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.9995),
+        initial_scale: float | None = None,
+        clip: float | None = None,
+        temperature: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        ok = num_data is not None and whole(num_data, 1)
+        require(ok, "num_data", OWNER, "be the number of rows, a whole number from 1", num_data)
+        assert num_data is not None
+        require(positive(temperature), "temperature", OWNER, "be a positive number", temperature)
+        require(whole(seed, -(2**63)), "seed", OWNER, "be a whole number", seed)
+        one = (prior_precision is None) != (weight_decay is None)
+        both = (prior_precision, weight_decay)
+        require(one, "prior_precision", OWNER, "be given, or else weight_decay: one of the two", both)
+        if weight_decay is not None:
+            require(positive(weight_decay), "weight_decay", OWNER, "be a positive number", weight_decay)
+            prior_precision = num_data * weight_decay
+        self.num_data, self.temperature, self.seed = int(num_data), float(temperature), int(seed)
+        self.draws = 0  # which noise comes next
+        self._blocks = 0  # since the last step
+        self._inside = False
+        self._products: dict[Tensor, Tensor] = {}  # the sum over blocks of d eps, in units of the mean loss
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "prior_precision": prior_precision,
+            "initial_scale": initial_scale,
+            "clip": clip,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with the options that differ from the others'."""
+        require("weight_decay" not in param_group, "group", OWNER, "have a prior_precision, N wd", "a weight_decay")
+        options = {**self.defaults, **param_group}
+        for name in ("lr", "prior_precision"):
+            require(positive(options[name]), name, OWNER, "be a positive number", options[name])
+        for name in ("initial_scale", "clip"):
+            ok = options[name] is None or positive(options[name])
+            require(ok, name, OWNER, "be a positive number or None", options[name])
+        betas = options["betas"]
+        pair = isinstance(betas, (tuple, list)) and len(betas) == 2
+        ok = pair and all(number(beta) and 0 <= beta < 1 for beta in betas)
+        require(ok, "betas", OWNER, "be two numbers from 0 to below 1", betas)
+        super().add_param_group(param_group)
+
+    # Draws.
+
+    @contextmanager
+    def sampled(self, train: bool = True, scaler: Any = None) -> Iterator[None]:
+        """Put a draw of w into the parameters; on the way out, also by an exception, the mean comes back, to the bit.
+
+        Gradients of a loss that is a mean over rows count towards the next step, unless `train` is False (to predict).
+        Several blocks are averaged, each counting equally. A `torch.amp.GradScaler` that scales the loss goes into
+        `scaler`. The backward pass belongs inside of the block.
+        """
+        if self._inside:
+            raise InputError("The blocks 'sampled' of VariationalOnlineNewton must not be nested.")
+        groups = {p: group for group in self.param_groups for p in group["params"] if p.requires_grad}
+        for p, group in groups.items():
+            self._state(p, group)
+        if train and all(p.grad is None for p in groups):
+            self._discard()  # gradients were cleared by the network's own zero_grad
+        counts = self._blocks > 0 or not train  # what was there before the first block is no part of the step
+        before = {p: p.grad if counts else None for p in groups}
+        means = {p: p.detach().clone() for p in groups}
+        self._inside = True
+        try:
+            noise = self._perturb(groups)
+            for p in groups:
+                p.grad = None
+            yield
+            if train:
+                self._collect(noise, scaler)
+        except BaseException:
+            for p in groups:
+                p.grad = None  # what a broken block left behind is not a gradient
+            raise
+        finally:
+            with torch.no_grad():
+                for p, mean in means.items():
+                    p.copy_(mean)
+                    p.grad = add(before[p], p.grad) if train else before[p]
+            self._inside = False
+
+    @torch.no_grad()
+    def _perturb(self, groups: Iterable[Tensor]) -> dict[Tensor, Tensor]:
+        """Add s eps to each parameter; the noise is a function of (seed, process, number of the draw)."""
+        noise: dict[Tensor, Tensor] = {}
+        generators: dict[torch.device, torch.Generator] = {}
+        for p in groups:
+            if p.device not in generators:
+                generators[p.device] = stream(self.seed, "optim", rank(), self.draws, device=p.device)
+            state = self.state[p]
+            eps = torch.empty_like(state["precision"]).normal_(generator=generators[p.device])
+            p.copy_(torch.addcmul(state.get("mean", p), eps, state["precision"].rsqrt()))
+            noise[p] = eps
+        self.draws += 1
+        return noise
+
+    @torch.no_grad()
+    def _collect(self, noise: dict[Tensor, Tensor], scaler: Any) -> None:
+        """Add this block's d eps to those of the blocks before it."""
+        scale = 1.0 if scaler is None else float(scaler.get_scale())
+        used = [(p, p.grad, eps) for p, eps in noise.items() if p.grad is not None]
+        if any(gradient.is_sparse for _, gradient, _ in used):
+            raise InputError("The gradients of VariationalOnlineNewton must be dense. Got a sparse one instead.")
+        for p, gradient, eps in used:
+            product = eps.mul_(gradient).div_(scale)
+            self._products[p] = product if p not in self._products else self._products[p].add_(product)
+        self._blocks += 1
+
+    # A step.
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], Any]) -> Any: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move the mean and the precision by the blocks since the last step.
+
+        A `closure` computes the loss with its gradients, and is called once, in a block of its own.
+        """
+        if self._inside:
+            raise InputError("The 'step' of VariationalOnlineNewton must come after the block 'sampled', not inside.")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad(), self.sampled():
+                loss = closure()
+        if self._blocks == 0:
+            raise InputError("The 'step' of VariationalOnlineNewton must follow a block 'with optimizer.sampled():'.")
+        for p, (group, gradient, product) in self._averages().items():
+            self._update(p, group, gradient, product)
+        self._discard()
+        return loss
+
+    def _averages(self) -> dict[Tensor, tuple[dict[str, Any], Tensor, Tensor]]:
+        """The means of d and of d eps over blocks and processes, for each parameter that was used."""
+        found: dict[Tensor, tuple[dict[str, Any], Tensor, bool]] = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                like, gradient, product = self._state(p, group)["precision"], p.grad, self._products.get(p)
+                if gradient is not None and product is not None:
+                    found[p] = group, torch.stack([gradient.to(like), product]).div_(self._blocks), True
+                elif many() and p.requires_grad:  # another process may have used it
+                    found[p] = group, like.new_zeros(2, *like.shape), False
+        if many():
+            for p, (group, pair, used) in found.items():
+                everywhere = torch.full((1,), float(used), device=p.device)
+                distributed.all_reduce(everywhere)
+                distributed.all_reduce(pair)
+                found[p] = group, pair.div_(distributed.get_world_size()), bool(everywhere)
+        return {p: (group, pair[0], pair[1]) for p, (group, pair, used) in found.items() if used}
+
+    def _update(self, p: Tensor, group: dict[str, Any], gradient: Tensor, product: Tensor) -> None:
+        """The equations above, for one parameter, in place."""
+        state, prior, weight = self._state(p, group), group["prior_precision"], self.num_data / self.temperature
+        mean, precision, momentum = state.get("mean", p), state["precision"], state["momentum"]
+        beta1, beta2 = group["betas"]
+        state["step"] += 1
+        scale = precision.rsqrt()
+        spread = torch.mul(scale, prior).add_(product, alpha=weight)  # F s
+        keep_positive(precision, spread, scale, 1 - beta2)
+        momentum.lerp_(gradient, 1 - beta1)
+        move = torch.mul(mean, prior, out=spread).add_(momentum, alpha=weight / (1 - beta1 ** state["step"]))
+        reach = group["clip"] or 0.1 * prior**-0.5
+        mean.sub_(move.div_(precision).clamp_(-reach, reach), alpha=group["lr"])
+        if mean is not p:
+            p.copy_(mean)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients and forget the blocks that they came from."""
+        super().zero_grad(set_to_none)
+        self._discard()
+
+    def _discard(self) -> None:
+        self._blocks = 0
+        self._products.clear()
+
+    # State.
+
+    def _state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        """The precision, the average gradient and, in half precision, the mean of a parameter."""
+        state = self.state[p]
+        if not state:
+            kind = torch.float32 if p.dtype in LOW else p.dtype
+            scale = group["initial_scale"] or 0.1 * group["prior_precision"] ** -0.5
+            state["step"] = 0
+            state["precision"] = torch.full_like(p, scale**-2, dtype=kind)
+            state["momentum"] = torch.zeros_like(p, dtype=kind)
+        if p.dtype in LOW and not self._inside:
+            same = "mean" in state and torch.equal(state["mean"].to(p.dtype), p)
+            if not same:  # at the start, or set by a person meanwhile
+                state["mean"] = p.detach().to(torch.float32)
+        return state
+
+    def mean(self) -> dict[Tensor, Tensor]:
+        """The mean of each parameter, in the type of the state."""
+        if self._inside:
+            raise InputError("The 'mean' of VariationalOnlineNewton must be asked for outside of the block 'sampled'.")
+        return {p: self._state(p, g).get("mean", p).detach().clone() for g in self.param_groups for p in g["params"]}
+
+    def std(self) -> dict[Tensor, Tensor]:
+        """The standard deviation of each parameter."""
+        return {p: self._state(p, g)["precision"].rsqrt() for g in self.param_groups for p in g["params"]}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on, and the place in the noise, so that a resumed run has the same bits."""
+        return {**super().state_dict(), "seed": self.seed, "draws": self.draws}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take up a kept state, to the bit; after the parameters themselves were loaded."""
+        super().load_state_dict(dict(state_dict))
+        # torch casts a state to its parameter's type, which would round the state of half-precision parameters
+        kept = [index for group in state_dict["param_groups"] for index in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for index, p in zip(kept, params, strict=True):
+            for name, value in state_dict["state"].get(index, {}).items():
+                self.state[p][name] = value.to(p.device, copy=True) if isinstance(value, Tensor) else value
+        self.seed, self.draws = int(state_dict["seed"]), int(state_dict["draws"])
+        self._discard()
+
+
+def add(before: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    """The sum of two gradients, either of which may be missing."""
+    return gradient if before is None else before if gradient is None else before.add_(gradient)
+
+
+def many() -> bool:
+    """Whether several processes train together."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def rank() -> int:
+    """Which of them this is."""
+    return distributed.get_rank() if many() else 0
+
+
+def positive(value: object) -> bool:
+    """Whether a value is a positive number."""
+    return number(value) and 0 < float(value) < math.inf  # pyright: ignore[reportArgumentType] - it is a number

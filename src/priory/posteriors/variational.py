@@ -1,0 +1,157 @@
+"""A posterior that is a family of distributions over the flat vector, as variational inference leaves it.
+
+Its bound on the evidence, and how far it is from the posterior, come from many draws over every row:
+
+    log p(D) >= E_q[log r],    r = p(D, w) / q(w),    log p(D) = log E_q[r]
+
+The k-hat of the ratios r (Vehtari 2024) says whether q covers the posterior: above 0.7 it does not.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from priory.data import Data
+from priory.diagnostics import psis
+from priory.errors import InputError, require, whole
+from priory.estimators.evidence_bound import assemble
+from priory.families import Family, Form, form_of
+from priory.model import Model
+from priory.posteriors.base import Evidence, Posterior
+from priory.streams import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from priory.target import Target
+
+SAMPLES = 256  # draws behind log_evidence
+RATIOS = 1024  # draws behind k_hat
+MEANS = 4096  # draws behind the mean of a parameter that no closed form is known for
+EVEN = 0.01  # a variance of the ratios, of mean one, at which 99 of 100 draws count in full
+AT_ONCE = 4096  # draws evaluated together, at most; fewer for many rows or many parameters
+
+
+class Variational(Posterior):
+    """q(w), a family with its form, in free coordinates."""
+
+    kind: ClassVar[str] = "variational"
+
+    def __init__(self, target: Target, form: Form, theta: Tensor, buffers: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__(target, buffers)
+        self.form, self.theta = form, theta.detach().clone()
+        self.family: Family = form.family(self.theta)
+        self._k_hat: float | None = None
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        with torch.no_grad():
+            return self.family.independent(n, generator)
+
+    @property
+    def mean(self) -> dict[str, Tensor]:
+        moments, layout = self.family.moments(), self.model.layout
+        exact = {} if moments is None else {b.name: b.free(moments[0]) for b in layout.blocks if b.bijector.identity}
+        if len(exact) == len(layout.blocks):
+            return exact
+        draws = layout.constrain(self.draw(MEANS, stream(0, "mean", device=self.model.device)))
+        return {name: exact.get(name, x.mean(0)) for name, x in draws.items()}
+
+    def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
+        w = self.model.layout.unconstrain(params)
+        value = self.family.log_prob(w) - self.model.layout.log_det(w)
+        return torch.where(torch.isnan(w).any(-1), -torch.inf, value)  # outside of the support
+
+    def elbo(self, data: Any = None, samples: int = SAMPLES, seed: int = 0) -> Evidence:
+        """The bound on log p(D) from many draws over every row, with its standard error.
+
+        Each draw gives log p(D|w) + log p(w) - log q(w), which hardly varies where q is close to the posterior; where
+        q is symmetric around its centre m, draws come in pairs w, 2 m - w, whose odd errors cancel. It costs `samples`
+        passes over the data. Without data, those of the fit are used.
+        """
+        require(whole(samples, 4), "samples", "elbo", "be a whole number from 4", samples)
+        samples -= samples % 2  # they may come in pairs
+        rows, generator = self._rows(data, "elbo"), stream(seed, "elbo", device=self.model.device)
+        values = torch.cat(list(self._bounds(rows, samples, generator)))
+        error, draws = float(values.std() / len(values) ** 0.5), f"{samples} draws"
+        kind = f"lower bound on log p(D) (ELBO, {draws})"
+        if self.model.prior.improper:
+            kind = f"ELBO with an improper prior, up to a constant ({draws})"
+        if self.target.temperature != 1:
+            kind = f"tempered ELBO, T = {self.target.temperature}, no bound on log p(D) ({draws})"
+        return Evidence(float(values.mean()), kind, error)
+
+    def importance(self, data: Any = None, samples: int = RATIOS, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Draws of q, (S, P), and the logarithms of the ratios p(D, w) / q(w) at them, (S,)."""
+        require(whole(samples, 4), "samples", "importance", "be a whole number from 4", samples)
+        rows, generator = self._rows(data, "importance"), stream(seed, "importance", device=self.model.device)
+        found = [(w, self._ratios(w, rows)) for w in self._pieces(samples, generator)]
+        return torch.cat([w for w, _ in found]), torch.cat([r for _, r in found])
+
+    @property
+    def k_hat(self) -> float:
+        """The shape of the tail of the importance ratios: above 0.7, q misses part of the posterior.
+
+        Minus infinity where the ratios are so even that their tail has no shape to speak of.
+        """
+        if self._k_hat is None:
+            ratios = self.importance()[1]
+            even = float((ratios - ratios.logsumexp(0)).exp().mul(len(ratios)).var()) < EVEN
+            self._k_hat = -math.inf if even else float(psis(ratios)[1])
+        return self._k_hat
+
+    @property
+    def precisions(self) -> dict[str, Tensor]:
+        """The precisions of a hierarchical prior by the name of their parameter, under this q."""
+        moments = self.family.moments()
+        if moments is None or not isinstance(self.model, Model):
+            raise InputError("The precisions need a network's prior, and a q whose variances are known.")
+        return self.model.prior.precisions(*moments)
+
+    def evidence(self) -> Evidence:
+        return self.elbo()
+
+    def own(self) -> dict[str, Any]:
+        return {"form": self.form.describe()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"theta": self.theta}
+
+    @classmethod
+    def of_tensors(
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+    ) -> Variational:
+        return cls(target, form_of(own["form"], target.model.layout), tensors["theta"], buffers)
+
+    # Draws, a few at a time.
+
+    def _rows(self, data: Any, owner: str) -> Data:
+        source = self.data if data is None else Data.of(data).prepared(self.model.prepare)
+        if source is None:
+            raise InputError(f"A posterior from a file has no data: call its {owner}(data), with those of the fit.")
+        same = source.num_data == self.num_data
+        require(same, "data", owner, f"have the {self.num_data} rows of the fit", source.num_data)
+        return source
+
+    def _pieces(self, samples: int, generator: torch.Generator) -> Iterator[Tensor]:
+        few = max(1, min(AT_ONCE, (1 << 17) // (self.num_data or 1), (1 << 24) // self.model.layout.size))
+        for start in range(0, samples, few):
+            yield self.draw(min(few, samples - start), generator)
+
+    def _bounds(self, rows: Data, samples: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """What each draw, or each pair of draws, says of the bound."""
+        if self.centre is None:
+            yield from (self._ratios(w, rows) for w in self._pieces(samples, generator))
+            return
+        for w in self._pieces(samples // 2, generator):
+            yield 0.5 * (self._ratios(w, rows) + self._ratios(2 * self.centre - w, rows))
+
+    def _ratios(self, w: Tensor, rows: Data) -> Tensor:
+        """log p(D|w) + log p(w) - log q(w), tempered as the fit was, in double precision, (S,)."""
+        with torch.no_grad():
+            log_likelihood = self.target.log_likelihood(w, rows, self.buffers)
+            cross, entropy = -self.target.settled(self.family).log_prior(w), -self.family.log_prob(w)
+            return assemble(self.target, log_likelihood, cross, entropy, self.model.layout.log_det(w)).value.double()
