@@ -1,4 +1,4 @@
-"""Thirteen posteriors with reference draws: the densities are right, and Pathfinder and FullRank are as close as they say."""
+"""Thirteen posteriors with reference draws: the densities are right, Pathfinder and FullRank as close as they say."""
 
 import importlib.util
 import sys

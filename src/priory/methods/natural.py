@@ -69,7 +69,7 @@ class State:
     buffers: dict[str, Tensor]
     rates: Tensor = field(metadata={"fixed": True})  # (steps,), float64 on the CPU: of the mean
     hessian_rate: float = field(metadata={"fixed": True})  # of the precision, where the mean's is `learning_rate`
-    reach: Tensor = field(metadata={"fixed": True})  # (P,), how far a learning rate of one may move the mean
+    reach: Tensor = field(metadata={"fixed": True})  # (2, P), how far a learning rate of one may move the mean
     noise: Tensor = field(metadata={"scratch": True})  # (S, *B, P), as drawn
     w: Tensor = field(metadata={"scratch": True})  # (S, *B, P)
     scale: Tensor = field(metadata={"scratch": True})  # (*B, P), s
@@ -152,7 +152,7 @@ class NaturalGradient(Options):
             target.buffers(shape, start),
             rates=rates(self.schedule, self.learning_rate, plan.steps, "NaturalGradient"),
             hessian_rate=self.hessian_rate or min(FASTEST, FORGET / plan.steps, NOISE / plan.data.steps_per_epoch),
-            reach=self.clip * typical,
+            reach=torch.stack([-self.clip * typical, self.clip * typical]),
             noise=work,
             w=torch.empty_like(work),
             scale=torch.empty_like(loc),
@@ -207,9 +207,9 @@ class NaturalGradient(Options):
         torch.mul(deviation, prior.precision, out=move)
         square = inner(move, deviation)  # sum_i lambda_i (m - m0)^2, to which the variances are added
         if state.factor is None:
+            log_scales = -0.5 * torch.log(state.precision, out=spread).sum(-1)
             torch.mul(state.scale, prior.precision, out=spread)
             square = square + inner(spread, state.scale)
-            log_scales = -0.5 * state.precision.log().sum(-1)
             spread = hessian_times_scale(spread, each, state.noise, a, t)
             keep_positive(state.precision, spread, state.scale, hessian_rate)
         else:
@@ -229,7 +229,7 @@ class NaturalGradient(Options):
         move = move.div_(state.precision) if state.factor is None else newton(state.factor, move)
         if t != 1:
             move.div_(t)
-        state.loc.sub_(torch.clamp(move, -state.reach, state.reach, out=move), alpha=rate)
+        state.loc.sub_(torch.clamp(move, *state.reach, out=move), alpha=rate)
         return state, Info(parts(target, value, square, log_scales, others, volume))
 
     def rates_of(self, state: State) -> tuple[float, float]:
