@@ -17,7 +17,7 @@ import priory as pr
 from priory.data import Data
 from priory.errors import DivergedError, InputError, StoreError
 from priory.loop import make_target
-from priory.network import BATCHED_WORK, Network
+from priory.network import BATCHED_WORK, Network, pool_by_maxima
 from priory.streams import stream
 from priory.target import Target
 
@@ -800,3 +800,33 @@ def test_a_relu_in_place_leaves_values_and_gradients_as_they_are() -> None:
     outputs.square().sum().backward()
     assert torch.equal(outputs, net(X))
     torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("size", "options"), [(2, {}), (3, {}), (2, {"stride": 1}), (2, {"padding": 1}), (2, {"ceil_mode": True})]
+)
+@pytest.mark.parametrize("shape", [(4, 3, 9, 8), (2, 1, 2, 7), (3, 5, 5)])
+def test_pooling_by_maxima_gives_torchs_own_bits(size: int, options: dict[str, Any], shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    if size > min(shape[-2:]):
+        pytest.skip("a window must fit")
+    x[..., 0, 0] = torch.nan
+    pool = nn.MaxPool2d(size, **options)
+    net = nn.Sequential(pool)
+    pool_by_maxima(net)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), nn.MaxPool2d(size, **options)(x), rtol=0, atol=0, equal_nan=True)
+    leaf, plain = (x.nan_to_num().requires_grad_() for _ in range(2))
+    net(leaf).square().sum().backward()
+    nn.MaxPool2d(size, **options)(plain).square().sum().backward()
+    assert leaf.grad is not None
+    assert plain.grad is not None
+    assert torch.equal(leaf.grad, plain.grad)
+
+
+def test_the_persons_own_pooling_stays_as_it_is() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2))
+    skeleton = Network(net).skeleton
+    assert "forward" in vars(skeleton[1])  # pyright: ignore[reportIndexIssue]
+    assert "forward" not in vars(net[1])
+    assert repr(skeleton) == repr(net)
