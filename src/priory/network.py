@@ -151,6 +151,12 @@ class Network:
             leaf.grad = grads[place].view(leaf.shape)
         self._grads = grads
 
+    def let_go_of_gradients(self) -> None:
+        """Let a backward pass leave its gradients with the leaves, in memory of their own."""
+        for leaf, _ in self._places:
+            leaf.grad = None
+        self._grads = None
+
     def __call__(self, w: Tensor, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor], train: bool) -> Tensor:
         """The outputs (n, ...) at one vector; in training, modules run in the mode the person left them in."""
         self.bind(w)

@@ -26,6 +26,7 @@ then two where the inputs need no gradient), and normal numbers, one an activati
 
 from __future__ import annotations
 
+import functools
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -44,11 +45,6 @@ if TYPE_CHECKING:
     from priory.network import Network
 
 RULED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# A type's words, their bits, the sign's bit, and the bits of 1.0.
-SIGNS = {
-    torch.float32: (torch.int32, 32, -(2**31), 0x3F800000),
-    torch.float64: (torch.int64, 64, -(2**63), 0x3FF0000000000000),
-}
 NAMES = {"local": "local reparameterisation", "flipout": "flipout"}
 
 
@@ -95,9 +91,10 @@ class LayerNoise:
         self.network, self.kind = network, kind
         named = ((name, p) for name, p in network.skeleton.named_parameters() if id(p) in network.drawn)
         self._places: dict[str, slice] = {}
+        self._leaves: dict[str, Tensor] = {}
         start = 0
         for name, p in named:
-            self._places[name] = slice(start, start + p.numel())
+            self._leaves[name], self._places[name] = p, slice(start, start + p.numel())
             start += p.numel()
         self._layers = list(candidates(network))
         self._refused: dict[str, str] = {}  # layers that the first batch showed to have no rule, and why
@@ -217,12 +214,14 @@ class LayerNoise:
             self.examine(inputs, buffers)
         if self._size != model.layout.size:
             self._make_room(model.layout.size)
-        forward = self._draw(m, scale, len(targets), generator)
-        self._gradients.zero_()
-        self.network.collect_gradients_in(self._toward)
+        w, forward = self._draw(m, scale, len(targets), generator)
+        # Without a buffer to add to, a gradient is handed over as it is: two passes over the weights less.
+        self.network.let_go_of_gradients()
+        for second in self._seconds.values():
+            second.grad = None
         with torch.enable_grad(), self._installed(forward):
-            tail = self._w[model.learnt].requires_grad_()
-            outputs = self.network(self._w, inputs, buffers, train=True)
+            tail = w[model.learnt].detach().requires_grad_()
+            outputs = self.network(w, inputs, buffers, train=True)
             total = factor * model._log_prob(outputs, targets, model._read_tail(tail)).sum()
             total.backward()
         if tail.grad is not None:
@@ -235,8 +234,8 @@ class LayerNoise:
         like = self.network.initial
         self._size = size
         self._w, self._noise, self._second = like.new_zeros(3, size).unbind()
-        self._gradients = like.new_zeros(2, size)
-        self._toward, self._spread = self._gradients.unbind()
+        self._toward, self._spread = like.new_zeros(2, size).unbind()
+        self._seconds: dict[str, Tensor] = {}
         tiny = torch.finfo(like.dtype).tiny
         ruled = torch.zeros(size, dtype=torch.bool)
         for layer in self._layers:
@@ -245,8 +244,7 @@ class LayerNoise:
             for name, p in layer.parameters.items():
                 place = self._places[name]
                 ruled[place] = True
-                leaf = self._second[place].view(p.shape).detach().requires_grad_()
-                leaf.grad = self._spread[place].view(p.shape)
+                leaf = self._seconds[name] = self._second[place].view(p.shape).detach().requires_grad_()
                 if p is layer.weight:
                     layer.second_weight = leaf
                 else:
@@ -255,28 +253,39 @@ class LayerNoise:
 
     def _draw(
         self, m: Tensor, scale: Tensor, rows: int, generator: torch.Generator
-    ) -> Callable[[Layer, Tensor], Tensor]:
-        """Draw what is drawn once and write what the second products read; the layers' noisy forward function."""
-        self._w.copy_(m)
+    ) -> tuple[Tensor, Callable[[Layer, Tensor], Tensor]]:
+        """What the network reads, with what is drawn once; the layers' noisy forward function."""
+        w = self._w.copy_(m) if self._once else m
         if self.kind == "local":
             torch.mul(scale, scale, out=self._second)
             for run in self._once:
-                self._w[run].addcmul_(scale[run], self._noise[run].normal_(generator=generator))
-            return lambda layer, x: local(layer, checked(layer, x, rows), generator)
+                w[run].addcmul_(scale[run], self._noise[run].normal_(generator=generator))
+            return w, lambda layer, x: local(layer, checked(layer, x, rows), generator)
         torch.mul(scale, self._noise.normal_(generator=generator), out=self._second)
         for run in self._once:
-            self._w[run].add_(self._second[run])
+            w[run].add_(self._second[run])
         shares = [rows * width for layer in self._layers for width in layer.widths]
-        pools = iter(signs(sum(shares), self._w, generator).split(shares))
+        pools = iter(signs(sum(shares), w, generator).split(shares))
         pairs = {layer.name: pair for layer, pair in zip(self._layers, zip(pools, pools, strict=True), strict=True)}
-        return lambda layer, x: flipout(layer, checked(layer, x, rows), *pairs[layer.name])
+        return w, lambda layer, x: flipout(layer, checked(layer, x, rows), *pairs[layer.name])
 
     def _follow_back(self, scale: Tensor) -> None:
-        """From the gradients of what the second products read, S^2 or S eps, to those of S, in place."""
+        """Put the gradients in their places; from what the second products read, S^2 or S eps, to those of S."""
+        for name, place in self._places.items():
+            gradient = self._leaves[name].grad
+            if gradient is None:
+                self._toward[place] = 0
+            else:
+                self._toward[place].view(gradient.shape).copy_(gradient)
+        inner = scale if self.kind == "local" else self._noise
+        for name, second in self._seconds.items():
+            place = self._places[name]
+            if second.grad is None:
+                self._spread[place] = 0
+            else:
+                torch.mul(second.grad.reshape(-1), inner[place], out=self._spread[place])
         if self.kind == "local":
-            self._spread.mul_(scale).mul_(2)
-        else:
-            self._spread.mul_(self._noise)
+            self._spread.mul_(2)
         for run in self._once:
             torch.mul(self._toward[run], self._noise[run], out=self._spread[run])
 
@@ -334,12 +343,17 @@ def checked(layer: Layer, x: Tensor, rows: int) -> Tensor:
 
 
 def signs(count: int, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Fair signs, (count,): each of a word's random bits is shifted to where 1.0 has its sign."""
-    kind, bits, sign, one = SIGNS[like.dtype]
+    """Fair signs, (count,): each random byte is the row of a table of eight."""
     words = torch.empty(-(-count // 64), dtype=torch.int64, device=like.device)
-    words = words.random_(-(2**63), None, generator=generator).view(kind)
-    shifted = words[:, None] << torch.arange(bits, dtype=kind, device=like.device)
-    return shifted.bitwise_and_(sign).bitwise_or_(one).view(like.dtype).view(-1)[:count]
+    bytes_ = words.random_(-(2**63), None, generator=generator).view(torch.uint8)
+    return eights(like.dtype, like.device).index_select(0, bytes_.int()).view(-1)[:count]
+
+
+@functools.cache
+def eights(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The signs that a byte's bits stand for, (256, 8)."""
+    bits = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)
+    return ((bits & 1) * 2 - 1).to(dtype)
 
 
 # Which layers they hold for.
