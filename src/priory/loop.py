@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +22,7 @@ from priory.density import Density
 from priory.errors import DivergedError, PrioryWarning, require, whole
 from priory.history import Told
 from priory.likelihoods.scale import LocationScale
-from priory.methods.base import Method, Plan
+from priory.methods.base import After, Method, Plan
 from priory.model import Model
 from priory.posteriors import Posterior
 from priory.progress import Progress
@@ -56,7 +57,8 @@ def fit(
     `data` is a tuple of tensors or arrays (inputs first, targets last), a `Dataset`, a `DataLoader`, or None
     for a density that has its data inside. Give `epochs` or `steps`, or neither for the method's own default.
     `temperature` T and `tempers` say which posterior: p(D|w)^(1/T) p(w), or the whole to the power 1/T. With
-    `checkpoint`, a fit that was killed goes on where it was. Each of `callbacks` is called with a `Moment`
+    `checkpoint`, a fit that was killed goes on where it was. A method that comes after another, as `Laplace` after
+    `MAP`, gives the epochs, steps and callbacks to that one. Each of `callbacks` is called with a `Moment`
     after every epoch, and ends the fit by returning True.
 
     >>> from torch import nn
@@ -84,11 +86,26 @@ def fit(
     target = make_target(model, rows, temperature, tempers)
     if isinstance(model, Model) and rows.tensors is not None and rows is not data:
         warn_of_scale(model, rows.tensors)
-    start = method.start
+    start, after = method.start, isinstance(method, After)
+    if start is None and after:
+        start = method.default_start(model)
     if start is not None and not isinstance(start, Posterior):
         # another seed: the stage must not use the noise that the method itself will
-        start = fit(model, rows, start, seed=seed + 1, temperature=temperature, tempers=tempers, progress=progress)
+        start = fit(
+            model,
+            rows,
+            start,
+            epochs=epochs if after else None,
+            steps=steps if after else None,
+            seed=seed + 1,
+            temperature=temperature,
+            tempers=tempers,
+            progress=progress,
+            checkpoint=stage_of(checkpoint),
+            callbacks=callbacks if after else (),
+        )
     if start is not None:
+        epochs, steps, callbacks = (None, None, ()) if after else (epochs, steps, callbacks)
         same = start.model.layout.signature() == model.layout.signature()
         require(same, "start", type(method).__name__, "be a posterior of the same model", repr(start))
     epoch = 1 if method.reads == "pass" else rows.steps_per_epoch
@@ -107,6 +124,14 @@ def fit(
     posterior = run.posterior()
     posterior.data = rows
     return posterior
+
+
+def stage_of(checkpoint: Checkpoint | str | PathLike[str] | None) -> Checkpoint | None:
+    """Where the stage that comes first is kept: beside the fit itself."""
+    if checkpoint is None:
+        return None
+    kept = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+    return dataclasses.replace(kept, path=f"{os.fspath(kept.path)}.start")
 
 
 def check_method(method: Any, name: str, owner: str) -> None:

@@ -107,3 +107,12 @@ class Method(Protocol):
     def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Posterior:
         """What the State stands for; the draws that the driver kept come with it."""
         ...
+
+
+@runtime_checkable
+class After(Protocol):
+    """A method that looks at what another has found: the person's epochs, steps and callbacks are that one's."""
+
+    def default_start(self, model: Any) -> Any:
+        """The method to fit first where `start` names none, or None."""
+        ...
