@@ -5,7 +5,8 @@ import pytest
 import scipy.stats
 import torch
 
-from priory.diagnostics import importance_resample, pareto_fit, psis
+from priory.diagnostics import importance_resample, psis
+from priory.diagnostics.importance import pareto_fit
 from priory.errors import InputError
 from priory.streams import stream
 

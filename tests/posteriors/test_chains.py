@@ -1,0 +1,356 @@
+import math
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import priory as pr
+from priory.data import Data
+from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, r_hat
+from priory.errors import MissingExtra
+from priory.loop import make_target
+from priory.posteriors import Draws
+from priory.posteriors import chains as module
+from priory.posteriors.chains import Chains
+from priory.streams import stream
+from priory.target import Target
+from priory.testing import LinearRegression, assert_mean_close
+
+DOUBLE = torch.float64
+DENSITY = pr.Density(
+    lambda p: -p["x"].square().sum() - p["s"], {"x": pr.Param((2,)), "s": pr.Param((), pr.constraints.positive)}
+)
+TARGET = Target(DENSITY, None)
+
+
+def vectors(chains: int = 4, draws: int = 200) -> torch.Tensor:
+    return 0.5 * torch.randn(chains, draws, 3, generator=stream(0, "chains"), dtype=DOUBLE)
+
+
+def statistics(chains: int = 4, draws: int = 200) -> dict[str, torch.Tensor]:
+    generator = stream(1, "chains")
+    divergent = torch.zeros(chains, draws, dtype=torch.bool)
+    divergent[1, 3] = divergent[-2, 5] = True
+    return {
+        "energy": torch.randn(chains, draws, generator=generator, dtype=DOUBLE),
+        "acceptance": torch.rand(chains, draws, generator=generator, dtype=DOUBLE),
+        "divergent": divergent,
+        "steps": torch.randint(1, 100, (chains, draws), generator=generator),
+    }
+
+
+def regression(draws: int = 25) -> tuple[LinearRegression, Chains]:
+    """Exact draws of a linear regression's posterior, in two chains, with the data they are of."""
+    exact = LinearRegression.make(0)
+    model = exact.model()
+    rows = Data.of(exact.data).prepared(model.prepare)
+    noise = torch.randn(2, draws, 4, generator=stream(2, "chains"), dtype=DOUBLE)
+    posterior = Chains(make_target(model, rows), exact.posterior.loc + noise @ exact.posterior.scale_tril.T)
+    posterior.data = rows
+    return exact, posterior
+
+
+# The draws.
+
+
+def test_the_draws_are_those_of_the_constrained_parameters_by_chain_and_draw():
+    w = vectors()
+    posterior = Chains(TARGET, w)
+    assert {name: tuple(x.shape) for name, x in posterior.draws.items()} == {"x": (4, 200, 2), "s": (4, 200)}
+    assert torch.equal(posterior.draws["x"], w[..., :2])
+    torch.testing.assert_close(posterior.draws["s"], w[..., 2].exp(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(posterior.mean["s"], w[..., 2].exp().mean(), rtol=1e-12, atol=0)
+    assert (posterior.num_chains, posterior.num_draws) == (4, 200)
+
+
+def test_as_many_draws_as_are_stored_are_all_of_them_and_more_are_even_over_them():
+    w = vectors(2, 10)
+    posterior = Chains(TARGET, w)
+    drawn = posterior.draw(20, stream(0))
+    assert torch.equal(drawn.sort(0).values, w.flatten(0, 1).sort(0).values)
+    assert len(posterior.draw(7, stream(0)).unique(dim=0)) == 7
+    assert_mean_close(posterior.draw(20_000, stream(0)), w.mean((0, 1)))  # 3 comparisons: false alarms at 2e-6
+
+
+def test_what_a_sampler_has_ends_before_its_first_draw_that_is_not_finite():
+    w, now = vectors(2, 10), vectors(2, 1)[:, 0]
+    w[1, 6, 0], w[0, 8, 0] = math.nan, math.inf
+    found = Chains.kept(TARGET, w, now, statistics={"energy": torch.arange(20.0).reshape(2, 10)})
+    assert torch.equal(found.w, w[:, :6])
+    assert found.statistics["energy"].shape == (2, 6)
+    w[0, 0, 0] = math.nan
+    for nothing in (None, w):
+        assert torch.equal(Chains.kept(TARGET, nothing, now, statistics=statistics(2, 10)).w, now[:, None])
+
+
+def test_a_file_keeps_draws_and_statistics_exactly(tmp_path):
+    posterior = Chains(TARGET, vectors(), statistics=statistics())
+    posterior.save(tmp_path / "chains")
+    loaded = pr.load(tmp_path / "chains", DENSITY)
+    assert isinstance(loaded, Chains)
+    assert torch.equal(loaded.w, posterior.w)
+    assert list(loaded.statistics) == list(posterior.statistics)
+    for name, t in posterior.statistics.items():
+        assert loaded.statistics[name].dtype == t.dtype
+        assert torch.equal(loaded.statistics[name], t)
+
+
+def test_a_file_of_a_float32_model_keeps_its_statistics_too(tmp_path):
+    density = pr.Density(lambda p: -p["x"].square(), {"x": pr.Param()}, dtype=torch.float32)
+    own = {"energy": torch.rand(2, 5, generator=stream(0), dtype=DOUBLE), "steps": torch.full((2, 5), 1023)}
+    posterior = Chains(Target(density, None), torch.zeros(2, 5, 1), statistics=own)
+    posterior.save(tmp_path / "chains")
+    loaded = pr.load(tmp_path / "chains", density)
+    assert isinstance(loaded, Chains)
+    for name, t in posterior.statistics.items():
+        assert torch.equal(loaded.statistics[name], t)
+        assert loaded.statistics[name].dtype == t.dtype
+
+
+def test_chains_predict_as_the_same_draws_without_chains_do():
+    exact, posterior = regression()
+    flat = Draws(posterior.target, posterior.w.flatten(0, 1))
+    assert torch.equal(posterior.predict(exact.X).mean, flat.predict(exact.X).mean)
+
+
+# Whether they may be believed.
+
+
+def test_the_summary_holds_the_measures_of_every_entry():
+    posterior = Chains(TARGET, vectors(), statistics=statistics())
+    summary = posterior.summary()
+    assert summary.names == ["x[0]", "x[1]", "s"]
+    x = torch.stack([*posterior.draws["x"].unbind(-1), posterior.draws["s"]], -1)
+    flat = x.flatten(0, 1)
+    wanted = {
+        "mean": flat.mean(0),
+        "mcse": mcse_mean(x),
+        "sd": flat.std(0),
+        "5%": flat.quantile(0.05, 0),
+        "50%": flat.quantile(0.5, 0),
+        "95%": flat.quantile(0.95, 0),
+        "ess_bulk": ess_bulk(x),
+        "ess_tail": ess_tail(x),
+        "r_hat": r_hat(x),
+    }
+    assert list(summary.columns) == list(wanted)
+    for name, values in wanted.items():
+        torch.testing.assert_close(summary[name], values, rtol=1e-12, atol=1e-12)
+    assert summary.divergences == 2
+    torch.testing.assert_close(summary.bfmi, bfmi(posterior.statistics["energy"]))
+    assert posterior.diagnostics["r_hat"]["x"].shape == (2,)
+    torch.testing.assert_close(posterior.diagnostics["ess_bulk"]["s"], wanted["ess_bulk"][2])
+
+
+def test_the_summary_prints_a_table_and_says_what_is_known_of_the_whole():
+    text = str(Chains(TARGET, vectors(), statistics=statistics()).summary())
+    head, *rows = text.split("\n")
+    assert head.split() == ["mean", "mcse", "sd", "5%", "50%", "95%", "ess_bulk", "ess_tail", "r_hat"]
+    assert [row.split()[0] for row in rows[:3]] == ["x[0]", "x[1]", "s"]
+    assert len({len(row) for row in (head, *rows[:3])}) == 1
+    assert "4 chains of 200 draws. Divergences: 2. E-BFMI: " in text
+    assert "2 draws diverged (0.25 %)" in text
+
+
+def test_good_chains_are_not_spoken_against():
+    assert Chains(TARGET, vectors(4, 1000)).summary().verdict == []
+
+
+def test_chains_that_disagree_are_spoken_against_by_name():
+    w = vectors()
+    w[2, :, 1] += 2
+    verdict = Chains(TARGET, w).summary().verdict
+    assert verdict[0].startswith("R-hat is above 1.01 for 1 of 3 quantities, and largest (")
+    assert verdict[0].endswith("for x[1]: the chains disagree. Let them run longer.")
+    assert verdict[1].startswith("ESS is below 400 for 1 of 3 quantities, and smallest (")
+
+
+def test_a_slow_energy_and_a_quantity_that_stands_still_are_told():
+    w, own = vectors(), {"energy": torch.arange(800.0).reshape(4, 200)}
+    w[..., 0] = 1.0
+    summary = Chains(TARGET, w, statistics=own).summary()
+    assert any("1 of 3 quantities never vary" in sentence for sentence in summary.verdict)
+    assert any("E-BFMI is below 0.3 for 4 of 4 chains" in sentence for sentence in summary.verdict)
+    assert "nan" in str(summary)
+
+
+def test_fewer_than_four_draws_say_nothing():
+    summary = Chains(TARGET, vectors(2, 3)).summary()
+    assert summary.verdict == ["Fewer than 4 draws a chain say nothing about convergence."]
+    assert "nan" in str(summary)
+
+
+def test_of_many_quantities_those_of_the_highest_r_hat_are_shown():
+    density = pr.Density(lambda p: -p["x"].square().sum(), {"x": pr.Param((80,))})
+    w = torch.randn(2, 50, 80, generator=stream(0, "many"), dtype=DOUBLE)
+    w[0, :, 77] += 5
+    summary = Chains(Target(density, None), w).summary()
+    assert len(summary.cells) == module.ROWS
+    assert "x[77]" in [row[0] for row in summary.cells]
+    assert "Shown are the 50 of 80 quantities with the highest R-hat." in str(summary)
+
+
+def test_a_notebook_gets_the_same_table_with_its_names_escaped():
+    density = pr.Density(lambda p: -p["a<b"].square(), {"a<b": pr.Param()})
+    html = Chains(Target(density, None), torch.zeros(2, 5, 1, dtype=DOUBLE)).summary()._repr_html_()
+    assert "<td>a&lt;b</td>" in html
+    assert "2 chains of 5 draws." in html
+
+
+def test_a_column_that_is_not_there_is_refused():
+    with pytest.raises(pr.InputError, match="The 'column' of Summary must be among mean, mcse, sd"):
+        _ = Chains(TARGET, vectors()).summary()["rhat"]
+
+
+def test_divergences_are_listed_by_chain_and_draw():
+    posterior = Chains(TARGET, vectors(), statistics=statistics())
+    assert posterior.divergences.tolist() == [[1, 3], [2, 5]]
+    assert Chains(TARGET, vectors()).divergences.shape == (0, 2)
+    assert Chains(TARGET, vectors()).summary().divergences is None
+
+
+# In function space.
+
+
+def test_the_function_space_of_a_line_holds_its_mean_predictions():
+    exact, posterior = regression()
+    x = exact.X[:3]
+    means = posterior.w @ exact.design(x).T
+    summary = posterior.function_space(x)
+    assert summary.names == ["y[0]", "y[1]", "y[2]"]
+    torch.testing.assert_close(summary["mean"], means.mean((0, 1)), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(summary["r_hat"], r_hat(means), rtol=1e-8, atol=0)
+    torch.testing.assert_close(summary["ess_bulk"], ess_bulk(means), rtol=1e-8, atol=0)
+    for same in ((x,), [x], x.numpy()):
+        assert torch.equal(posterior.function_space(same)["mean"], summary["mean"])
+
+
+def test_chains_that_hold_one_function_at_mirrored_weights_agree_in_function_space_alone(monkeypatch):
+    net = nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 1, bias=False)).double()
+    model = pr.Model(net, pr.Gaussian(0.1), prior=1.0)
+    x = torch.linspace(-1, 1, 5, dtype=DOUBLE)[:, None]
+    target = make_target(model, Data.of((x, x[:, 0])).prepared(model.prepare))
+    w = torch.tensor([1.0, 2.0, 0.5, -0.5, 1.0, -1.0], dtype=DOUBLE)
+    w = w + 0.1 * torch.randn(4, 200, 6, generator=stream(0, "mirror"), dtype=DOUBLE)
+    w[1::2] = -w[1::2]  # tanh is odd: the same function
+    posterior = Chains(target, w)
+    monkeypatch.setattr(module, "AT_A_TIME", 500)  # a hundred draws at a time
+    assert float(posterior.summary()["r_hat"].max()) > 1.5
+    assert float(posterior.function_space(x)["r_hat"].max()) < 1.02
+
+
+def test_the_function_space_of_classes_has_a_row_for_every_probability():
+    model = pr.Model(nn.Linear(2, 3).double(), pr.Categorical(), prior=1.0)
+    X = torch.randn(6, 2, generator=stream(0), dtype=DOUBLE)
+    target = make_target(model, Data.of((X, torch.arange(6) % 3)).prepared(model.prepare))
+    posterior = Chains(target, torch.randn(2, 30, 9, generator=stream(1), dtype=DOUBLE))
+    summary = posterior.function_space(X[:2])
+    assert summary.names[:4] == ["y[0, 0]", "y[0, 1]", "y[0, 2]", "y[1, 0]"]
+    torch.testing.assert_close(summary["mean"].reshape(2, 3).sum(1), torch.ones(2, dtype=DOUBLE))
+
+
+def test_a_density_has_no_function_space():
+    with pytest.raises(pr.InputError, match="A posterior over a Density has no network to predict with"):
+        Chains(TARGET, vectors()).function_space(torch.zeros(2, 1))
+
+
+# ArviZ.
+
+
+def fake_arviz(monkeypatch, version: str) -> list[tuple]:
+    calls: list[tuple] = []
+    fake = types.SimpleNamespace(__version__=version, from_dict=lambda *a, **k: calls.append((a, k)))
+    monkeypatch.setitem(sys.modules, "arviz", fake)
+    return calls
+
+
+@pytest.mark.parametrize("version", ["0.20.0", "1.2.0"])
+def test_arviz_gets_its_groups_as_its_version_takes_them(version, monkeypatch):
+    calls = fake_arviz(monkeypatch, version)
+    exact, posterior = regression()
+    posterior.statistics = statistics(2, 25)
+    posterior.to_arviz()
+    ((given, named),) = calls
+    groups = given[0] if version == "1.2.0" else named
+    assert list(groups) == ["posterior", "sample_stats", "log_likelihood"]
+    assert groups["posterior"]["weight"].shape == (2, 25, 1, 3)
+    assert list(groups["sample_stats"]) == ["energy", "acceptance_rate", "diverging", "n_steps"]
+    found = torch.from_numpy(groups["log_likelihood"]["y"])
+    outputs = posterior.w @ exact.design(exact.X).T
+    wanted = torch.distributions.Normal(outputs, torch.tensor(exact.noise, dtype=DOUBLE)).log_prob(exact.y)
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-8)
+
+
+def test_a_posterior_from_a_file_takes_the_data_again(monkeypatch, tmp_path):
+    calls = fake_arviz(monkeypatch, "1.0.0")
+    exact, posterior = regression()
+    posterior.save(tmp_path / "chains")
+    loaded = pr.load(tmp_path / "chains", exact.model())
+    assert isinstance(loaded, Chains)
+    loaded.to_arviz()
+    loaded.to_arviz(exact.data)
+    assert [list(given[0]) for given, _ in calls] == [["posterior"], ["posterior", "log_likelihood"]]
+
+
+def test_the_log_likelihood_is_made_in_blocks_of_rows(monkeypatch):
+    _, posterior = regression()
+    assert posterior.data is not None
+    whole = posterior.pointwise(posterior.data)
+    monkeypatch.setattr(module, "AT_A_TIME", 150)  # three rows at a time
+    torch.testing.assert_close(posterior.pointwise(posterior.data), whole, rtol=1e-12, atol=1e-12)
+    assert whole.shape == (2, 25, 20)
+
+
+def test_a_density_that_is_one_log_prob_has_no_log_likelihood(monkeypatch):
+    calls = fake_arviz(monkeypatch, "1.0.0")
+    Chains(TARGET, vectors()).to_arviz()
+    assert list(calls[0][0][0]) == ["posterior"]
+
+
+def test_arviz_reads_the_draws_and_computes_the_leave_one_out_score():
+    """On exact draws p_loo is near the number of weights, 4, and every number of az.summary is ours."""
+    az = pytest.importorskip("arviz", reason="needs arviz: pip install 'priory[plot]'", exc_type=ImportError)
+    _, posterior = regression(draws=1000)
+    data = posterior.to_arviz()
+    table = az.summary(data, round_to="none")
+    ours = posterior.summary()
+    assert list(table.index) == ours.names
+    for name in ("mean", "sd", "ess_bulk", "ess_tail", "r_hat"):
+        torch.testing.assert_close(torch.tensor(table[name].to_numpy()), ours[name], rtol=1e-8, atol=1e-8)
+    scores = az.loo(data)
+    assert 2 < float(getattr(scores, "p_loo", getattr(scores, "p", math.nan))) < 6
+
+
+def test_without_arviz_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    with pytest.raises(MissingExtra, match=r"This needs 'arviz': pip install 'priory\[plot\]'"):
+        Chains(TARGET, vectors()).to_arviz()
+
+
+# What is refused.
+
+
+def test_chains_have_no_density_and_no_evidence():
+    posterior = Chains(TARGET, vectors())
+    with pytest.raises(pr.InputError, match="The posterior of Chains has no density"):
+        posterior.log_prob(posterior.mean)
+    with pytest.raises(pr.InputError, match="A set of chains gives no evidence: its draws have no density"):
+        _ = posterior.log_evidence
+
+
+@pytest.mark.parametrize("w", [torch.zeros(5, 3), torch.zeros(2, 0, 3), torch.zeros(2, 5, 4), "draws"])
+def test_draws_of_another_shape_are_refused(w):
+    with pytest.raises(pr.InputError, match=r"The 'w' of Chains must be draws \(chain, draw, 3 coordinates\)"):
+        Chains(TARGET, w)
+
+
+def test_a_draw_that_is_no_number_is_refused():
+    with pytest.raises(pr.InputError, match="The 'w' of Chains must be finite"):
+        Chains(TARGET, torch.full((2, 5, 3), math.nan))
+
+
+def test_statistics_of_another_shape_are_refused():
+    with pytest.raises(pr.InputError, match=r"The 'statistics' of Chains must have the shape \(4, 200\). Got 'energy'"):
+        Chains(TARGET, vectors(), statistics={"energy": torch.zeros(200, 4)})
