@@ -76,6 +76,11 @@ class Restored(Likelihood):
     def __repr__(self) -> str:
         return repr(self.inner)
 
+    @property
+    def slope(self) -> float | None:
+        """Of the mean in the outputs, in the targets' units."""
+        return None if self.inner.slope is None else self.units.scale * self.inner.slope
+
     def prepare(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         """Leave it to the likelihood inside."""
         return self.inner.prepare(targets, dtype)

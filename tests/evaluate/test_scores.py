@@ -11,7 +11,7 @@ from sklearn import metrics
 from priory import evaluate
 from priory.errors import InputError
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, StudentT
-from priory.predictive import Prediction
+from priory.predictive import Linearised, Prediction
 
 DRAWS, ROWS = 5, 7
 
@@ -134,3 +134,14 @@ def test_a_class_that_is_not_there_is_refused_in_one_sentence() -> None:
         evaluate.accuracy(probs, torch.tensor([0, 3]))
     with pytest.raises(InputError, match=r"must have the shape \(2,\)"):
         evaluate.accuracy(probs, torch.tensor([0, 1, 2]))
+
+
+def test_the_crps_of_a_linearised_prediction_is_that_of_its_one_gaussian() -> None:
+    mean, variance = torch.tensor([0.0, 1.0], dtype=torch.float64), torch.tensor([0.3, 2.0], dtype=torch.float64)
+    y = torch.tensor([0.4, -1.0], dtype=torch.float64)
+    linearised = Linearised.of(Gaussian(0.5), mean, variance[:, None, None], {}, torch.Size(), lambda t: t)
+    std = (variance + 0.25).sqrt()
+    z = (y - mean) / std
+    phi, cdf = torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi), torch.special.ndtr(z)
+    wanted = (std * (z * (2 * cdf - 1) + 2 * phi - 1 / math.sqrt(math.pi))).mean()  # Gneiting and Raftery 2007
+    assert evaluate.crps(linearised, y) == pytest.approx(float(wanted), abs=1e-12)

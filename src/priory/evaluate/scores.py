@@ -16,6 +16,7 @@ from torch import Tensor
 
 from priory.errors import require
 from priory.likelihoods import Gaussian
+from priory.predictive import Linearised
 
 if TYPE_CHECKING:
     from priory.predictive import Prediction
@@ -72,6 +73,8 @@ def crps(prediction: Prediction, y: Any) -> float:
     """
     require(not prediction.classes, "prediction", "crps", "be of numbers, not of classes (see brier)", "classes")
     y = matched(y, prediction.mean, "crps").double()
+    if isinstance(prediction, Linearised) and prediction.likelihood.slope is not None:
+        return crps_gaussian_mixture(prediction.mean[None], prediction.std[None], y)  # one Gaussian
     if isinstance(prediction.likelihood, Gaussian):
         parts = prediction.likelihood.location_and_scale(prediction.outputs, prediction.learnt)
         return crps_gaussian_mixture(*parts, y)

@@ -37,6 +37,11 @@ class Likelihood(ABC):
     discrete: ClassVar[bool] = False  # whether y is a whole number, so that its quantiles are
 
     @property
+    def slope(self) -> float | None:
+        """dE[y | f]/df, if y is Gaussian around a linear function of f with a noise that doesn't depend on f."""
+        return None
+
+    @property
     def declared(self) -> dict[str, Declared]:
         """The learnt parameters by their short names ("noise"); a Model calls them "likelihood.noise"."""
         return {}
@@ -72,6 +77,25 @@ class Likelihood(ABC):
     def draw(self, outputs: Tensor, learnt: dict[str, Tensor], generator: Generator) -> Tensor:
         """One y for each f."""
 
+    def score(self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+        """d log p(y | f) / df at each datum, in the shape of the arranged outputs (*B, n, *rest)."""
+        f = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            total = self.log_prob(f, targets, learnt).sum()  # data don't meet: each has its own gradient
+        return torch.autograd.grad(total, f)[0]
+
+    def roots(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+        """Columns whose outer products add up to the Fisher information in f, (C, n, *rest) at outputs (n, *rest).
+
+            sum_c s_c s_c' = E_y[score score'] = -E_y[d^2 log p(y | f) / df^2]
+
+        It is positive semi-definite at every f, and is minus the second derivative itself where that doesn't depend on
+        y (Gaussian of a given noise, Categorical, Bernoulli, Poisson). C is the number of outputs of a datum.
+        """
+        raise InputError(
+            f"{type(self).__name__} has no Fisher information of its outputs: its 'roots' are not written."
+        )
+
     def cdf(self, outputs: Tensor, learnt: dict[str, Tensor], value: Tensor) -> Tensor:
         """P(y <= value | f), for likelihoods over numbers."""
         raise InputError(f"{type(self).__name__} is a likelihood over labels: it has probabilities, and no quantiles.")
@@ -90,6 +114,12 @@ def lift(value: Tensor, own: int, outputs: Tensor) -> Tensor:
 def per_datum(values: Tensor, targets: Tensor) -> Tensor:
     """Sum values (*B, n, *event) over the event of targets (n, *event): (*B, n)."""
     return values.flatten(-(targets.ndim - 1)).sum(-1) if targets.ndim > 1 else values
+
+
+def diagonal_roots(values: Tensor) -> Tensor:
+    """Columns v_c e_c, one for each of the C values of a datum: (n, *rest) -> (C, n, *rest)."""
+    flat = values.reshape(len(values), -1)  # (n, C)
+    return torch.diag_embed(flat).movedim(1, 0).reshape(flat.shape[1], *values.shape)
 
 
 def squeeze_last(outputs: Tensor, event: torch.Size, owner: str) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from priory.errors import require
-from priory.likelihoods.base import Likelihood, as_float, per_datum, squeeze_last
+from priory.likelihoods.base import Likelihood, as_float, diagonal_roots, per_datum, squeeze_last
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -46,6 +46,9 @@ class Bernoulli(Likelihood):
 
     def draw(self, outputs: Tensor, learnt: dict[str, Tensor], generator: Generator) -> Tensor:
         return torch.bernoulli(torch.sigmoid(outputs), generator=generator)
+
+    def roots(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+        return diagonal_roots(self.variance(outputs, learnt).sqrt())
 
     def entropy(self, probs: Tensor, event_dims: int) -> Tensor:
         terms = torch.special.entr(probs) + torch.special.entr(1 - probs)

@@ -1,4 +1,8 @@
-"""Classes: y ~ Categorical(softmax(f(x))), one label a row."""
+"""Classes: y ~ Categorical(softmax(f(x))), one label a row, or one at each place of it (pixels, tokens).
+
+For labels (n, *places) a network gives (n, K, *places), as `torch.nn.functional.cross_entropy` takes them; arranged,
+the K logits stand last: (n, *places, K). The labels of a row are independent given f.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,14 @@ import torch
 from torch.nn.functional import cross_entropy, log_softmax
 
 from priory.errors import InputError, require
-from priory.likelihoods.base import Likelihood, shaped
+from priory.likelihoods.base import Likelihood, per_datum, shaped
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 
 class Categorical(Likelihood):
-    """y in {0, ..., K - 1} with p(y = k) = softmax(f)_k; the network gives K logits a row.
+    """y in {0, ..., K - 1} with p(y = k) = softmax(f)_k; the network gives K logits for each label.
 
     >>> Categorical().log_prob(torch.zeros(1, 4, dtype=torch.float64), torch.tensor([2]), {}).exp().item()
     0.25
@@ -30,25 +34,23 @@ class Categorical(Likelihood):
         whole = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
         must = "be whole numbers, the labels 0 to K - 1, as y.long() gives"
         require(whole, "targets", "Categorical", must, targets.dtype)
-        targets = targets.squeeze(1) if targets.ndim == 2 and targets.shape[1] == 1 else targets
-        require(
-            targets.ndim == 1,
-            "targets",
-            "Categorical",
-            "have one label a row",
-            f"the shape {tuple(targets.shape)}",
-        )
-        labels = targets.long()
+        # a column of labels is one label a row
+        labels = (targets.squeeze(1) if targets.ndim == 2 and targets.shape[1] == 1 else targets).long()
         require(bool((labels >= 0).all()), "targets", "Categorical", "be labels from 0", int(labels.min()))
         return labels
 
     def arrange(self, outputs: Tensor, event: torch.Size) -> Tensor:
-        if outputs.ndim != 2 or outputs.shape[1] < 2:
+        one_hot = outputs.ndim == 2 and len(event) > 0
+        require(not one_hot, "targets", "Categorical", "have one label a row", f"the shape {(len(outputs), *event)}")
+        if outputs.ndim == 3 and outputs.shape[2] == 1 and event == ():  # a column of labels, read as one a row
+            outputs = outputs.squeeze(2)
+        if outputs.ndim < 2 or outputs.shape[1] < 2 or outputs.shape[2:] != event:
+            wanted = ", ".join(("rows", "classes", *map(str, event)))
             raise InputError(
-                "The network's output must fit Categorical: (rows, classes), one logit a class, two classes or more. "
+                f"The network's output must fit Categorical: ({wanted}), one logit a class, two classes or more. "
                 f"Got {shaped(outputs.shape[1:])} instead."
             )
-        return outputs
+        return outputs.movedim(1, -1)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Labels must lie below the number of logits."""
@@ -62,10 +64,10 @@ class Categorical(Likelihood):
         )
 
     def log_prob(self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> Tensor:
-        if outputs.ndim == 2:
-            return -cross_entropy(outputs, targets, reduction="none")
+        if outputs.ndim == targets.ndim + 1:
+            return per_datum(-cross_entropy(outputs.movedim(-1, 1), targets, reduction="none"), targets)
         picked = targets.expand(outputs.shape[:-1]).unsqueeze(-1)
-        return log_softmax(outputs, dim=-1).gather(-1, picked).squeeze(-1)
+        return per_datum(log_softmax(outputs, dim=-1).gather(-1, picked).squeeze(-1), targets)
 
     def mean(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
         return torch.softmax(outputs, dim=-1)
@@ -78,5 +80,16 @@ class Categorical(Likelihood):
         p = torch.softmax(outputs, dim=-1)
         return torch.multinomial(p.flatten(0, -2), 1, generator=generator).reshape(p.shape[:-1])
 
+    def roots(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+        # sum_c p_c (e_c - p) (e_c - p)' = diag(p) - p p', at each place of its own
+        p = torch.softmax(outputs, dim=-1)
+        flat = p.reshape(len(p), -1, p.shape[-1])  # (n, places, K)
+        columns = (torch.eye(p.shape[-1]).to(p) - flat.unsqueeze(-2)) * flat.sqrt().unsqueeze(-1)  # (n, places, c, K)
+        if p.ndim == 2:
+            return columns[:, 0].transpose(0, 1)
+        apart = torch.diag_embed(columns.permute(2, 3, 0, 1))  # (c, K, n, places, places): zero at other places
+        return apart.permute(3, 0, 2, 4, 1).reshape(-1, *p.shape)
+
     def entropy(self, probs: Tensor, event_dims: int) -> Tensor:
-        return torch.special.entr(probs).sum(-1)
+        terms = torch.special.entr(probs).sum(-1)
+        return terms.flatten(-event_dims).sum(-1) if event_dims else terms

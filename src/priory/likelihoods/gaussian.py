@@ -33,6 +33,14 @@ class Gaussian(LocationScale):
     ) -> None:
         super().__init__(noise, "noise", outputs, prior)
 
+    @property
+    def slope(self) -> float | None:
+        return None if self._source == "network" else 1.0
+
+    @property
+    def information(self) -> tuple[float, float]:
+        return 1.0, 2.0
+
     def log_prob(self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> Tensor:
         location, scale = self.location_and_scale(outputs, learnt)
         z = (targets - location) / scale

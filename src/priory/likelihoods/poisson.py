@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from priory.errors import require
-from priory.likelihoods.base import Likelihood, as_float, per_datum, squeeze_last
+from priory.likelihoods.base import Likelihood, as_float, diagonal_roots, per_datum, squeeze_last
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -45,6 +45,9 @@ class Poisson(Likelihood):
 
     def draw(self, outputs: Tensor, learnt: dict[str, Tensor], generator: Generator) -> Tensor:
         return torch.poisson(outputs.exp(), generator=generator)
+
+    def roots(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+        return diagonal_roots((0.5 * outputs).exp())
 
     def cdf(self, outputs: Tensor, learnt: dict[str, Tensor], value: Tensor) -> Tensor:
         # P(y <= k) = Q(k + 1, rate), the regularised upper incomplete gamma function

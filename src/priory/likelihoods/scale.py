@@ -6,6 +6,8 @@ From the network means: the last dimension holds the d locations and then d raw 
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +17,7 @@ from torch.nn.functional import softplus
 
 from priory.errors import InputError, require
 from priory.flat import Param
-from priory.likelihoods.base import Declared, Likelihood, as_float, lift, squeeze_last
+from priory.likelihoods.base import Declared, Likelihood, as_float, diagonal_roots, lift, squeeze_last
 
 if TYPE_CHECKING:
     from torch.distributions import Distribution
@@ -93,6 +95,20 @@ class LocationScale(Likelihood):
                 f"then scales. Got {tuple(outputs.shape[1:])} instead."
             )
         return outputs if len(event) == 0 else outputs.unflatten(-1, (2, event[-1])).transpose(-1, -2)  # (n, *event, 2)
+
+    @property
+    @abstractmethod
+    def information(self) -> tuple[float, float]:
+        """The Fisher information of the location at scale 1, and that of the logarithm of the scale."""
+
+    def roots(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+        of_location, of_log_scale = self.information
+        location, scale = self.location_and_scale(outputs, learnt)
+        root = math.sqrt(of_location) / scale
+        if self._source == "network":  # the location's score is odd in y, the scale's even: nothing off the diagonal
+            slope = torch.sigmoid(outputs[..., 1])  # d scale / d raw
+            return diagonal_roots(torch.stack([root, math.sqrt(of_log_scale) * slope / scale], -1))
+        return diagonal_roots(root.expand_as(location))
 
     def location_and_scale(self, outputs: Tensor, learnt: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The location and the scale, which broadcast to (*B, n, *event)."""

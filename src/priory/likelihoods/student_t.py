@@ -43,6 +43,10 @@ class StudentT(LocationScale):
     def __repr__(self) -> str:
         return super().__repr__().replace("(", f"(df={self.df}, ", 1)
 
+    @property
+    def information(self) -> tuple[float, float]:
+        return (self.df + 1) / (self.df + 3), 2 * self.df / (self.df + 3)
+
     def log_prob(self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> Tensor:
         location, scale = self.location_and_scale(outputs, learnt)
         z, df = (targets - location) / scale, self.df
