@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,8 @@ class Prior:
         self.empirical = [(block, believed) for block, believed in self.hierarchical if believed.empirical]
         self._fixed = (self.precision, log_normaliser)  # without what empirical Bayes sets
         self.log_normaliser: float | Tensor = log_normaliser
+        self.factors: dict[str, Tensor] = {}  # what `scaled` has multiplied precisions by
+        self._given: Prior | None = None
         if self.empirical:
             self._set({precision_name(block.name): like.new_tensor(b.start) for block, b in self.empirical})
 
@@ -124,8 +127,55 @@ class Prior:
         """The prior with the precisions that empirical Bayes gives under a q of this mean and variance, (*B, P)."""
         if not self.empirical:
             return self
-        other = copy.copy(self)
+        other = copy.copy(self.given)
         other._set(self.precisions(mean.detach(), variance.detach()))
+        learnt = {block.name for block, _ in self.empirical}
+        return other.scaled({name: factor for name, factor in self.factors.items() if name not in learnt})
+
+    @property
+    def given(self) -> Prior:
+        """The prior as the person gave it, before any factor."""
+        return self._given or self
+
+    @functools.cached_property
+    def gaussian(self) -> list[Block]:
+        """The parameters whose coordinates all have a Gaussian precision, which `scaled` can multiply."""
+        return [b for b in self.layout.blocks if bool((self.precision[..., b.start : b.stop] > 0).all())]
+
+    def scaled(self, factors: Mapping[str, Tensor | float]) -> Prior:
+        """The prior with the precisions of some Gaussian parameters multiplied, and its normaliser with them.
+
+        Each factor is a number, (n,) for the n coordinates of the parameter, or, with one prior a member, (*B, 1) or
+        (*B, n). Factors of an earlier call stay: they multiply.
+        """
+        given = self.given
+        blocks = {block.name: block for block in given.gaussian}
+        merged = dict(self.factors)
+        for name, factor in factors.items():
+            known = f"name parameters with a Gaussian prior, among {', '.join(blocks)}"
+            require(name in blocks, "factors", "scaled", known, repr(name))
+            t = torch.as_tensor(factor, dtype=given.precision.dtype, device=given.precision.device)
+            size = blocks[name].stop - blocks[name].start
+            fits = t.ndim == 0 or t.shape[-1] in (1, size)
+            require(fits, "factors", "scaled", f"be one number or {size} for '{name}'", f"the shape {tuple(t.shape)}")
+            low, high = float(t.min()), float(t.max())
+            ok, got = low > 0 and high < math.inf, high if high == math.inf else low
+            require(ok, "factors", "scaled", "be positive and finite", got)
+            merged[name] = t * merged.get(name, 1.0)
+        if not merged:
+            return self
+        other = copy.copy(given)
+        other.factors, other._given = merged, given
+        lead = torch.broadcast_shapes(given.precision.shape[:-1], *(t.shape[:-1] for t in merged.values()))
+        other.precision = given.precision.expand((*lead, -1)).clone()
+        gain = torch.zeros(lead, dtype=torch.float64, device=other.precision.device)
+        for name, t in merged.items():
+            block = blocks[name]
+            other.precision[..., block.start : block.stop] *= t
+            each = t.double().log()
+            gain += 0.5 * (block.stop - block.start) * (each.mean(-1) if t.ndim else each)
+        normaliser = given.log_normaliser + gain
+        other.log_normaliser = normaliser.to(other.precision) if lead else float(normaliser)
         return other
 
     def _set(self, precisions: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,345 @@
+"""Curvature of the log-likelihood around one vector w, and the Gaussian that it makes with a prior's precision.
+
+    H = sum_n J_n' L_n J_n          p x p, in nats for all the data, without temperature or prior
+    Q = scale H + diag(precision),  the Gaussian is N(0, Q^-1)
+
+J_n (C, p) is the Jacobian of the C outputs at datum n and L_n (C, C) the Fisher information of the likelihood in its
+outputs. There are four kinds. "ggn" is the generalised Gauss-Newton matrix above (Schraudolph 2002). "fisher" has
+labels drawn from the model, and "ggn" for its mean (Martens 2020, "New Insights and Perspectives on the Natural
+Gradient Method"). "empirical" has the labels that were observed, and is no Fisher (Kunstner et al. 2019). "hessian" is
+-d2 log p(D|w) / dw2, the only one that may be indefinite. Each file beside this one keeps H in one structure.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from priory.errors import InputError, require, whole
+from priory.model import Model
+from priory.network import MEMORY_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import nn
+
+    from priory.curvature.taps import Rows
+    from priory.data import Batch, Data
+    from priory.density import Density
+    from priory.target import Target
+
+Kind = Literal["ggn", "fisher", "empirical", "hessian"]
+KINDS: tuple[Kind, ...] = ("ggn", "fisher", "empirical", "hessian")
+STRUCTURES: dict[str, type[Curvature]] = {}  # by the name that a method has for each
+BLOCK = 1024  # rows read at a time
+
+
+# Which coordinates.
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The p coordinates of w that a curvature is over."""
+
+    names: tuple[str, ...]  # the parameters touched, in the layout's order
+    places: Tensor  # (p,) long, coordinates of w, ascending
+    whole: bool  # every coordinate of each name is in
+    sizes: tuple[int, ...]  # how many coordinates of each name are in
+
+    @property
+    def size(self) -> int:
+        """p."""
+        return len(self.places)
+
+    def spans(self) -> dict[str, slice]:
+        """Where each name lies among the p coordinates."""
+        found, start = {}, 0
+        for name, size in zip(self.names, self.sizes, strict=True):
+            found[name] = slice(start, start + size)
+            start += size
+        return found
+
+
+def select(model: Model | Density, over: Any = "all", inputs: Batch | None = None) -> Selection:
+    """The coordinates that `over` means: "all", "last", names or patterns of names, or a LongTensor of coordinates.
+
+    Of a Model, these are the network's. "last" runs the network on `inputs` to see what it calls last; a plain
+    sequence of layers needs none.
+
+    >>> from torch import nn
+    >>> from priory.likelihoods import Gaussian
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    >>> select(Model(net, Gaussian()), "last").names
+    ('2.weight', '2.bias')
+    """
+    names = tuple(model.network.params) if isinstance(model, Model) else model.layout.names
+    if isinstance(over, Tensor):
+        return _of_places(model, names, over)
+    if isinstance(over, str) and over == "last":
+        if not isinstance(model, Model):
+            raise InputError("The 'over' of Laplace must be 'all' or names for a Density, which has no layers.")
+        return _of_names(model, last_layer(model, inputs))
+    if isinstance(over, str) and over == "all":
+        return _of_names(model, names)
+    strings = isinstance(over, (list, tuple)) and len(over) > 0 and all(isinstance(name, str) for name in over)
+    must = "be 'all', 'last', a list of names or patterns of them, or a LongTensor of coordinates"
+    require(strings, "over", "Laplace", must, repr(over))
+    unmatched = [pattern for pattern in over if not fnmatch.filter(names, pattern)]
+    require(not unmatched, "over", "Laplace", f"match parameters among {', '.join(names)}", unmatched)
+    return _of_names(model, [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in over)])
+
+
+def _of_names(model: Model | Density, names: tuple[str, ...] | list[str]) -> Selection:
+    wanted = set(names)
+    blocks = [block for block in model.layout.blocks if block.name in wanted]
+    places = torch.cat([torch.arange(block.start, block.stop, device=model.device) for block in blocks])
+    sizes = tuple(block.stop - block.start for block in blocks)
+    return Selection(tuple(block.name for block in blocks), places, True, sizes)
+
+
+def _of_places(model: Model | Density, names: tuple[str, ...], over: Tensor) -> Selection:
+    top = model.layout[names[-1]].stop
+    ok = over.dtype == torch.long and over.ndim == 1 and over.numel() > 0
+    ok = ok and int(over.min()) >= 0 and int(over.max()) < top
+    require(ok, "over", "Laplace", f"hold whole numbers from 0 to {top - 1} as a LongTensor of coordinates", over)
+    places = over.unique().to(model.device)  # sorted
+    require(len(places) == len(over), "over", "Laplace", "name each coordinate once", f"{len(over)} with repetitions")
+    blocks = [model.layout[name] for name in names]
+    counts = {b.name: int(((places >= b.start) & (places < b.stop)).sum()) for b in blocks}
+    touched = [b for b in blocks if counts[b.name]]
+    whole_ones = all(counts[b.name] == b.stop - b.start for b in touched)
+    sizes = tuple(counts[b.name] for b in touched)
+    return Selection(tuple(b.name for b in touched), places, whole_ones, sizes)
+
+
+# The last layer.
+
+
+def last_layer(model: Model, inputs: Batch | None = None) -> list[str]:
+    """The parameters of the last layer: the module called last, through whose output all others reach the network's."""
+    skeleton = model.network.skeleton
+    names = {id(p): name for name, p in skeleton.named_parameters() if p.requires_grad and p.numel()}
+    if inputs is None:
+        layers = list(_sequence(skeleton))
+        last = next((m for m in reversed(layers) if any(id(p) in names for p in m.parameters())), None)
+        if last is None or next(last.children(), None) is not None:
+            raise InputError(
+                "The 'over' of Laplace must be names of parameters for a network that is no plain sequence of layers, "
+                "unless inputs show what it calls last. Got 'last' without inputs instead."
+            )
+        return [names[id(p)] for p in last.parameters() if id(p) in names]
+    return _seen_last(model, tuple(x[:2] for x in inputs), names)
+
+
+def _sequence(net: nn.Module) -> Iterator[nn.Module]:
+    """The layers of a plain sequence, nested ones opened, in the order in which they run."""
+    if type(net) is torch.nn.Sequential:
+        for layer in net:
+            yield from _sequence(layer)
+    else:
+        yield net
+
+
+def _seen_last(model: Model, inputs: Batch, names: Mapping[int, str]) -> list[str]:
+    """The same by running the network: first to see the order of its modules, then with the last one's output cut."""
+    network = model.network
+    called: list[nn.Module] = []
+    _watch(model, inputs, network.skeleton.modules(), lambda module, _args, _out: called.append(module))
+    own = _owners(network.skeleton, set(called), names)
+    owners = [module for module in called if own.get(module)]
+    if not owners:
+        raise InputError("The 'over' of Laplace must be names of parameters: no layer of the network has any.")
+    last, mine = owners[-1], own[owners[-1]]
+    inside = [m for m in owners if m is not last and m in set(last.modules())]
+    cut = lambda _module, _args, out: tree_map_only(Tensor, lambda t: t.detach().clone(), out)  # noqa: E731
+    outputs = _watch(model, inputs, [last], cut)
+    others = {name: p for name, p in network.skeleton.named_parameters() if name in network.params and name not in mine}
+    reached: list[str] = [name for m in inside for name in own[m]]
+    if outputs.requires_grad and others:
+        found = torch.autograd.grad(outputs.sum(), list(others.values()), allow_unused=True)
+        reached += [name for name, g in zip(others, found, strict=True) if g is not None]
+    if reached:
+        raise InputError(
+            f"The 'over' of Laplace must be names of parameters for a network without one last layer: its output comes "
+            f"from {', '.join(mine)}, but also from {', '.join(reached)} beside it. Got 'last' instead."
+        )
+    return mine
+
+
+def _owners(root: nn.Module, called: set[nn.Module], names: Mapping[int, str]) -> dict[nn.Module, list[str]]:
+    """Whose each parameter is: of the module that holds it, or of the nearest one around it that was called."""
+    own: dict[nn.Module, list[str]] = {}
+
+    def visit(module: nn.Module, around: nn.Module) -> None:
+        around = module if module in called else around
+        mine = own.setdefault(around, [])
+        mine += [name for p in module._parameters.values() if (name := names.get(id(p))) and name not in mine]
+        for child in module.children():
+            visit(child, around)
+
+    visit(root, root)
+    return own
+
+
+def _watch(model: Model, inputs: Batch, modules: Any, hook: Callable[..., Any]) -> Tensor:
+    """The outputs of one pass in evaluation mode with a hook on some modules."""
+    handles = [module.register_forward_hook(hook) for module in modules]
+    try:
+        with torch.enable_grad():
+            return model.network(model.network.initial, inputs, {}, train=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# One pass over the data.
+
+
+def check_kind(kind: str, samples: int, generator: torch.Generator | None) -> None:
+    """Refuse a kind of curvature that there isn't, and a sampled one without noise."""
+    require(kind in KINDS, "curvature", "Laplace", f"be among {', '.join(KINDS)}", repr(kind))
+    require(whole(samples, 1), "samples", "Laplace", "be a whole number from 1", repr(samples))
+    need = kind == "fisher" and generator is None
+    require(not need, "generator", "Laplace", "be a torch.Generator for the sampled Fisher", None)
+
+
+def check_curvature(values: Tensor) -> None:
+    """Refuse a curvature with NaN or infinity in it."""
+    finite = bool(torch.isfinite(values).all())
+    require(finite, "curvature", "Laplace", "be finite at the weights", "NaN or infinity, as of a fit that diverged")
+
+
+@dataclass(frozen=True, eq=False)
+class Roots:
+    """The columns s_c of one kind of curvature: H = sum_n sum_c (J_n' s_cn)(J_n' s_cn)'.
+
+    They are the exact roots of L_n, or the scores at labels that are drawn or observed.
+    """
+
+    target: Target
+    w: Tensor
+    kind: Kind
+    samples: int = 1
+    generator: torch.Generator | None = None
+
+    def count(self, rest: torch.Size) -> int:
+        """C, how many columns a datum with outputs of this shape has at most."""
+        return {"ggn": rest.numel(), "fisher": self.samples, "empirical": 1}[self.kind]
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The columns at arranged outputs (n, *rest), (C, n, *rest)."""
+        assert isinstance(self.target.model, Model)
+        likelihood, learnt = self.target.model.likelihood, self.target.model.learnt_at(self.w)
+        if self.kind == "ggn":
+            return likelihood.roots(outputs, learnt)
+        if self.kind == "empirical":
+            return likelihood.score(outputs, targets, learnt)[None]
+        assert self.generator is not None
+        drawn = [likelihood.draw(outputs, learnt, self.generator) for _ in range(self.samples)]
+        return torch.stack([likelihood.score(outputs, y, learnt) for y in drawn]) / math.sqrt(self.samples)
+
+
+# What every structure does.
+
+
+class Curvature(ABC):
+    """H over the p coordinates of a selection, in one structure."""
+
+    structure: ClassVar[str]  # how a method calls it
+    selection: Selection
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "structure" in vars(cls):
+            STRUCTURES[cls.structure] = cls
+
+    @classmethod
+    @abstractmethod
+    def of(
+        cls,
+        target: Target,
+        w: Tensor,
+        data: Data,
+        selection: Selection,
+        kind: Kind = "ggn",
+        samples: int = 1,
+        generator: torch.Generator | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+        limit: int = MEMORY_LIMIT,
+    ) -> Curvature:
+        """H at w (P,), with the network in evaluation mode, in chunks that hold up to `limit` bytes at a time."""
+
+    @abstractmethod
+    def gaussian(self, precision: Tensor, scale: float = 1.0) -> Gaussian:
+        """N(0, (scale H + diag(precision))^-1) for a precision (p,)."""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """The diagonal of H, (p,)."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """H, (p, p), for small problems."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What a file keeps."""
+
+    def own(self) -> dict[str, Any]:
+        """What a file keeps beside tensors, as JSON; `of_tensors` gets it back."""
+        return {}
+
+    @classmethod
+    @abstractmethod
+    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> Curvature:
+        """The curvature that a file kept."""
+
+    def notes(self) -> list[str]:
+        """Sentences on what is coarser than the structure says."""
+        return []
+
+    def checked(self, precision: Tensor, scale: float) -> tuple[Tensor, float]:
+        """The arguments of `gaussian`, or the sentence that says why not."""
+        p, owner = self.selection.size, type(self).__name__
+        shaped = isinstance(precision, Tensor) and tuple(precision.shape) == (p,)
+        got = tuple(precision.shape) if isinstance(precision, Tensor) else type(precision).__name__
+        require(shaped, "precision", owner, f"be a tensor of {p} numbers", got)
+        low = float(precision.min())
+        finite = math.isfinite(float(precision.sum())) and low >= 0
+        require(finite, "precision", owner, "hold finite numbers from 0", low)
+        require(0 < scale < math.inf, "scale", owner, "be a positive number", scale)
+        return precision, float(scale)
+
+
+class Gaussian(ABC):
+    """N(0, Q^-1) over p coordinates, by its precision Q."""
+
+    log_det: Tensor  # log det Q, float64, ()
+
+    @abstractmethod
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        """n draws, (n, p)."""
+
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """The diagonal of Q^-1, (p,)."""
+
+    @abstractmethod
+    def solve(self, v: Tensor) -> Tensor:
+        """Q^-1 v for v (..., p)."""
+
+    @abstractmethod
+    def quadratic(self, v: Tensor) -> Tensor:
+        """v' Q v for v (..., p), (...)."""
+
+    @abstractmethod
+    def output_covariance(self, rows: Rows) -> Tensor:
+        """J Q^-1 J' for each datum, (n, C, C)."""

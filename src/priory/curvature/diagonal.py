@@ -1,0 +1,114 @@
+"""The diagonal of the curvature, one number a coordinate.
+
+    diag H = sum_n sum_c (J_n' s_cn)^2        elementwise
+
+A layer at one position a datum needs no gradient of any datum for it: (g a')^2 = g^2 (a^2)', so that a product of
+squares a layer is all. Elsewhere each datum's gradient is formed, a few data at a time. Time: C backward passes over
+the N data and a product a layer, or C T products at T positions; memory p, beside what `taps` holds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from priory.curvature.base import Curvature, Gaussian, Kind, Selection
+from priory.curvature.taps import rooted
+from priory.errors import InputError
+from priory.network import MEMORY_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from priory.curvature.taps import Rows
+    from priory.data import Data
+    from priory.target import Target
+
+
+class Diagonal(Curvature):
+    """H without its entries off the diagonal."""
+
+    structure: ClassVar[str] = "diag"
+
+    def __init__(self, selection: Selection, values: Tensor) -> None:
+        self.selection, self.values = selection, values
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        w: Tensor,
+        data: Data,
+        selection: Selection,
+        kind: Kind = "ggn",
+        samples: int = 1,
+        generator: torch.Generator | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+        limit: int = MEMORY_LIMIT,
+    ) -> Diagonal:
+        """The diagonal of H at w by one pass over the data; `limit` is in bytes, for what is held at a time."""
+        total, among, seen = w.new_zeros(0), None, 0
+        for rows in rooted(target, w, data, selection, kind, samples, generator, buffers, limit):
+            total = total if seen else w.new_zeros(rows.touched)
+            for part in rows.parts:
+                part.place.add(part.squares(), total)
+            seen, among = seen + len(rows), rows.among
+        total = total if among is None else total[among]
+        return cls(selection, total * ((target.num_data or seen) / seen))  # a loader may drop its last rows
+
+    def gaussian(self, precision: Tensor, scale: float = 1.0) -> DiagonalGaussian:
+        precision, scale = self.checked(precision, scale)
+        total = scale * self.values + precision
+        none = int((total <= 0).sum())
+        if none:
+            raise InputError(
+                f"The prior's precision must be above zero where the data say nothing. Got zero and a curvature of "
+                f"zero at {none} of {len(total)} coordinates instead: give the weights a proper prior."
+            )
+        return DiagonalGaussian(total)
+
+    def diagonal(self) -> Tensor:
+        return self.values
+
+    def dense(self) -> Tensor:
+        return torch.diag(self.values)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"values": self.values}
+
+    @classmethod
+    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> Diagonal:
+        return cls(selection, tensors["values"], **own)
+
+
+class DiagonalGaussian(Gaussian):
+    """N(0, Q^-1) with a diagonal Q."""
+
+    def __init__(self, precision: Tensor) -> None:
+        self.precision = precision
+        self.log_det = precision.double().log().sum()
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        q = self.precision
+        noise = torch.randn(n, len(q), dtype=q.dtype, device=q.device, generator=generator)
+        return noise.mul_(q.rsqrt())
+
+    def variance(self) -> Tensor:
+        return 1 / self.precision
+
+    def solve(self, v: Tensor) -> Tensor:
+        return v / self.precision
+
+    def quadratic(self, v: Tensor) -> Tensor:
+        return (v.square() * self.precision).sum(-1)
+
+    def output_covariance(self, rows: Rows) -> Tensor:
+        variance = self.variance()
+        if rows.among is not None:  # the other coordinates don't move
+            variance = variance.new_zeros(rows.touched).index_copy_(0, rows.among, variance)
+        total = rows.outputs.new_zeros(len(rows), rows.count, rows.count)
+        for part in rows.parts:
+            total += part.covariance(part.place.read(variance))
+        return total

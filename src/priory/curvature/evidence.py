@@ -1,0 +1,481 @@
+"""The evidence of a Gaussian around a mode, and the prior precisions and the noise that maximise it (MacKay 1992).
+
+    log p(D) ~ log p(D|w) + log p(w) + p/2 log 2 pi - 1/2 log det Q,    Q = H + diag(tau)
+
+over the p coordinates that the curvature H is of; whatever stays a point (other weights, a noise) is given, and its
+own prior is no part of the number. Exact for linear regression. At temperature T both logarithms and both parts of Q
+are weighted as `Target` weights them: a log p(D|w) + b log p(w) and Q = a H + b diag(tau).
+
+Type-II maximum likelihood. With Sigma = Q^-1, a factor delta on the precisions tau0 of a group of n weights, and a
+noise of scale s, on which H depends as s^-2:
+
+    gamma   = sum_i (1 - tau_i Sigma_ii)                  how many of the weights the data determine
+    delta   = gamma_group / sum_i tau0_i (w_i - m_i)^2
+    s^2     = sum_n omega_n r_n^2 / (N d - gamma)         residuals r; omega is 1 for Gaussian noise, and
+                                                          (df + 1) / (df + r^2 / s^2) for Student's t
+
+are where the gradients in log delta and log s^2 vanish, and each update moves up its own gradient. All are taken
+together; where the evidence would fall, half of the move in logarithms is tried, and half of that: it never falls by
+more than rounding. For one noise an output, gamma of output d is the trace of J_d Sigma J_d' / s_d^2, and H is computed
+anew. Other parameters of a likelihood stay as they are. Cost of an update: one `Curvature.gaussian` with its variances;
+with one noise an output, two passes over the data beside.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent
+
+from priory.curvature.taps import rows
+from priory.errors import InputError, require, whole
+from priory.likelihoods import Gaussian as GaussianNoise
+from priory.likelihoods.scale import LocationScale
+from priory.model import Model
+from priory.priors.hierarchical import Hierarchical, precision_name
+
+if TYPE_CHECKING:
+    from priory.curvature.base import Curvature, Gaussian, Kind, Selection
+    from priory.data import Data
+    from priory.target import Target
+
+By = Literal["scalar", "layer", "parameter"]
+BY: tuple[By, ...] = ("scalar", "layer", "parameter")
+LOW, HIGH = 1e-8, 1e8  # a factor, and the ratio of two variances of a noise, stay within
+HALVINGS = 30  # of a move that lowers the evidence, before none is made
+SETTLED = 1e-6  # a move of all logarithms below which nothing moves
+ROWS = 1024
+
+
+# The evidence.
+
+
+def log_evidence(
+    target: Target, w: Tensor, gaussian: Gaussian, log_likelihood: Tensor | float, selection: Selection
+) -> Tensor:
+    """a log p(D|w) + b log p(w) + p/2 log 2 pi - 1/2 log det Q, float64, ().
+
+    `log_likelihood` is log p(D|w) over all the data, untempered; `gaussian` has the precision Q over `selection`.
+    """
+    a, b = weights(target)
+    log_prior = log_prior_of(target, w, selection)
+    volume = 0.5 * selection.size * math.log(2 * math.pi) - 0.5 * gaussian.log_det.double()
+    total = a * torch.as_tensor(log_likelihood, dtype=torch.float64) + b * log_prior.cpu() + volume.cpu()
+    if b != 1 and not isinstance(target.model, Model):
+        total = total + (1 - b) * target.model.layout.log_det(w).double().cpu()  # a density's volume has no temperature
+    return total
+
+
+def weights(target: Target) -> tuple[float, float]:
+    """a and b: what log p(D|w) and log p(w) are multiplied by in the tempered log joint."""
+    return 1 / target.temperature, target.prior_weight / target.temperature
+
+
+def log_prior_of(target: Target, w: Tensor, selection: Selection) -> Tensor:
+    """log p of the selected coordinates of w (P,), given the others, float64, (); of a density, all of log p(w)."""
+    if not isinstance(target.model, Model):
+        return target.log_prior(w).double()
+    loc, precision = _gaussian_part(target.model, w)
+    at = selection.places
+    d, tau = (w - loc)[at].double(), precision[at].double()
+    log_tau = torch.where(tau > 0, tau, 2 * math.pi).log() - math.log(2 * math.pi)  # a flat coordinate says nothing
+    return 0.5 * (log_tau - tau * d * d).sum() + _without_gaussians(target.model, selection.names)(w).double()
+
+
+def prior_precision(target: Target, w: Tensor) -> Tensor:
+    """-d2 log p(w) / dw_i^2 of a model's prior at w (P,), zero where the prior is flat or convex there, (P,)."""
+    model = target.model
+    assert isinstance(model, Model)
+    precision = _gaussian_part(model, w)[1].clone()
+    for block, believed in model.prior.others:
+        if isinstance(believed, Hierarchical):
+            continue
+        base = believed.base_dist if isinstance(believed, Independent) else believed
+        if tuple(base.event_shape) != ():
+            raise InputError(
+                f"The prior of '{block.name}' must be a product over single weights for a Laplace approximation. "
+                f"Got {type(base).__name__} instead."
+            )
+    if any(isinstance(believed, Distribution) for _, believed in model.prior.others):
+        leaf = w.detach().requires_grad_()
+        with torch.enable_grad():
+            value = _without_gaussians(model, model.layout.names)(leaf)
+            (slope,) = torch.autograd.grad(value, leaf, create_graph=True)
+            # a product over single weights: the rows of its Hessian have one entry, which their sum is
+            curved = slope.requires_grad
+            bend = torch.autograd.grad(slope.sum(), leaf)[0] if curved else torch.zeros_like(w)
+        precision += bend.neg().clamp_min(0)
+    return precision
+
+
+def _gaussian_part(model: Model, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Location and precision of the Gaussian coordinates, a learnt precision at its value, zeros elsewhere, (P,)."""
+    prior = model.prior
+    precision = prior.precision
+    learnt = [block for block, believed in prior.others if isinstance(believed, Hierarchical)]
+    if learnt:
+        precision = precision.clone()
+        for block in learnt:
+            precision[block.start : block.stop] = w[model.layout[precision_name(block.name)].start].exp()
+    return prior.loc, precision
+
+
+def _without_gaussians(model: Model, names: tuple[str, ...]) -> Callable[[Tensor], Tensor]:
+    """log p of the parameters of these names whose prior is not Gaussian, as a function of w."""
+    prior = copy.copy(model.prior)
+    prior.others = [(b, d) for b, d in prior.others if b.name in names and not isinstance(d, Hierarchical)]
+    return prior.log_prob_of_others
+
+
+def scaled(target: Target, factors: Mapping[str, Tensor]) -> Target:
+    """The target with the precisions of its prior multiplied: see `Prior.scaled`. The model is a copy."""
+    if not factors or not isinstance(target.model, Model):
+        return target
+    model = copy.copy(target.model)
+    model.prior = model.prior.scaled(factors)
+    return replace(target, model=model)
+
+
+# Its maximum.
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What the evidence chose, and the Gaussian there."""
+
+    target: Target  # with the scaled prior
+    w: Tensor  # (P,), with the noise set
+    factors: dict[str, Tensor]  # what `target`'s prior was multiplied by, by the parameter's name
+    noise: dict[str, Tensor]  # what the likelihood learnt, by its name, such as "likelihood.noise"
+    curvature: Curvature
+    scale: float  # Q = scale H + diag(precision), with the noise's part and 1/T in it
+    precision: Tensor  # (p,), of the prior, with its temperature
+    gaussian: Gaussian  # N(0, Q^-1)
+    log_evidence: float
+    trace: list[float]  # the evidence before, and after each update
+    notes: list[str]  # sentences on what was left as it is
+
+
+def tune(
+    target: Target,
+    w: Tensor,
+    curvature: Curvature,
+    data: Data,
+    buffers: Mapping[str, Tensor] | None = None,
+    by: By | None = "scalar",
+    noise: bool = True,
+    kind: Kind = "ggn",
+    again: Callable[[Tensor], Curvature] | None = None,
+    steps: int = 100,
+) -> Tuned:
+    """Maximise the evidence at the vector w (P,) over factors on the prior's precisions and over a learnt noise.
+
+    `by` is one factor for all selected weights ("scalar"), one a module ("layer"), one a weight ("parameter", for the
+    structures "diag" and "full"), or None for the prior as it is. `curvature` is H at w of this `kind`; `again`
+    computes it at another vector, which one noise an output needs. Only Gaussian priors are scaled, and only where H
+    has coordinates.
+    """
+    model = target.model
+    if not isinstance(model, Model):
+        raise InputError("The evidence tunes the prior of a Model: a Density has its prior inside.")
+    require(by is None or by in BY, "tune", "Laplace", f"be None or among {', '.join(BY)}", repr(by))
+    require(whole(steps, 1), "steps", "tune", "be a whole number from 1", steps)
+    fine = by != "parameter" or curvature.structure in ("diag", "full")
+    require(fine, "structure", "Laplace", "be 'diag' or 'full' for tune='parameter'", repr(curvature.structure))
+    groups = Groups.of(model, w, curvature.selection, by)
+    found = Scale.of(target, w, data, buffers, kind, again) if noise else Scale.none(target, w, data, buffers)
+    fixed = prior_precision(target, w)[curvature.selection.places].double()
+    climb = Climb(target, w, curvature, groups, found, fixed, data, buffers, again)
+    here = climb.at(climb.start())
+    trace = [float(here.value)]
+    for _ in range(steps if len(here.theta) else 0):
+        move = climb.update(here) - here.theta
+        there = climb.better(here, move)
+        if there is None:
+            break
+        gain, moved = float(there.value - here.value), float((there.theta - here.theta).abs().max())
+        here = there
+        trace.append(float(here.value))
+        if moved < SETTLED or gain <= climb.rounding(here):
+            break
+    return climb.result(here, trace)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which selected coordinates share a factor, and what their weights say of it."""
+
+    index: Tensor  # (p,), the group of each coordinate; the last one, G, is of those that have no factor
+    count: Tensor  # n, (G,)
+    square: Tensor  # sum_i tau0_i (w_i - m_i)^2, (G,)
+    tau: Tensor  # tau0 of each coordinate, (p,), float64
+
+    @classmethod
+    def of(cls, model: Model, w: Tensor, selection: Selection, by: By | None) -> Groups:
+        loc, precision = _gaussian_part(model, w)
+        tau, d = precision[selection.places].double(), (w - loc)[selection.places].double()
+        label = torch.zeros_like(selection.places)
+        if by == "layer":
+            modules = {name: name.rpartition(".")[0] for name in selection.names}
+            number = {module: i for i, module in enumerate(dict.fromkeys(modules.values()))}
+            for name, span in selection.spans().items():
+                label[span] = number[modules[name]]
+        elif by == "parameter":
+            label = torch.arange(selection.size, device=label.device)
+        free = cls._free(model, selection, tau, by)
+        if by is not None and not bool(free.any()):
+            raise InputError("The 'tune' of Laplace must have a Gaussian prior to scale. Got none among the weights.")
+        groups = label[free].unique()
+        index = torch.full_like(label, len(groups))
+        index[free] = torch.searchsorted(groups, label[free])
+        count = torch.bincount(index, minlength=len(groups) + 1)[:-1].double()
+        square = tau.new_zeros(len(groups) + 1).index_add_(0, index, tau * d * d)[:-1]
+        return cls(index, count, square, tau)
+
+    @staticmethod
+    def _free(model: Model, selection: Selection, tau: Tensor, by: By | None) -> Tensor:
+        """Which coordinates have a factor: those with a Gaussian prior; a learnt precision is one number, or none."""
+        free = (tau > 0) if by is not None else torch.zeros_like(tau, dtype=torch.bool)
+        learnt = {b.name: b.stop - b.start for b, d in model.prior.others if isinstance(d, Hierarchical)}
+        for name, span in selection.spans().items():
+            if name in learnt and (by == "parameter" or span.stop - span.start < learnt[name]):
+                free[span] = False
+        return free
+
+    def each(self, log_factors: Tensor) -> Tensor:
+        """The logarithm of each coordinate's factor, (G,) -> (p,)."""
+        return torch.cat([log_factors, log_factors.new_zeros(1)])[self.index]
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Sums over the coordinates of each group, (p,) -> (G,)."""
+        return values.new_zeros(len(self.count) + 1).index_add_(0, self.index, values)[:-1]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A noise that the evidence sets, by the residuals at w; or none, with the log-likelihood as it is."""
+
+    name: str | None  # "noise", "scale"; None where there is none to set
+    start: Tensor  # log s^2 at w, (D,): one, or one an output
+    residuals: Tensor  # (n, D), float64
+    weight: float  # how many rows each row stands for
+    likelihood: LocationScale | None
+    constant: float  # log p(D|w) where nothing is set
+    power: float  # k in H proportional to s^-2k
+    note: str | None = None
+
+    @classmethod
+    def none(
+        cls, target: Target, w: Tensor, data: Data, buffers: Mapping[str, Tensor] | None, note: str | None = None
+    ) -> Scale:
+        """Nothing to set."""
+        value = float(target.log_likelihood(w, data, buffers).double())
+        empty = torch.zeros(0, dtype=torch.float64, device=w.device)
+        return cls(None, empty, empty[None], 1.0, None, value, 1.0, note)
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        w: Tensor,
+        data: Data,
+        buffers: Mapping[str, Tensor] | None,
+        kind: Kind,
+        again: Callable[[Tensor], Curvature] | None,
+    ) -> Scale:
+        """What the likelihood learns, if it is a scale and H is a power of it."""
+        model = target.model
+        assert isinstance(model, Model)
+        likelihood = model.likelihood
+        if not likelihood.declared:
+            return cls.none(target, w, data, buffers)
+        names = ", ".join(f"likelihood.{name}" for name in likelihood.declared)
+        if not isinstance(likelihood, LocationScale):
+            note = f"{names}: left as it is, for the evidence sets the scales of Gaussian and StudentT alone."
+            return cls.none(target, w, data, buffers, note)
+        (name,) = likelihood.declared
+        value = model.learnt_at(w)[name].double().reshape(-1)
+        gaussian = isinstance(likelihood, GaussianNoise)
+        if kind not in ("ggn", "fisher") and not (gaussian and len(value) == 1):
+            note = f"{names}: left as it is, for the curvature {kind!r} is no multiple of one at another noise."
+            return cls.none(target, w, data, buffers, note)
+        if len(value) > 1 and again is None:
+            return cls.none(target, w, data, buffers, f"{names}: left as it is, one noise an output needs `again`.")
+        pieces, seen = [], 0
+        for batch in data.blocks(ROWS):
+            with torch.no_grad():
+                outputs = model.outputs(w[None], batch[:-1], buffers or {}, batch[-1].shape[1:])[0]
+            pieces.append((batch[-1].double() - outputs.double()).reshape(-1, len(value)))
+            seen += len(batch[0])
+        weight = 1.0 if target.num_data is None else target.num_data / seen
+        power = 2.0 if kind == "empirical" else 1.0  # the square of a score r / s^2
+        return cls(name, 2 * value.log(), torch.cat(pieces), weight, likelihood, 0.0, power)
+
+    def log_likelihood(self, log_square: Tensor) -> float:
+        """log p(D|w) at the noise exp(log_square / 2)."""
+        if self.likelihood is None:
+            return self.constant
+        values = self.likelihood.log_prob(*self._as_data(log_square))
+        return self.weight * float(values.sum())
+
+    def update(self, log_square: Tensor, gamma: Tensor) -> Tensor:
+        """The next log s^2, (D,), where gamma of the weights, (D,), are determined by each output."""
+        if self.likelihood is None:
+            return log_square
+        outputs, targets, learnt = self._as_data(log_square)
+        score = self.likelihood.score(outputs, targets, learnt).reshape(-1, len(log_square))
+        square = self.weight * (self.residuals * score).sum(0) * log_square.exp()  # omega r^2 = s^2 r score
+        rest = self.weight * len(self.residuals) - self.power * gamma
+        return _log_ratio(square, rest)
+
+    def _as_data(self, log_square: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Residuals as targets of outputs that are zero, for the likelihood's own functions."""
+        assert self.name is not None
+        one = len(log_square) == 1
+        r, s = (self.residuals[:, 0], log_square[0]) if one else (self.residuals, log_square)
+        return torch.zeros_like(r), r, {self.name: (0.5 * s).exp()}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Hyper-parameters, the Gaussian there, and the evidence."""
+
+    theta: Tensor  # log delta of each group, then log s^2 of each noise
+    curvature: Curvature
+    scale: float
+    gaussian: Gaussian
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class Climb:
+    """The evidence as a function of theta = (log delta, log s^2), and the update that climbs it."""
+
+    target: Target
+    w: Tensor
+    curvature: Curvature
+    groups: Groups
+    noise: Scale
+    fixed: Tensor  # the prior's precision at each selected coordinate before any factor, (p,)
+    data: Data
+    buffers: Mapping[str, Tensor] | None
+    again: Callable[[Tensor], Curvature] | None
+
+    def start(self) -> Tensor:
+        """The hyper-parameters as they are."""
+        return torch.cat([torch.zeros_like(self.groups.count), self.noise.start])
+
+    def at(self, theta: Tensor) -> Place:
+        log_delta, log_square = self.cut(theta)
+        a, b = weights(self.target)
+        factors = self.groups.each(log_delta)
+        curvature, scale = self.curvature, a
+        if len(log_square) == 1:
+            scale = a * math.exp(self.noise.power * float(self.noise.start - log_square))
+        elif len(log_square) > 1:
+            assert self.again is not None
+            curvature = self.again(self.at_noise(log_square))
+        gaussian = curvature.gaussian((b * self.fixed * factors.exp()).to(self.w.dtype), scale)
+        # log p(w) changes by the factors' normalisers and squares alone
+        change = 0.5 * (self.groups.count * log_delta - self.groups.square * log_delta.expm1()).sum()
+        value = log_evidence(
+            self.target, self.w, gaussian, self.noise.log_likelihood(log_square), self.curvature.selection
+        )
+        return Place(theta, curvature, scale, gaussian, value + b * change.cpu())
+
+    def update(self, here: Place) -> Tensor:
+        """Where MacKay's formulas lead from here."""
+        log_delta, log_square = self.cut(here.theta)
+        a, b = weights(self.target)
+        variance = here.gaussian.variance().double()
+        tau = self.groups.tau * self.groups.each(log_delta).exp()
+        determined = self.groups.count - self.groups.sums(tau * variance)
+        delta = _log_ratio(determined, self.groups.square)
+        if len(log_square) == 1:
+            share = b * self.fixed * self.groups.each(log_delta).exp() * variance
+            gamma = (1 - share).sum()[None] / a
+        else:
+            gamma = self.per_output(here, log_square) if len(log_square) else log_square
+        square = self.noise.update(log_square, gamma)
+        bounds = self.start()
+        return torch.cat([delta, square]).clamp(bounds + math.log(LOW), bounds + math.log(HIGH))
+
+    def per_output(self, here: Place, log_square: Tensor) -> Tensor:
+        """How many of the weights each output determines: the trace of J_d Sigma J_d' L_dd over the data, (D,)."""
+        model, w = self.target.model, self.at_noise(log_square)
+        assert isinstance(model, Model)
+        total = torch.zeros_like(log_square)
+        for batch in self.data.blocks(ROWS):
+            for some in rows(self.target, w, batch[:-1], self.curvature.selection, buffers=self.buffers):
+                spread = here.gaussian.output_covariance(some).diagonal(dim1=-2, dim2=-1).double()
+                informed = model.likelihood.roots(some.outputs, model.learnt_at(w)).double().square().sum(0)
+                total += (informed.reshape(spread.shape) * spread).reshape(-1, len(total)).sum(0)
+        return self.noise.weight * total
+
+    def better(self, here: Place, move: Tensor) -> Place | None:
+        """The place after a move, or the first of its halves, from which the evidence is no lower."""
+        for half in range(HALVINGS):
+            there = self.at(here.theta + move / 2**half)
+            if bool(there.value >= here.value - self.rounding(here)):
+                return there
+        return None
+
+    def rounding(self, here: Place) -> float:
+        """A difference of the evidence that means nothing in the weights' type."""
+        return 4 * torch.finfo(self.w.dtype).eps * (1 + abs(float(here.value)))
+
+    def cut(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The logarithms of factors (G,), and of squared noises (D,)."""
+        return theta[: len(self.groups.count)], theta[len(self.groups.count) :]
+
+    def at_noise(self, log_square: Tensor) -> Tensor:
+        """W with the noise set."""
+        if self.noise.name is None:
+            return self.w
+        block, w = self.target.model.layout[f"likelihood.{self.noise.name}"], self.w.clone()
+        value = (0.5 * log_square).exp().to(w).reshape(block.shape)
+        w[block.start : block.stop] = block.bijector.inverse(value).reshape(-1)
+        return w
+
+    def result(self, here: Place, trace: list[float]) -> Tuned:
+        """What was found, with the Gaussian as the scaled target makes it."""
+        log_delta, log_square = self.cut(here.theta)
+        w, model = self.at_noise(log_square), self.target.model
+        assert isinstance(model, Model)
+        factors: dict[str, Tensor] = {}
+        log_factors, selection = self.groups.each(log_delta), self.curvature.selection
+        learnt = {block.name for block, believed in model.prior.others if isinstance(believed, Hierarchical)}
+        for name, span in selection.spans().items():
+            block, own = model.layout[name], log_factors[span]
+            if not bool((self.groups.index[span] < len(log_delta)).any()):
+                continue
+            if name in learnt:
+                w[model.layout[precision_name(name)].start] += own[0].to(w)
+                continue
+            if len(own) == block.stop - block.start and bool((own == own[0]).all()):
+                factors[name] = own[0].exp().to(w)
+                continue
+            factors[name] = torch.ones(block.stop - block.start, dtype=w.dtype, device=w.device)
+            factors[name][selection.places[span] - block.start] = own.exp().to(w)
+        target = scaled(self.target, factors)
+        precision = weights(target)[1] * prior_precision(target, w)[selection.places]
+        gaussian = here.curvature.gaussian(precision, here.scale)
+        noise = {}
+        if self.noise.name is not None:
+            noise[f"likelihood.{self.noise.name}"] = model.learnt_at(w)[self.noise.name]
+        notes = [self.noise.note] if self.noise.note else []
+        return Tuned(
+            target, w, factors, noise, here.curvature, here.scale, precision, gaussian, trace[-1], trace, notes
+        )
+
+
+def _log_ratio(top: Tensor, bottom: Tensor) -> Tensor:
+    """log(top / bottom), far down where top is not positive, far up where bottom is not: the update's bounds cut it."""
+    tiny = torch.finfo(torch.float64).tiny
+    return torch.where(bottom > 0, top.clamp_min(tiny).log() - bottom.clamp_min(tiny).log(), math.inf)

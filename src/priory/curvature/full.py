@@ -1,0 +1,181 @@
+"""The whole curvature, a dense p x p matrix.
+
+    Q = scale H + diag(precision) = L L',   w = L'^-1 e with e ~ N(0, I),   log det Q = 2 sum_i log L_ii
+
+H is the sum of R'R over a few data at a time, R (n C, p) being their rows J_n' s_cn, so that no Jacobian of all the
+data is ever held. It is kept in float64 whatever the model's type: products rounded to float32 would make it
+indefinite. Memory is 8 p^2 bytes, twice that with a Gaussian and three times while it is made; time N C p^2 to build,
+or N p^2 / 2 for one linear layer alone, and p^3 / 3 to factorise, at each call. The Hessian costs p passes backward
+through a gradient instead of C.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from priory.curvature.base import Curvature, Gaussian, Kind, Selection, check_curvature, check_kind
+from priory.curvature.products import product
+from priory.curvature.taps import Tapped, rooted
+from priory.errors import InputError, PrioryWarning
+from priory.network import MEMORY_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from priory.curvature.taps import Rows
+    from priory.data import Data
+    from priory.target import Target
+
+JITTERS = (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-9, 1e-8)  # of the mean of the diagonal
+SINGULAR = 1e-13  # what is left of a coordinate's precision, once the others are known, that is none
+
+
+class Full(Curvature):
+    """H itself."""
+
+    structure: ClassVar[str] = "full"
+
+    def __init__(self, selection: Selection, matrix: Tensor, kind: Kind = "ggn") -> None:
+        self.selection, self.matrix = selection, matrix
+        self.kind: Kind = kind
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        w: Tensor,
+        data: Data,
+        selection: Selection,
+        kind: Kind = "ggn",
+        samples: int = 1,
+        generator: torch.Generator | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+        limit: int = MEMORY_LIMIT,
+    ) -> Full:
+        """H at w by one pass over the data."""
+        check_kind(kind, samples, generator)
+        if kind == "hessian":
+            unit = torch.eye(selection.size, dtype=w.dtype, device=w.device)
+            matrix = product(target, w, data, unit, kind, selection, buffers=buffers, limit=limit).double()
+            return cls(selection, 0.5 * (matrix + matrix.mT), kind)
+        matrix, seen = torch.zeros(selection.size, selection.size, dtype=torch.float64, device=w.device), 0
+        for rows in rooted(target, w, data, selection, kind, samples, generator, buffers, limit):
+            seen += len(rows)
+            part = rows.parts[0]
+            if len(rows.parts) == 1 and rows.among is None and isinstance(part, Tapped) and part.a.shape[1] == 1:
+                add_layer(part, matrix)
+                continue
+            for few in rows.chunks(limit):
+                flat = few.dense().flatten(0, 1).double()  # (n C, p)
+                matrix.addmm_(flat.mT, flat)
+        return cls(selection, matrix.mul_((target.num_data or seen) / seen), kind)  # a loader may drop its last rows
+
+    def gaussian(self, precision: Tensor, scale: float = 1.0) -> FullGaussian:
+        precision, scale = self.checked(precision, scale)
+        check_curvature(self.matrix)
+        matrix = scale * self.matrix
+        matrix.diagonal().add_(precision.double())
+        return FullGaussian(factorise(matrix, precision, self.kind), precision.dtype)
+
+    def diagonal(self) -> Tensor:
+        return self.matrix.diagonal().clone()
+
+    def dense(self) -> Tensor:
+        return self.matrix
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"matrix": self.matrix}
+
+    def own(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+    @classmethod
+    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> Full:
+        return cls(selection, tensors["matrix"], **own)
+
+
+class FullGaussian(Gaussian):
+    """N(0, Q^-1) by the Cholesky factor of Q; results are in the model's type."""
+
+    def __init__(self, root: Tensor, dtype: torch.dtype) -> None:
+        self.root, self.dtype = root, dtype
+        self.log_det = 2 * root.diagonal().log().sum()
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        p, device = len(self.root), self.root.device
+        noise = torch.randn(n, p, dtype=self.dtype, device=device, generator=generator).double()
+        return torch.linalg.solve_triangular(self.root, noise, upper=False, left=False).to(self.dtype)
+
+    def variance(self) -> Tensor:
+        unit = torch.eye(len(self.root), dtype=self.root.dtype, device=self.root.device)
+        inverse = torch.linalg.solve_triangular(self.root, unit, upper=False)
+        return inverse.square_().sum(0).to(self.dtype)
+
+    def solve(self, v: Tensor) -> Tensor:
+        flat = v.reshape(-1, v.shape[-1]).double()
+        return torch.cholesky_solve(flat.mT, self.root).mT.reshape(v.shape).to(v.dtype)
+
+    def quadratic(self, v: Tensor) -> Tensor:
+        return (v.double() @ self.root).square().sum(-1).to(v.dtype)
+
+    def output_covariance(self, rows: Rows) -> Tensor:
+        return torch.cat([self._between(few.dense()) for few in rows.chunks()])
+
+    def _between(self, jacobian: Tensor) -> Tensor:
+        """J Q^-1 J' of a few data, (n, C, p) -> (n, C, C)."""
+        flat = jacobian.flatten(0, 1).double()
+        half = torch.linalg.solve_triangular(self.root, flat.mT, upper=False).mT.reshape(jacobian.shape)
+        return (half @ half.mT).to(jacobian.dtype)
+
+
+def add_layer(layer: Tapped, matrix: Tensor) -> None:
+    """Add sum_n (sum_c g_cn g_cn') x a_n a_n', the curvature of one layer, by N p^2 / 2 products."""
+    a, g = layer.a[:, 0].double(), layer.g[:, :, 0].double()  # (n, in), (C, n, out)
+    out, places = g.shape[-1], layer.place.read(torch.arange(len(matrix), device=matrix.device))  # (out, in)
+    for j in range(out):
+        weights = (g[:, :, j, None] * g[:, :, j:]).sum(0)  # (n, out - j)
+        blocks = a.mT @ (weights[:, :, None] * a[:, None]).flatten(1)  # (in, (out - j) in)
+        matrix[places[j][:, None], places[j:].reshape(1, -1)] += blocks
+        matrix[places[j + 1 :].reshape(-1, 1), places[j][None]] += blocks[:, a.shape[1] :].mT
+
+
+def factorise(matrix: Tensor, precision: Tensor, kind: Kind) -> Tensor:
+    """The Cholesky factor of Q, with a little added where rounding alone stands in the way, or the sentence why not."""
+    root, failed = torch.linalg.cholesky_ex(matrix)
+    flat = not bool((precision > 0).all())  # without a prior everywhere Q may be singular, and rounding hides it
+    if not int(failed) and not (flat and float((root.diagonal().square() / matrix.diagonal()).min()) < SINGULAR):
+        return root
+    values = torch.linalg.eigvalsh(matrix)
+    low, high = float(values[0]), float(values[-1])
+    rounding = len(matrix) * torch.finfo(precision.dtype).eps * high
+    if low < -rounding:
+        raise InputError(
+            f"The curvature of kind '{kind}' plus the prior's precision must be positive definite. Got a smallest "
+            f"eigenvalue of {low:.3g} instead: w is no mode; train longer, or use curvature='ggn'."
+        )
+    if flat:
+        none = int((values <= rounding).sum())
+        raise InputError(
+            f"The prior's precision must be above zero where the data say nothing. Got zero and a curvature that is "
+            f"singular in {max(1, none)} of {len(values)} directions instead: give the weights a proper prior."
+        )
+    mean = float(matrix.diagonal().mean())
+    for jitter in JITTERS:
+        eased = matrix.clone()
+        eased.diagonal().add_(jitter * mean)
+        root, failed = torch.linalg.cholesky_ex(eased)
+        if not int(failed):
+            warnings.warn(
+                f"The precision of the Gaussian is singular to rounding, so {jitter * mean:.3g} was added to its "
+                "diagonal: standardise the inputs, or use a stronger prior.",
+                PrioryWarning,
+                stacklevel=4,
+            )
+            return root
+    raise InputError(
+        f"The precision of the Gaussian must be positive definite. Got a smallest eigenvalue of {low:.3g} instead."
+    )

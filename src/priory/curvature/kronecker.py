@@ -1,0 +1,395 @@
+"""Kronecker-factored curvature: a layer's block of H as the product of two small matrices.
+
+For a layer with d f_c / d W = sum_t g_ct a_t' (see `taps`), KFAC (Martens and Grosse 2015) takes a and g to be
+independent over the data. With B (out x out) over the rows of W and A (in x in) over its columns, bias included:
+
+    H_W ~ B x A,      A = sum_n sum_t a_nt a_nt',      B = (1 / N T) sum_n sum_t sum_c g_cnt g_cnt'        "expand"
+                      A = sum_n a_n a_n',  B = (1 / N) sum_n sum_c g_cn g_cn',  a_n = mean_t, g_cn = sum_t  "reduce"
+
+the two ways of Eschenhagen et al. (2023, "Kronecker-Factored Approximate Curvature for Modern Neural Network
+Architectures") to treat weights that act at several positions. Both are exact for a linear model with Gaussian noise,
+and for one datum at one position. Blocks of different layers are independent. An embedding has a diagonal A, the counts
+of its words. A parameter without a rule has its exact block, or above 1,024 coordinates the diagonal of it.
+
+A prior's precision that is an outer product, delta alpha_i beta_j, as any one number a weight and one a bias are, is
+met exactly: in the basis S_B x S_A in which both factors and both sides of the prior are diagonal,
+
+    Q = scale B x A + delta diag(alpha) x diag(beta)  ->  scale l_i m_j + delta e_i e_j = 1 / R_ij
+
+so that another delta costs no decomposition, and the covariance of a datum's outputs, with a and g turned into that
+basis, is sum_ij a_j^2 g_ci g_di R_ij: a product a layer, and no Jacobian.
+
+Cost: C backward passes to activations (1 a sampled label) and the products for A and B, N T (in^2 + C out^2) / 2 a
+layer; decompositions in^3 + out^3. Memory: in^2 + out^2 a layer, twice with the basis, and p numbers for R.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from priory.curvature.base import Curvature, Gaussian, Kind, Selection
+from priory.curvature.taps import Looked, Place, Plain, Tapped, rooted
+from priory.errors import InputError, require
+from priory.model import Model
+from priory.network import MEMORY_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from priory.curvature.taps import Part, Rows
+    from priory.data import Data
+    from priory.target import Target
+
+Sharing = Literal["expand", "reduce"]
+LARGEST = 1024  # coordinates of a parameter without a rule whose block is kept whole
+STRIP = 128  # columns of a symmetric product that are made at a time: half of it is never made
+
+
+# Sums over the data.
+
+
+@dataclass
+class Factors:
+    """The sums of one block: H = left x right once both are closed. A vector stands for a diagonal matrix."""
+
+    place: Place
+    left: Tensor  # over rows
+    right: Tensor  # over columns
+    positions: int = 0  # over which left or right is a mean
+
+    @classmethod
+    def empty(cls, part: Part) -> Factors:
+        rows, columns = part.place.shape
+        if isinstance(part, Tapped):
+            return cls(part.place, part.g.new_zeros(rows, rows), part.g.new_zeros(columns, columns))
+        if isinstance(part, Looked):
+            return cls(part.place, part.g.new_zeros(rows), part.g.new_zeros(columns, columns))
+        whole = (columns, columns) if columns <= LARGEST else (columns,)
+        return cls(part.place, part.rows.new_ones(1), part.rows.new_zeros(whole))
+
+    def add(self, part: Part, sharing: Sharing) -> None:
+        """Add some data to the sums."""
+        if isinstance(part, Plain):
+            if self.right.ndim == 1:
+                self.right += part.squares()[0]
+            else:
+                add_gram(self.right, part.rows.flatten(0, 1))
+        elif isinstance(part, Looked):
+            self.left.index_add_(0, part.index.flatten(), part.present.flatten())
+            add_gram(self.right, part.g.flatten(0, 2))
+            self.positions += int(part.present.sum())
+        else:
+            reduce = sharing == "reduce" and part.a.shape[1] > 1
+            a, g = (part.a.mean(1, keepdim=True), part.g.sum(2, keepdim=True)) if reduce else (part.a, part.g)
+            add_gram(self.right, a.flatten(0, 1))
+            add_gram(self.left, g.flatten(0, 2))
+            self.positions += a.shape[0] * a.shape[1]
+
+    def closed(self, factor: float) -> Factors:
+        """The factors themselves, with what the rows seen stand for."""
+        left, right = (f if f.ndim == 1 else whole(f) for f in (self.left, self.right))
+        return Factors(self.place, left * (factor / max(1, self.positions)), right)
+
+    def times(self, v: Tensor) -> Tensor:
+        """H v for v (..., rows, columns)."""
+        v = v * self.left[:, None] if self.left.ndim == 1 else self.left @ v
+        return v * self.right if self.right.ndim == 1 else v @ self.right
+
+    def diagonal(self) -> Tensor:
+        """(rows, columns)."""
+        left, right = (f if f.ndim == 1 else f.diagonal() for f in (self.left, self.right))
+        return torch.outer(left, right)
+
+
+def add_gram(total: Tensor, x: Tensor) -> None:
+    """Add x'x to the strips on and above the diagonal of a total, for x (n, k)."""
+    for start in range(0, len(total), STRIP):
+        stop = start + STRIP
+        total[start:stop, start:].addmm_(x[:, start:stop].mT, x[:, start:])
+
+
+def whole(total: Tensor) -> Tensor:
+    """A symmetric matrix from its upper half."""
+    return total.triu() + total.triu(1).mT
+
+
+# The basis in which a factor and the prior's side are both diagonal.
+
+
+@dataclass(frozen=True)
+class Side:
+    """S with S' F S = diag(values) and S' diag(prior) S = diag(share); a vector S stands for a diagonal matrix."""
+
+    prior: Tensor
+    basis: Tensor
+    values: Tensor
+    share: Tensor
+    log_det: Tensor  # of (S S')^-1, float64
+
+    @classmethod
+    def of(cls, factor: Tensor, prior: Tensor) -> Side:
+        """By whitening with the prior's side; with the sum of both where the prior is flat in some coordinates."""
+        firm = prior > 0
+        if factor.ndim == 1:
+            spread = torch.where(firm, prior, 1.0)
+            return cls(prior, spread.rsqrt(), factor / spread, firm.to(factor), spread.double().log().sum())
+        if bool(firm.all()):
+            root = prior.rsqrt()
+            values, vectors = torch.linalg.eigh(root[:, None] * factor * root)
+            share = torch.ones_like(values)
+            return cls(prior, root[:, None] * vectors, values.clamp_min(0), share, prior.double().log().sum())
+        size = float(factor.diagonal().mean()) or 1.0
+        both, failed = torch.linalg.cholesky_ex(factor / size + torch.diag(prior))
+        if int(failed):
+            raise singular(1, len(prior))
+        half = torch.linalg.solve_triangular(both, factor / size, upper=False)
+        values, vectors = torch.linalg.eigh(torch.linalg.solve_triangular(both, half.mT, upper=False))
+        basis = torch.linalg.solve_triangular(both.mT, vectors, upper=True)
+        values = values.clamp(0, 1)
+        return cls(prior, basis, size * values, 1 - values, 2 * both.diagonal().double().log().sum())
+
+    def fits(self, prior: Tensor) -> bool:
+        """Whether this prior's side is the one that the basis was made for, to rounding."""
+        return torch.allclose(self.prior, prior, rtol=16 * torch.finfo(prior.dtype).eps, atol=0)
+
+    def turned(self, x: Tensor) -> Tensor:
+        """x S, along the last dimension."""
+        return x * self.basis if self.basis.ndim == 1 else x @ self.basis
+
+    def turned_back(self, x: Tensor) -> Tensor:
+        """x S'."""
+        return x * self.basis if self.basis.ndim == 1 else x @ self.basis.mT
+
+
+def singular(none: int, size: int) -> InputError:
+    """The sentence for directions in which there is neither a prior nor curvature."""
+    return InputError(
+        f"The prior's precision must be above zero where the data say nothing. Got zero and a curvature that is "
+        f"singular in {none} of {size} directions instead: give the weights a proper prior."
+    )
+
+
+def outer(precision: Tensor) -> tuple[float, Tensor, Tensor] | None:
+    """delta, alpha and beta of a precision delta alpha_i beta_j (rows, columns), with 1 as their largest; or None."""
+    rows, columns = precision.shape
+    delta = float(precision.max())
+    if delta == 0:
+        return 0.0, precision.new_ones(rows), precision.new_ones(columns)
+    row, column = divmod(int(precision.argmax()), columns)
+    alpha, beta = precision[:, column] / delta, precision[row] / delta
+    rest = (precision / delta - torch.outer(alpha, beta)).abs().max()
+    close = float(rest) <= 64 * torch.finfo(precision.dtype).eps and bool((alpha > 0).all())
+    return (delta, alpha, beta) if close else None
+
+
+# The curvature and its Gaussian.
+
+
+class Kronecker(Curvature):
+    """H as one product of two factors a layer."""
+
+    structure: ClassVar[str] = "kron"
+
+    def __init__(self, selection: Selection, blocks: list[Factors], notes: list[str]) -> None:
+        self.selection, self.blocks, self._notes = selection, blocks, notes
+        self._sides: dict[tuple[int, str], Side] = {}
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        w: Tensor,
+        data: Data,
+        selection: Selection,
+        kind: Kind = "ggn",
+        samples: int = 1,
+        generator: torch.Generator | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+        limit: int = MEMORY_LIMIT,
+        sharing: Sharing = "expand",
+    ) -> Kronecker:
+        """The factors at w by one pass over the data; `limit` is in bytes, for what is held at a time."""
+        require(selection.whole, "over", "Laplace", "name whole parameters for structure='kron'", "single coordinates")
+        known = sharing in ("expand", "reduce")
+        require(known, "sharing", "Kronecker", "be 'expand' or 'reduce'", repr(sharing))
+        sums: dict[tuple[int, int], Factors] = {}
+        plain: dict[str, int] = {}
+        seen = 0
+        for rows in rooted(target, w, data, selection, kind, samples, generator, buffers, limit):
+            for part in rows.parts:
+                sums.setdefault(part.place.key, Factors.empty(part)).add(part, sharing)
+            plain |= {part.name: part.place.shape[1] for part in rows.parts if isinstance(part, Plain)}
+            seen += len(rows)
+        factor = (target.num_data or seen) / seen  # a loader may drop its last rows
+        notes = [note(target, name, size) for name, size in plain.items()]
+        return cls(selection, [sums[key].closed(factor) for key in sorted(sums)], notes)
+
+    def gaussian(self, precision: Tensor, scale: float = 1.0) -> KroneckerGaussian:
+        precision, scale = self.checked(precision, scale)
+        pieces: list[Piece] = []
+        for index, block in enumerate(self.blocks):
+            found = outer(block.place.read(precision))
+            if found is None:
+                raise InputError(
+                    "The prior's precision must be the product of one number a row and one a column of each weight for "
+                    "structure='kron', such as one number a weight and one a bias. Got another: use structure='diag'."
+                )
+            delta, alpha, beta = found
+            left, right = self._side(index, "left", alpha), self._side(index, "right", beta)
+            pieces.append(Piece.of(block, left, right, scale, delta))
+        return KroneckerGaussian(pieces, precision, scale)
+
+    def _side(self, index: int, name: Literal["left", "right"], prior: Tensor) -> Side:
+        """The basis of one factor, made again only for another shape of the prior."""
+        side = self._sides.get((index, name))
+        if side is None or not side.fits(prior):
+            side = self._sides[index, name] = Side.of(getattr(self.blocks[index], name), prior)
+        return side
+
+    def diagonal(self) -> Tensor:
+        found = self.blocks[0].right.new_zeros(self.selection.size)
+        for block in self.blocks:
+            block.place.add(block.diagonal(), found)
+        return found
+
+    def dense(self) -> Tensor:
+        p = self.selection.size
+        found = self.blocks[0].right.new_zeros(p, p)
+        for block in self.blocks:
+            left, right = (torch.diag(f) if f.ndim == 1 else f for f in (block.left, block.right))
+            at = block.place.read(torch.arange(p, device=found.device)).flatten()
+            found[at[:, None], at] = torch.kron(left, right)
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"{i}.{name}": getattr(b, name) for i, b in enumerate(self.blocks) for name in ("left", "right")}
+
+    def own(self) -> dict[str, Any]:
+        def pair(part: slice | None) -> list[int] | None:
+            return None if part is None else [part.start, part.stop]
+
+        places = [[pair(b.place.weight), pair(b.place.bias), list(b.place.shape)] for b in self.blocks]
+        return {"places": places, "notes": self._notes}
+
+    @classmethod
+    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> Kronecker:
+        blocks = []
+        for i, (weight, bias, shape) in enumerate(own["places"]):
+            at = [None if part is None else slice(*part) for part in (weight, bias)]
+            place = Place(at[0], at[1], (shape[0], shape[1]))
+            blocks.append(Factors(place, tensors[f"{i}.left"], tensors[f"{i}.right"]))
+        return cls(selection, blocks, own["notes"])
+
+    def notes(self) -> list[str]:
+        return list(self._notes)
+
+
+def note(target: Target, name: str, size: int) -> str:
+    """What became of a parameter without a rule."""
+    assert isinstance(target.model, Model)
+    owner = target.model.network.skeleton.get_submodule(name.rpartition(".")[0])
+    kept = "exact block" if size <= LARGEST else "exact diagonal"
+    return f"{name} of {type(owner).__name__}: {kept}, no Kronecker rule"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One block of the Gaussian, in the basis in which it is diagonal."""
+
+    block: Factors
+    left: Side
+    right: Side
+    values: Tensor  # 1 / R, (rows, columns)
+
+    @classmethod
+    def of(cls, block: Factors, left: Side, right: Side, scale: float, delta: float) -> Piece:
+        curved = torch.outer(scale * left.values, right.values)
+        share = torch.outer(left.share, right.share)
+        eps = torch.finfo(curved.dtype).eps
+        if delta == 0 or float(share.min()) < 16 * eps:  # only there may a direction have neither
+            rounding = max(curved.shape) * eps * float(curved.max())
+            none = int(((curved <= rounding) & (delta * share <= 16 * eps * delta)).sum())
+            if none:
+                raise singular(none, curved.numel())
+        return cls(block, left, right, curved.add_(share, alpha=delta))
+
+    def turned(self, x: Tensor) -> Tensor:
+        """S_B' x S_A for x (..., rows, columns)."""
+        return self.left.turned(self.right.turned(x).mT).mT
+
+    def turned_back(self, x: Tensor) -> Tensor:
+        """S_B x S_A'."""
+        return self.left.turned_back(self.right.turned_back(x).mT).mT
+
+    def log_det(self) -> Tensor:
+        rows, columns = self.values.shape
+        return self.values.double().log().sum() + columns * self.left.log_det + rows * self.right.log_det
+
+    def variance(self) -> Tensor:
+        """(rows, columns)."""
+        left, right = (replace(side, basis=side.basis.square()) for side in (self.left, self.right))
+        return left.turned_back(right.turned_back(1 / self.values).mT).mT
+
+    def covariance(self, part: Part) -> Tensor:
+        """The block's share of J Q^-1 J', (n, C, C)."""
+        left, right, place = self.left, self.right, part.place
+        if isinstance(part, Tapped):
+            part = Tapped(place, right.turned(part.a), left.turned(part.g))
+        elif isinstance(part, Looked):
+            g = part.g * left.basis[part.index].unsqueeze(-1)
+            part = Looked(place, part.index, part.present, right.turned(g))
+        else:
+            part = Plain(place, right.turned(part.rows), part.name)
+        return part.covariance(1 / self.values)
+
+
+class KroneckerGaussian(Gaussian):
+    """N(0, Q^-1), block by block."""
+
+    def __init__(self, pieces: list[Piece], precision: Tensor, scale: float) -> None:
+        self.pieces, self.precision, self.scale = pieces, precision, scale
+
+    @cached_property
+    def log_det(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride] - worked out when asked for
+        return torch.stack([piece.log_det() for piece in self.pieces]).sum()
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        q = self.precision
+        noise = torch.randn(n, len(q), dtype=q.dtype, device=q.device, generator=generator)
+        found = torch.zeros_like(noise)
+        for piece in self.pieces:
+            z = piece.block.place.read(noise) * piece.values.rsqrt()
+            piece.block.place.add(piece.turned_back(z), found)
+        return found
+
+    def variance(self) -> Tensor:
+        found = torch.zeros_like(self.precision)
+        for piece in self.pieces:
+            piece.block.place.add(piece.variance(), found)
+        return found
+
+    def solve(self, v: Tensor) -> Tensor:
+        found = torch.zeros_like(v)
+        for piece in self.pieces:
+            z = piece.turned(piece.block.place.read(v)) / piece.values
+            piece.block.place.add(piece.turned_back(z), found)
+        return found
+
+    def quadratic(self, v: Tensor) -> Tensor:
+        total = (v.square() * self.precision).sum(-1)
+        for piece in self.pieces:
+            x = piece.block.place.read(v)
+            total = total + self.scale * (x * piece.block.times(x)).sum((-2, -1))
+        return total
+
+    def output_covariance(self, rows: Rows) -> Tensor:
+        pieces = {piece.block.place.key: piece for piece in self.pieces}
+        total = rows.outputs.new_zeros(len(rows), rows.count, rows.count)
+        for part in rows.parts:
+            total += pieces[part.place.key].covariance(part)
+        return total

@@ -1,0 +1,132 @@
+"""Products of the curvature with vectors, without the matrix (Pearlmutter 1994; Schraudolph 2002).
+
+    GGN and Fisher:   v -> J v -> s' J v -> s s' J v -> J' s s' J v,    summed over data and columns s
+    Hessian:          v -> d/dw (g(w)' v),                              with g the gradient of -log p(D|w)
+
+J v is taken by differentiating J'u, which is linear in u, once more: u -> J'u -> d(v'J'u)/du = J v. So every network
+that autograd can differentiate twice has products, forward mode or not. One pass over the data serves all k vectors.
+Time is that of 3 k passes backward a datum (GGN) or 2 k (Hessian); memory k times the activations of a few data, and
+k p.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from priory.curvature.base import BLOCK, Kind, Roots, Selection, check_kind, select
+from priory.curvature.per_datum import parameters, twice_differentiable
+from priory.errors import require
+from priory.model import Model
+from priory.network import MEMORY_LIMIT, checked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from priory.data import Batch, Data
+    from priory.target import Target
+
+GRAPH = 8  # numbers held for each activation by a graph that is differentiated again
+
+
+def product(
+    target: Target,
+    w: Tensor,
+    data: Data,
+    v: Tensor,
+    kind: Kind = "ggn",
+    selection: Selection | None = None,
+    samples: int = 1,
+    generator: torch.Generator | None = None,
+    buffers: Mapping[str, Tensor] | None = None,
+    limit: int = MEMORY_LIMIT,
+) -> Tensor:
+    """H v at w (P,) for v (p,) or (k, p), over the selection (the whole network unless given).
+
+    The sampled Fisher draws its labels anew at each call, from the generator.
+    """
+    model = target.model
+    assert isinstance(model, Model)
+    check_kind(kind, samples, generator)
+    selection = select(model) if selection is None else selection
+    shaped = v.ndim in (1, 2) and v.shape[-1] == selection.size
+    require(shaped, "v", "product", f"be ({selection.size},) or (k, {selection.size})", tuple(v.shape))
+    vectors, total, seen = torch.atleast_2d(v), torch.zeros_like(torch.atleast_2d(v)), 0
+    roots = Roots(target, w, kind, samples, generator)
+    network = model.network
+    network.use_buffers(buffers or {})
+    network.set_mode(train=False)
+    for batch in data.blocks(BLOCK):
+        columns = _numbers_of_columns(target, w, batch, roots, buffers or {})
+        each = (GRAPH * network.activations(batch[:-1], buffers or {}) + columns) * w.element_size()
+        rows = max(1, min(len(batch[0]), limit // each))
+        together = max(1, min(len(vectors), limit // (each * rows)))
+        for start in range(0, len(batch[0]), rows):
+            some = tuple(x[start : start + rows] for x in batch)
+            total += _of_rows(target, w, some, vectors, roots, selection, together)
+        seen += len(batch[0])
+    total *= (target.num_data or seen) / seen  # a loader may drop its last rows
+    return total.reshape(v.shape)
+
+
+def _numbers_of_columns(target: Target, w: Tensor, batch: Batch, roots: Roots, buffers: Mapping[str, Tensor]) -> int:
+    """How many numbers the columns s_c of one datum hold; none for the Hessian."""
+    if roots.kind == "hessian":
+        return 0
+    assert isinstance(target.model, Model)
+    with torch.no_grad():
+        first = target.model.outputs(w[None], tuple(x[:2] for x in batch[:-1]), buffers, target.event)
+    rest = first.shape[2:]
+    return roots.count(rest) * rest.numel()
+
+
+def _of_rows(
+    target: Target, w: Tensor, batch: Batch, vectors: Tensor, roots: Roots, selection: Selection, together: int
+) -> Tensor:
+    """H v of a few data, for each of the vectors (k, p), some of them together."""
+    model = target.model
+    assert isinstance(model, Model)
+    inputs, targets = batch[:-1], batch[-1]
+    with torch.enable_grad(), twice_differentiable():
+        free = w[selection.places].detach().requires_grad_()  # (p,)
+        whole = w.detach().scatter(0, selection.places, free)
+        found = checked(functional_call(model.network.skeleton, parameters(model.network, whole), inputs))
+        outputs = model.likelihood.arrange(found, target.event)  # (n, *rest)
+        if roots.kind == "hessian":
+            value = -model.likelihood.log_prob(outputs, targets, model.learnt_at(w)).sum()
+            slope = torch.autograd.grad(value, free, create_graph=True)[0]
+            return _pulled(slope, free, vectors, together)
+        columns = roots(outputs.detach(), targets)  # (C, n, *rest)
+        u = torch.zeros_like(outputs, requires_grad=True)
+        slope = torch.autograd.grad(outputs, free, u, create_graph=True)[0]  # J'u
+        pushed = _pulled(slope, u, vectors, together)  # J v, (k, n, *rest)
+        flat = columns.reshape(*columns.shape[:2], -1)  # (C, n, outputs)
+        weights = torch.einsum("cno,kno->kcn", flat, pushed.reshape(*pushed.shape[:2], -1))
+        back = torch.einsum("cno,kcn->kno", flat, weights).reshape(pushed.shape)
+        return _pulled(outputs, free, back, together)
+
+
+def _pulled(y: Tensor, x: Tensor, cotangents: Tensor, together: int) -> Tensor:
+    """(dy/dx)' c for each c (k, *y): several at a time by vmap, or one by one where it has no rule."""
+    if not y.requires_grad:  # linear in x: its slope is a constant
+        return x.new_zeros(len(cotangents), *x.shape)
+    found: list[Tensor] = []
+    for some in cotangents.split(together):
+        found += list(_several(y, x, some)) if len(some) > 1 else [_one(y, x, some[0])]
+    return torch.stack(found)
+
+
+def _several(y: Tensor, x: Tensor, cotangents: Tensor) -> Tensor:
+    try:
+        return torch.autograd.grad(y, x, cotangents, retain_graph=True, is_grads_batched=True, materialize_grads=True)[
+            0
+        ]
+    except RuntimeError:
+        return torch.stack([_one(y, x, c) for c in cotangents])
+
+
+def _one(y: Tensor, x: Tensor, cotangent: Tensor) -> Tensor:
+    return torch.autograd.grad(y, x, cotangent, retain_graph=True, materialize_grads=True)[0]

@@ -1,0 +1,246 @@
+"""Which coordinates a curvature is over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import priory as pr
+from priory.curvature import STRUCTURES, Curvature, select
+from priory.curvature.base import Roots
+from priory.data import Data
+from priory.errors import InputError
+from priory.flat import Param
+from priory.likelihoods import Categorical, Gaussian, Likelihood
+from priory.loop import make_target
+
+
+def model_of(net: nn.Module, likelihood: Likelihood | None = None) -> pr.Model:
+    return pr.Model(net, likelihood or Gaussian(), prior=1.0)
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+
+
+def test_all_means_the_network_and_not_the_noise() -> None:
+    model = model_of(mlp())
+    selection = select(model, "all")
+    assert model.layout.size == 14
+    assert selection.names == ("0.weight", "0.bias", "2.weight", "2.bias")
+    assert selection.places.tolist() == list(range(13))
+    assert selection.size == 13
+    assert selection.whole
+    assert selection.spans() == {
+        "0.weight": slice(0, 6),
+        "0.bias": slice(6, 9),
+        "2.weight": slice(9, 12),
+        "2.bias": slice(12, 13),
+    }
+
+
+def test_names_and_patterns_come_in_the_order_of_the_layout() -> None:
+    selection = select(model_of(mlp()), ["2.*", "0.bias", "2.weight"])
+    assert selection.names == ("0.bias", "2.weight", "2.bias")
+    assert selection.places.tolist() == [6, 7, 8, 9, 10, 11, 12]
+    assert selection.spans()["2.bias"] == slice(6, 7)
+
+
+def test_coordinates_are_sorted_and_say_whether_their_parameters_are_whole() -> None:
+    model = model_of(mlp())
+    some = select(model, torch.tensor([12, 7, 0]))
+    assert some.places.tolist() == [0, 7, 12]
+    assert some.names == ("0.weight", "0.bias", "2.bias")
+    assert not some.whole
+    assert some.spans() == {"0.weight": slice(0, 1), "0.bias": slice(1, 2), "2.bias": slice(2, 3)}
+    assert select(model, torch.tensor([8, 6, 7])).whole
+
+
+def test_all_of_a_density_are_its_parameters() -> None:
+    density = pr.Density(lambda p: -p["a"].square().sum() - p["b"] ** 2, {"a": Param((2,)), "b": Param(())})
+    assert select(density).places.tolist() == [0, 1, 2]
+    assert select(density, ["b"]).places.tolist() == [2]
+    with pytest.raises(InputError, match="'over' of Laplace must be 'all' or names for a Density"):
+        select(density, "last")
+
+
+@pytest.mark.parametrize(
+    ("over", "sentence"),
+    [
+        ("first", "must be 'all', 'last', a list of names or patterns of them, or a LongTensor .* Got 'first' instead"),
+        ([], r"must be 'all', 'last', .* Got \[\] instead"),
+        ([1], r"must be 'all', 'last', .* Got \[1\] instead"),
+        (3, "must be 'all', 'last', .* Got 3 instead"),
+        (["3.weight"], r"must match parameters among 0.weight, .* Got \['3.weight'\] instead"),
+        (["likelihood.noise"], "must match parameters among 0.weight"),
+        (torch.tensor([0.5]), "must hold whole numbers from 0 to 12 as a LongTensor"),
+        (torch.tensor([], dtype=torch.long), "must hold whole numbers from 0 to 12"),
+        (torch.tensor([13]), "must hold whole numbers from 0 to 12"),
+        (torch.tensor([-1]), "must hold whole numbers from 0 to 12"),
+        (torch.tensor([1, 1]), "must name each coordinate once. Got 2 with repetitions instead"),
+    ],
+)
+def test_what_is_no_selection_is_refused_in_a_sentence(over, sentence: str) -> None:
+    with pytest.raises(InputError, match="The 'over' of Laplace " + sentence):
+        select(model_of(mlp()), over)
+
+
+# The last layer.
+
+
+class Backwards(nn.Module):
+    """Layers are registered in another order than they are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body = nn.Linear(3, 1), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.softplus(self.head(torch.tanh(self.body(x)))).squeeze(-1)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.location, self.scale = nn.Linear(2, 3), nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.body(x))
+        return torch.cat([self.location(h), self.scale(h)], -1)
+
+
+class Bypass(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        return h + self.head(torch.relu(h))
+
+
+class Scaled(nn.Module):
+    """A parameter of the network itself after its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.scale = nn.Linear(2, 1), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.body(x)
+
+
+class AttentionLast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.mix = nn.Linear(2, 4), nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)[:, None]
+        return self.mix(h, h, h)[0][:, 0]
+
+
+class Adapter(nn.Module):
+    """A frozen layer with trainable numbers beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.base = nn.Linear(2, 3), nn.Linear(3, 2).requires_grad_(False)
+        self.up = nn.Linear(3, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.body(x)).detach()
+        return self.base(h) + self.up(h)
+
+
+class TiedOut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.embed(x)))
+
+
+LAST = {
+    "a sequence": (mlp, ["2.weight", "2.bias"]),
+    "a single layer": (lambda: nn.Linear(2, 1), ["weight", "bias"]),
+    "nested sequences with a tail": (
+        lambda: nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 2), nn.ReLU()), nn.Flatten()),
+        ["1.0.weight", "1.0.bias"],
+    ),
+    "a norm at the end": (lambda: nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)), ["1.weight", "1.bias"]),
+    "an order of its own": (Backwards, ["head.weight", "head.bias"]),
+    "attention": (
+        AttentionLast,
+        ["mix.in_proj_weight", "mix.in_proj_bias", "mix.out_proj.weight", "mix.out_proj.bias"],
+    ),
+    "an adapter": (Adapter, ["up.weight"]),
+    "tied weights": (TiedOut, ["embed.weight"]),
+}
+
+
+@pytest.mark.parametrize("name", LAST)
+def test_the_last_layer_is_the_one_that_the_network_calls_last(name: str) -> None:
+    make, expected = LAST[name]
+    model = model_of(make())
+    assert select(model, "last", (torch.randn(5, 2),)).names == tuple(expected)
+
+
+@pytest.mark.parametrize("name", ["a sequence", "a single layer", "nested sequences with a tail", "a norm at the end"])
+def test_the_last_layer_of_a_plain_sequence_needs_no_inputs(name: str) -> None:
+    make, expected = LAST[name]
+    assert select(model_of(make()), "last").names == tuple(expected)
+
+
+def test_a_frozen_last_layer_leaves_the_one_before_it() -> None:
+    net = mlp()
+    net[2].requires_grad_(False)
+    for inputs in (None, (torch.randn(5, 2),)):
+        assert select(model_of(net), "last", inputs).names == ("0.weight", "0.bias")
+
+
+@pytest.mark.parametrize(
+    ("make", "mine", "others"),
+    [
+        (TwoHeads, "scale.weight, scale.bias", "body.weight, body.bias, location.weight, location.bias"),
+        (Bypass, "head.weight, head.bias", "body.weight, body.bias"),
+        (Scaled, "scale", "body.weight, body.bias"),
+    ],
+)
+def test_a_network_without_one_last_layer_is_refused_in_a_sentence(make, mine: str, others: str) -> None:
+    sentence = f"its output comes from {mine}, but also from {others} beside it. Got 'last' instead"
+    with pytest.raises(InputError, match=sentence):
+        select(model_of(make()), "last", (torch.randn(5, 2),))
+
+
+def test_a_network_that_is_no_sequence_needs_inputs_to_show_its_last_layer() -> None:
+    with pytest.raises(InputError, match="no plain sequence of layers, unless inputs show what it calls last"):
+        select(model_of(Backwards()), "last")
+
+
+def test_looking_for_the_last_layer_leaves_no_hooks() -> None:
+    model = model_of(Backwards())
+    select(model, "last", (torch.randn(5, 2),))
+    assert not any(m._forward_hooks for m in model.network.skeleton.modules())
+
+
+# Columns.
+
+
+def test_columns_of_each_kind_have_the_number_that_they_say() -> None:
+    model = pr.Model(nn.Linear(2, 3).double(), Categorical(), prior=1.0)
+    data = Data.of((torch.randn(5, 2), torch.arange(5) % 3)).prepared(model.prepare)
+    target = make_target(model, data)
+    outputs, y = torch.randn(5, 3).double(), torch.arange(5) % 3
+    for kind, samples, expected in (("ggn", 1, 3), ("fisher", 4, 4), ("empirical", 1, 1)):
+        roots = Roots(target, model.network.initial, kind, samples, torch.Generator().manual_seed(0))
+        assert roots(outputs, y).shape == (expected, 5, 3)
+        assert roots.count(torch.Size([3])) == expected
+
+
+def test_a_structure_is_known_by_its_name() -> None:
+    assert all(issubclass(kind, Curvature) and kind.structure == name for name, kind in STRUCTURES.items())
+    assert {"full", "lowrank"} <= STRUCTURES.keys()

@@ -1,0 +1,189 @@
+"""The curvature of low rank against the dense one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import priory as pr
+from priory.curvature import Full, LowRank, select
+from priory.curvature.taps import rows
+from priory.data import Data
+from priory.errors import InputError
+from priory.likelihoods import Categorical, Gaussian
+from priory.loop import make_target
+from priory.testing import assert_covariance_close, assert_mean_close
+
+
+def numbers(*shape: int, seed: int = 5) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def problem(n: int = 6):
+    """Curvature of rank 2 n at most, over 50 coordinates."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    model = pr.Model(net, Categorical(), prior=1.0)
+    data = Data.of((3 * numbers(n, 3), torch.arange(n) % 3)).prepared(model.prepare)
+    return make_target(model, data), data, model.network.initial
+
+
+def test_a_rank_that_is_enough_gives_the_whole_curvature() -> None:
+    target, data, w = problem()
+    selection = select(target.model)
+    full = Full.of(target, w, data, selection).dense()
+    found = LowRank.of(target, w, data, selection, rank=20)
+    assert found.values.shape == (12,)  # two directions a datum of three classes
+    torch.testing.assert_close(found.dense(), full, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(found.diagonal(), full.diagonal(), rtol=1e-8, atol=1e-10)
+    unit = torch.eye(12, dtype=torch.float64)
+    torch.testing.assert_close(found.vectors.mT @ found.vectors, unit, rtol=0, atol=1e-12)
+
+
+def test_a_lower_rank_keeps_the_largest_eigenvalues_from_below() -> None:
+    target, data, w = problem(n=12)
+    selection = select(target.model)
+    exact = torch.linalg.eigvalsh(Full.of(target, w, data, selection).dense()).flip(0)[:4]
+    found = LowRank.of(target, w, data, selection, rank=4, iterations=8)
+    torch.testing.assert_close(found.values, exact, rtol=1e-6, atol=0)
+    once = LowRank.of(target, w, data, selection, rank=4, iterations=1)
+    assert (once.values <= exact * (1 + 1e-10)).all()  # Ritz values lie below
+    assert (found.values >= once.values).all()
+
+
+def test_the_rest_makes_the_diagonal_exact() -> None:
+    target, data, w = problem(n=12)
+    selection = select(target.model)
+    full = Full.of(target, w, data, selection)
+    found = LowRank.of(target, w, data, selection, rank=4, iterations=8, rest=True)
+    torch.testing.assert_close(found.diagonal(), full.diagonal(), rtol=1e-8, atol=1e-10)
+    assert (found.rest >= 0).all()
+    precision = torch.ones(selection.size, dtype=torch.float64)
+    wide = LowRank.of(target, w, data, selection, rank=4, iterations=8).gaussian(precision).variance()
+    assert (wide >= found.gaussian(precision).variance() - 1e-12).all()
+    assert (wide >= full.gaussian(precision).variance() - 1e-8).all()
+
+
+def test_a_sampled_fisher_has_the_same_labels_in_every_pass() -> None:
+    target, data, w = problem()
+    selection = select(target.model)
+    found = LowRank.of(target, w, data, selection, "fisher", 2, torch.Generator().manual_seed(3), rank=20)
+    same = Full.of(target, w, data, selection, "fisher", 2, torch.Generator().manual_seed(3))
+    torch.testing.assert_close(found.dense(), same.dense(), rtol=1e-8, atol=1e-10)
+
+
+def test_negative_eigenvalues_of_the_hessian_are_left_out_and_said() -> None:
+    target, data, w = problem()
+    selection = select(target.model)
+    values, vectors = torch.linalg.eigh(Full.of(target, w, data, selection, kind="hessian").dense())
+    found = LowRank.of(target, w, data, selection, kind="hessian", rank=64)
+    positive = (vectors * values.clamp_min(0)) @ vectors.mT
+    torch.testing.assert_close(found.dense(), positive, rtol=1e-7, atol=1e-9)
+    below = int((values < -1e-12).sum())
+    assert below > 0
+    expected = f"{found.negative} negative eigenvalues of the Hessian are left out: w is no minimum along them"
+    assert found.notes() == [expected]
+    assert 0 < found.negative <= below
+    assert LowRank.of(target, w, data, selection).notes() == []
+
+
+@pytest.mark.parametrize("rest", [False, True])
+def test_the_gaussian_is_that_of_scale_times_h_plus_the_precision(rest: bool) -> None:
+    target, data, w = problem(n=12)
+    curvature = LowRank.of(target, w, data, select(target.model), rank=5, rest=rest)
+    precision = 0.5 + numbers(curvature.selection.size, seed=2).square()
+    gaussian = curvature.gaussian(precision, scale=0.25)
+    matrix = 0.25 * curvature.dense() + torch.diag(precision)
+    inverse, p = torch.linalg.inv(matrix), len(precision)
+    torch.testing.assert_close(gaussian.log_det, torch.logdet(matrix), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(gaussian.variance(), inverse.diagonal(), rtol=1e-9, atol=0)
+    v = numbers(2, 3, p)
+    torch.testing.assert_close(gaussian.solve(v), v @ inverse, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(gaussian.quadratic(v), torch.einsum("abp,pq,abq->ab", v, matrix, v), rtol=1e-9, atol=0)
+    assert data.tensors is not None
+    (part,) = rows(target, w, data.tensors[:-1], curvature.selection)
+    jacobian = part.dense()
+    assert jacobian.shape == (12, 3, p)
+    found = gaussian.output_covariance(part)
+    torch.testing.assert_close(found, jacobian @ inverse @ jacobian.mT, rtol=1e-9, atol=1e-10)
+
+
+def test_draws_have_the_covariance_of_the_gaussian() -> None:
+    torch.manual_seed(0)
+    model = pr.Model(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)).double(), Gaussian(0.2), prior=1.0)
+    data = Data.of((numbers(5, 2), numbers(5))).prepared(model.prepare)
+    target = make_target(model, data)
+    curvature = LowRank.of(target, model.network.initial, data, select(model), rank=3)
+    precision = 0.5 + numbers(9, seed=2).square()
+    draws = curvature.gaussian(precision).draw(20_000, torch.Generator().manual_seed(9))
+    inverse = torch.linalg.inv(curvature.dense() + torch.diag(precision))
+    assert_mean_close(draws, torch.zeros(9).double(), sigmas=5)  # 9 means: false alarm below 1e-5
+    assert_covariance_close(draws, inverse, sigmas=6)  # 45 entries: false alarm below 1e-6
+
+
+def test_a_symmetric_root_makes_the_draws() -> None:
+    """Noise e gives R e with R R' = Q^-1, exactly."""
+    target, data, w = problem()
+    curvature = LowRank.of(target, w, data, select(target.model), rank=20)
+    p = curvature.selection.size
+    precision = 0.5 + numbers(p, seed=2).square()
+    gaussian = curvature.gaussian(precision)
+    draws = gaussian.draw(p, torch.Generator().manual_seed(4))
+    noise = torch.randn(p, p, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    root = torch.linalg.solve(noise, draws).mT
+    inverse = torch.linalg.inv(curvature.dense() + torch.diag(precision))
+    torch.testing.assert_close(root @ root.mT, inverse, rtol=1e-7, atol=1e-9)
+
+
+def test_large_and_small_curvature_keep_their_digits_in_float32() -> None:
+    torch.manual_seed(0)
+    model = pr.Model(nn.Linear(4, 1, bias=False), Gaussian(1e-3), prior=1.0)
+    x = torch.randn(20, 4)
+    data = Data.of((x, torch.randn(20))).prepared(model.prepare)
+    target = make_target(model, data)
+    curvature = LowRank.of(target, model.network.initial, data, select(model))
+    variance = curvature.gaussian(torch.ones(4)).variance()
+    exact = torch.linalg.inv(1e6 * x.double().mT @ x.double() + torch.eye(4, dtype=torch.float64)).diagonal()
+    assert variance.dtype == torch.float32
+    torch.testing.assert_close(variance.double(), exact, rtol=0.05, atol=0)
+
+
+def test_a_stored_curvature_comes_back() -> None:
+    target, data, w = problem()
+    curvature = LowRank.of(target, w, data, select(target.model), kind="hessian", rank=5)
+    again = LowRank.of_tensors(curvature.selection, curvature.tensors(), **curvature.own())
+    precision = torch.ones(curvature.selection.size, dtype=torch.float64)
+    assert torch.equal(again.gaussian(precision).variance(), curvature.gaussian(precision).variance())
+    assert again.notes() == curvature.notes()
+
+
+def test_a_prior_of_zero_precision_is_refused_in_a_sentence() -> None:
+    target, data, w = problem()
+    curvature = LowRank.of(target, w, data, select(target.model), rank=20)
+    precision = torch.ones(curvature.selection.size, dtype=torch.float64)
+    precision[:2] = 0
+    sentence = "structure='lowrank', which has curvature in 12 of 50 directions only. Got zero at 2 coordinates instead"
+    with pytest.raises(InputError, match=sentence):
+        curvature.gaussian(precision)
+
+
+def test_weights_that_diverged_are_refused_in_a_sentence() -> None:
+    target, data, w = problem()
+    with pytest.raises(InputError, match=r"'curvature' of Laplace must be finite at the weights. Got NaN or infinity"):
+        LowRank.of(target, torch.full_like(w, torch.nan), data, select(target.model))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"rank": 0}, "The 'rank' of LowRank must be a whole number from 1. Got 0 instead"),
+        ({"iterations": 1.5}, "The 'iterations' of LowRank must be a whole number from 1. Got 1.5 instead"),
+        ({"rest": True, "kind": "hessian"}, "The 'rest' of LowRank must be False for the Hessian"),
+        ({"kind": "newton"}, "The 'curvature' of Laplace must be among"),
+    ],
+)
+def test_bad_options_are_refused_in_a_sentence(options, sentence: str) -> None:
+    target, data, w = problem()
+    with pytest.raises(InputError, match=sentence):
+        LowRank.of(target, w, data, select(target.model), **options)
