@@ -30,6 +30,7 @@ _WHERE = {
     "FullRank": "priory.methods",
     "Gaussian": "priory.likelihoods",
     "InputError": "priory.errors",
+    "Laplace": "priory.methods",
     "LowRank": "priory.methods",
     "MeanField": "priory.methods",
     "MixtureOfGaussians": "priory.methods",
@@ -41,6 +42,7 @@ _WHERE = {
     "PrioryWarning": "priory.errors",
     "StoreError": "priory.errors",
     "StudentT": "priory.likelihoods",
+    "Subnetwork": "priory.methods",
     "compare": "priory.comparison",
     "explain_kl": "priory.divergences",
     "fit": "priory.loop",
@@ -51,6 +53,7 @@ _WHERE = {
 }
 _MODULES = (
     "constraints",
+    "curvature",
     "distributions",
     "divergences",
     "estimators",
@@ -73,6 +76,7 @@ __all__ = [
     "FullRank",
     "Gaussian",
     "InputError",
+    "Laplace",
     "LowRank",
     "MeanField",
     "MixtureOfGaussians",
@@ -84,9 +88,11 @@ __all__ = [
     "PrioryWarning",
     "StoreError",
     "StudentT",
+    "Subnetwork",
     "__version__",
     "compare",
     "constraints",
+    "curvature",
     "distributions",
     "divergences",
     "estimators",
@@ -104,7 +110,18 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from priory import constraints, distributions, divergences, estimators, evaluate, optim, plot, priors, testing
+    from priory import (
+        constraints,
+        curvature,
+        distributions,
+        divergences,
+        estimators,
+        evaluate,
+        optim,
+        plot,
+        priors,
+        testing,
+    )
     from priory.callbacks import EarlyStop
     from priory.checkpoint import Checkpoint
     from priory.comparison import compare
@@ -118,11 +135,13 @@ if TYPE_CHECKING:
         MAP,
         Flow,
         FullRank,
+        Laplace,
         LowRank,
         MeanField,
         MixtureOfGaussians,
         NaturalGradient,
         Pathfinder,
+        Subnetwork,
     )
     from priory.model import Model
     from priory.store import load

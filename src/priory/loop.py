@@ -87,6 +87,8 @@ def fit(
     if isinstance(model, Model) and rows.tensors is not None and rows is not data:
         warn_of_scale(model, rows.tensors)
     start, after = method.start, isinstance(method, After)
+    if after:
+        method.plan(target, rows, method.length(rows), seed)  # what it refuses, it refuses before anything is trained
     if start is None and after:
         start = method.default_start(model)
     if start is not None and not isinstance(start, Posterior):

@@ -95,7 +95,8 @@ def load(path: str | PathLike[str], model: Model | Density) -> Posterior:
     )
     part = lambda prefix: {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
     own = {name: t.to(model.device) for name, t in part("posterior.").items()}
-    wrong = [name for name, t in own.items() if t.dtype != model.dtype]
+    # a curvature may be kept in double whatever the model's type
+    wrong = [name for name, t in own.items() if t.dtype != model.dtype and not name.startswith("curvature.")]
     if wrong:
         raise StoreError(
             f"{os.fspath(path)} belongs to another model: it is in {own[wrong[0]].dtype}, this one in {model.dtype}."
@@ -132,8 +133,9 @@ def prior_at_two_places(model: Model | Density) -> list[float]:
     """log p(w) at zero and at a fixed vector: two priors that agree there are the same for a file."""
     size = model.layout.size
     vectors = torch.stack([torch.zeros(size), 0.1 * torch.randn(size, generator=stream(0, "identity"))])
+    prior = getattr(model.prior, "given", model.prior)  # as the person gave it, before evidence scaled it
     with torch.no_grad():
-        return model.prior.log_prob(vectors.to(model.device, model.dtype)).tolist()
+        return prior.log_prob(vectors.to(model.device, model.dtype)).tolist()
 
 
 def write(path: str | PathLike[str], what: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:

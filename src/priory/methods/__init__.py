@@ -3,6 +3,7 @@
 from priory.methods.base import Info, Method, Plan
 from priory.methods.flow import Flow
 from priory.methods.full_rank import FullRank
+from priory.methods.laplace import Laplace, Subnetwork
 from priory.methods.low_rank import LowRank
 from priory.methods.map import MAP
 from priory.methods.mean_field import MeanField
@@ -15,6 +16,7 @@ __all__ = [
     "Flow",
     "FullRank",
     "Info",
+    "Laplace",
     "LowRank",
     "MeanField",
     "Method",
@@ -22,4 +24,5 @@ __all__ = [
     "NaturalGradient",
     "Pathfinder",
     "Plan",
+    "Subnetwork",
 ]

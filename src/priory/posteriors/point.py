@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from priory.curvature.evidence import scaled
 from priory.errors import InputError
+from priory.model import Model
 from priory.posteriors.base import Posterior
 
 if TYPE_CHECKING:
@@ -16,9 +18,11 @@ if TYPE_CHECKING:
     from priory.posteriors.base import Evidence
     from priory.target import Target
 
+FACTOR = "factor."  # what a file puts before the name of a parameter whose prior was scaled
+
 
 class Point(Posterior):
-    """delta(w - w*)."""
+    """delta(w - w*). Its target has the prior that the mode was found under, factors of the evidence included."""
 
     kind: ClassVar[str] = "point"
     point: ClassVar[bool] = True
@@ -42,10 +46,12 @@ class Point(Posterior):
         return self.evidence()
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"w": self.w}
+        factors = self.model.prior.factors if isinstance(self.model, Model) else {}
+        return {"w": self.w, **{FACTOR + name: factor for name, factor in factors.items()}}
 
     @classmethod
     def of_tensors(
         cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
     ) -> Point:
-        return cls(target, tensors["w"], buffers)
+        factors = {name[len(FACTOR) :]: t for name, t in tensors.items() if name.startswith(FACTOR)}
+        return cls(scaled(target, factors), tensors["w"], buffers)

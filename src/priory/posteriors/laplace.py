@@ -1,0 +1,287 @@
+"""A Gaussian around a mode, its precision the curvature there: what Laplace's method leaves.
+
+    q(w) = N(w*, Q^-1) over p coordinates of w,    Q = scale H + diag(precision);    the others stay at w*
+    log p(D) ~ log p(D, w*) + p/2 log 2 pi - 1/2 log det Q
+
+A network predicts through its linearisation (Immer, Korzepa and Bauer 2021), for which the curvature is exact:
+
+    f(x) ~ N(f(x; w*), J Q^-1 J'),    J = df(x; w*) / dw
+
+or, on request, through the network itself at draws of w. Coordinates that are held fixed (a noise that the likelihood
+learns, layers that were not selected) are points in all of this.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from priory.constraints import gaussian_mean
+from priory.curvature import STRUCTURES, Curvature, Gaussian, select
+from priory.curvature.evidence import log_evidence, scaled
+from priory.curvature.taps import rows as jacobian_rows
+from priory.data import as_batch, check_finite
+from priory.errors import InputError, require, whole
+from priory.model import Model
+from priory.network import MEMORY_LIMIT
+from priory.posteriors.base import Evidence, Posterior
+from priory.posteriors.point import FACTOR
+from priory.predictive import LINKS, Linearised, Prediction
+from priory.streams import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from priory.curvature.taps import Rows
+    from priory.data import Batch
+    from priory.target import Target
+
+Through = Literal["linear", "network"]
+MEANS = 4096  # draws behind the mean of a parameter that no closed form is known for
+
+
+class LaplacePosterior(Posterior):
+    """N(w*, (scale H + diag(precision))^-1) over the coordinates of the curvature's selection.
+
+    `notes` says what is coarser than the structure promises. Its target has the prior that the Gaussian was made with,
+    factors of the evidence included.
+    """
+
+    kind: ClassVar[str] = "laplace"
+
+    def __init__(
+        self,
+        target: Target,
+        w: Tensor,
+        curvature: Curvature,
+        precision: Tensor,
+        scale: float,
+        gaussian: Gaussian | None = None,
+        log_evidence: float | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+        through: Through = "linear",
+        notes: Sequence[str] = (),
+    ) -> None:
+        super().__init__(target, buffers)
+        self.w, self.centre = w.detach().clone(), w.detach().clone()
+        self.curvature, self.selection = curvature, curvature.selection
+        self.precision, self.scale, self._value = precision.detach().clone(), float(scale), log_evidence
+        self.gaussian = curvature.gaussian(self.precision, self.scale) if gaussian is None else gaussian
+        self.through: Through = through
+        self.notes = tuple(notes)
+
+    def __repr__(self) -> str:
+        rows = "no data" if self.num_data is None else f"{self.num_data:,} rows"
+        over = f"{self.selection.size:,} of {self.model.layout.size:,} parameters"
+        notes = f"; {' '.join(self.notes)}" if self.notes else ""
+        return f"LaplacePosterior({self.curvature.structure} over {over}, {rows}, by {self.method}{notes})"
+
+    # The distribution.
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        return self._around(self.gaussian.draw(n, generator))
+
+    def draw_for_prediction(self, n: int, generator: torch.Generator) -> Tensor:
+        """Pairs w* + e, w* - e, whose errors cancel to first order."""
+        half = self.gaussian.draw((n + 1) // 2, generator)
+        return self._around(torch.cat([half, -half[: n // 2]]))
+
+    def _around(self, deviations: Tensor) -> Tensor:
+        w = self.w.repeat(len(deviations), 1)
+        w[:, self.selection.places] += deviations
+        return w
+
+    @property
+    def mean(self) -> dict[str, Tensor]:
+        layout, drawn = self.model.layout, set(self.selection.names)
+        exact = {block.name: block.free(self.w) for block in layout.blocks if block.bijector.identity}
+        if len(exact) == len(layout.blocks):
+            return exact
+        curved = [b for b in layout.constrained if b.name in drawn]
+        at_mode = {b.name: b.bijector.forward(b.free(self.w)) for b in layout.constrained if b.name not in drawn}
+        if curved:
+            scale = torch.zeros_like(self.w)
+            scale[self.selection.places] = self.gaussian.variance().sqrt()
+            draws = layout.constrain(self.draw(MEANS, stream(0, "mean", device=self.model.device)))
+            for b in curved:
+                alone = b.stop - b.start == 1 or b.bijector.exponential  # coordinates don't meet in its map
+                closed = gaussian_mean(b.bijector, b.free(self.w), b.free(scale)) if alone else None
+                at_mode[b.name] = draws[b.name].mean(0) if closed is None else closed
+        return {b.name: exact[b.name] if b.name in exact else at_mode[b.name] for b in layout.blocks}
+
+    def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
+        """log q of the coordinates that are drawn, as a density over the person's own parameters."""
+        layout, places = self.model.layout, self.selection.places
+        w = layout.unconstrain(params)
+        deviation = w[..., places] - self.w[places]
+        value = 0.5 * (self.gaussian.log_det - self.selection.size * math.log(2 * math.pi))
+        value = value.to(w) - 0.5 * self.gaussian.quadratic(deviation)
+        for block in layout.constrained:
+            if block.name in self.selection.names:
+                u = block.free(w)
+                value = value - block.bijector.log_det(u, block.bijector.forward(u))
+        return torch.where(torch.isnan(w[..., places]).any(-1), -torch.inf, value)  # outside of the support
+
+    def evidence(self) -> Evidence:
+        """By a pass over the data, once: when it is first asked for, or stored."""
+        if self._value is None:
+            if self.data is None:
+                raise InputError("The evidence needs the data of the fit. Got a posterior that was made without them.")
+            log_likelihood = self.target.log_likelihood(self.w, self.data, self.buffers)
+            self._value = float(log_evidence(self.target, self.w, self.gaussian, log_likelihood, self.selection))
+        return Evidence(self._value, self._kind_of_evidence())
+
+    def _kind_of_evidence(self) -> str:
+        if self.target.temperature != 1:
+            return f"tempered Laplace evidence, T = {self.target.temperature}, no approximation of log p(D)"
+        held = [name for name in self.model.layout.names if name not in self.selection.names]
+        if self.selection.size < self.model.layout.size:
+            given = ", ".join(held) if 0 < len(held) <= 3 and self.selection.whole else "the coordinates held fixed"
+            kind = f"Laplace approximation of log p(D | {given})"
+        else:
+            kind = "Laplace approximation of log p(D)"
+        return f"{kind}, up to a constant: the prior is improper" if self.model.prior.improper else kind
+
+    # Predictions.
+
+    def predict(
+        self,
+        x: Any,
+        samples: int = 64,
+        seed: int = 0,
+        through: Through | None = None,
+        link: Literal["samples", "probit", "extended", "bridge"] = "samples",
+    ) -> Prediction:
+        """What is known of y at new inputs x.
+
+        `through="linear"` is the linearised network, whose outputs are Gaussian: in closed form for a Gaussian
+        likelihood, otherwise with `samples` draws of the outputs or, for labels, the closed forms link="probit",
+        "extended" and "bridge". `through="network"` draws weights. The default is the one that the method was given.
+        """
+        known = through in (None, "linear", "network")
+        require(known, "through", "predict", "be 'linear' or 'network'", repr(through))
+        links = ("samples", *LINKS)
+        require(link in links, "link", "predict", f"be among {', '.join(links)}", repr(link))
+        if (through or self.through) == "network" or not isinstance(self.model, Model):
+            require(link == "samples", "link", "predict", "be 'samples' for draws through the network", repr(link))
+            return super().predict(x, samples, seed)
+        require(whole(samples, 1), "samples", "predict", "be a whole number from 1", repr(samples))
+        require(whole(seed, -(2**63)), "seed", "predict", "be a whole number", repr(seed))
+        mean, covariance = self.outputs(x)
+        model = self.model
+        return Linearised.of(
+            model.likelihood,
+            mean,
+            covariance,
+            model.learnt_at(self.w),
+            self.target.event,
+            model.prepare_targets,
+            seed=int(seed),
+            link=link,
+            samples=int(samples),
+        )
+
+    def outputs(self, x: Any, joint: bool = False, limit: int = MEMORY_LIMIT) -> tuple[Tensor, Tensor]:
+        """The linearised outputs' mean (n, *rest), and covariance at each input, (n, C, C), or of all, (n, C, n, C)."""
+        inputs = self._inputs(x)
+        if joint:
+            return self._jointly(inputs, limit)
+        means, covariances = [], []
+        for rows in self._jacobian(inputs, limit):
+            means.append(rows.outputs)
+            covariances.append(self.gaussian.output_covariance(rows))
+        return torch.cat(means), torch.cat(covariances)
+
+    def _jointly(self, inputs: Batch, limit: int) -> tuple[Tensor, Tensor]:
+        """J Q^-1 J' between all inputs, a block of J at a time on each side."""
+        means, columns = [], []
+        few = lambda: (some for rows in self._jacobian(inputs, limit) for some in rows.chunks(limit))  # noqa: E731
+        for left in few():
+            solved = self.gaussian.solve(left.dense())  # (a, C, p)
+            pieces = [torch.einsum("acp,bdp->acbd", solved, right.dense()) for right in few()]
+            means.append(left.outputs)
+            columns.append(torch.cat(pieces, 2))
+        return torch.cat(means), torch.cat(columns)
+
+    def _jacobian(self, inputs: Batch, limit: int) -> Iterator[Rows]:
+        return jacobian_rows(self.target, self.w, inputs, self.selection, buffers=self.buffers, limit=limit)
+
+    def _inputs(self, x: Any) -> Batch:
+        """New inputs in the network's type, or the sentence that says why not."""
+        if not isinstance(self.model, Model):
+            raise InputError(
+                "A posterior over a Density has no network to predict with: use .sample() and your own function."
+            )
+        parts = isinstance(x, tuple) or (isinstance(x, list) and len(x) > 0 and isinstance(x[0], Tensor))
+        inputs = as_batch(x if parts else (x,), "of x")
+        shapes = [tuple(t.shape) for t in inputs]
+        rows = {len(t) for t in inputs}
+        require(len(rows) == 1 and min(rows) > 0, "x", "predict", "have rows, as many in each part", shapes)
+        for t in inputs:
+            check_finite(t, "inputs")
+        prepared = self.model.prepare_inputs(inputs)
+        first = tuple(t[:2] for t in prepared)
+        try:
+            with torch.no_grad():
+                outputs = self.model.network(self.w, first, self.buffers, train=False)
+        except InputError:
+            raise
+        except Exception as error:
+            kinds = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in prepared)
+            reason = str(error).strip().split("\n")[0]
+            raise InputError(f"The network must take the inputs. Got {kinds} and it raised: {reason}") from error
+        require(len(outputs) == len(first[0]), "x", "predict", "have a row for each prediction", shapes)
+        return prepared
+
+    # Files.
+
+    def own(self) -> dict[str, Any]:
+        return {
+            "structure": self.curvature.structure,
+            "curvature": self.curvature.own(),
+            "runs": runs(self.selection.places),
+            "scale": self.scale,
+            "log_evidence": self.log_evidence.value,
+            "through": self.through,
+            "notes": list(self.notes),
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        kept = {f"curvature.{name}": t for name, t in self.curvature.tensors().items()}
+        factors = self.model.prior.factors if isinstance(self.model, Model) else {}
+        kept |= {FACTOR + name: factor for name, factor in factors.items()}
+        return {"w": self.w, "precision": self.precision, **kept}
+
+    @classmethod
+    def of_tensors(
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+    ) -> LaplacePosterior:
+        part = lambda prefix: {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
+        places = torch.cat([torch.arange(start, stop) for start, stop in own["runs"]])
+        selection = select(target.model, places)
+        curvature = STRUCTURES[own["structure"]].of_tensors(selection, part("curvature."), **own["curvature"])
+        return cls(
+            scaled(target, part(FACTOR)),
+            tensors["w"],
+            curvature,
+            tensors["precision"],
+            own["scale"],
+            log_evidence=own["log_evidence"],
+            buffers=buffers,
+            through=own["through"],
+            notes=own["notes"],
+        )
+
+
+def runs(places: Tensor) -> list[list[int]]:
+    """Ascending whole numbers as [start, stop) runs, which is how a file names coordinates.
+
+    >>> runs(torch.tensor([0, 1, 2, 5]))
+    [[0, 3], [5, 6]]
+    """
+    ends = torch.cat([torch.where(places.diff() != 1)[0] + 1, torch.tensor([len(places)], device=places.device)])
+    starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+    return [[int(places[a]), int(places[b - 1]) + 1] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
