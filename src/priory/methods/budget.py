@@ -1,7 +1,7 @@
 """What a Laplace approximation will need, before anything is allocated: memory and time, from shapes alone.
 
     diag      p numbers                    C backward passes
-    full      p^2                          N C p^2 operations for the sum, p^3 / 3 for the factor
+    full      p^2                          N C p^2 for the sum (N p^2 / 2 of one layer), p^3 / 3 for the factor
     kron      sum of in^2 + out^2          N T (in^2 + C out^2) a layer, 10 (in^3 + out^3) for its eigenvectors
     lowrank   p r                          4 r products with a vector
 
@@ -190,7 +190,10 @@ def cost(
     if structure == "diag":
         return 3 * BYTES * p, passes + 2.0 * rows * columns * work
     if structure == "full":
-        products = 12.0 * rows * work * p if kind == "hessian" else 2.0 * rows * columns * p**2
+        alone = len(layers) == 1 and layers[0].sides is not None and layers[0].positions == 1
+        products = (1.0 if alone else 2.0 * columns) * rows * p**2  # one linear layer has a rule of its own
+        if kind == "hessian":
+            products = 12.0 * rows * work * p
         return 2 * BYTES * p**2, passes + products + p**3 / 3
     if structure == "lowrank":
         columns = min(p, (rank or RANK) + EXTRA)
