@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import max_pool2d
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from priory.errors import InputError, require
@@ -349,7 +350,7 @@ def pool_by_maxima(net: nn.Module) -> None:
         size = pool.kernel_size
         disjoint = isinstance(size, int) and pool.stride in (size, (size, size)) and pool.padding in (0, (0, 0))
         if disjoint and pool.dilation in (1, (1, 1)) and not pool.ceil_mode and not pool.return_indices:
-            pool.forward = functools.partial(pooled, pool)
+            vars(pool)["forward"] = functools.partial(pooled, pool)
 
 
 def pooled(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
@@ -357,7 +358,7 @@ def pooled(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
     size = pool.kernel_size
     assert isinstance(size, int)
     if (x.requires_grad and torch.is_grad_enabled()) or min(x.shape[-2:]) < size or not x.is_floating_point():
-        return nn.MaxPool2d.forward(pool, x)
+        return max_pool2d(x, size)
     rows, columns = (length - length % size for length in x.shape[-2:])
     x = functools.reduce(torch.maximum, (x[..., k:rows:size, :columns] for k in range(size)))
     return functools.reduce(torch.maximum, (x[..., k::size] for k in range(size)))

@@ -29,7 +29,7 @@ from __future__ import annotations
 import functools
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,9 @@ class Layer:
     bias: Tensor | None
     second_weight: Tensor
     second_bias: Tensor | None = None
+    toward: Tensor | None = None  # places of the gradients of the weight and of the second weight
+    spread: Tensor | None = None
+    placed: bool = False  # whether the pass writes them there by itself
     widths: tuple[int, int] = (0, 0)  # inputs and outputs a position: the signs that a row needs
     noise: Tensor | None = None  # memory for that of the activations, which each pass draws anew
     calls: int = 0
@@ -206,6 +209,20 @@ class LayerNoise:
         The coordinates that the likelihood learns are drawn once. The gradients are buffers that the next call
         overwrites.
         """
+        value, toward, spread, inner = self.in_parts(model, m, scale, batch, factor, buffers, generator)
+        return value, toward, spread if inner is None else spread.mul_(inner)
+
+    def in_parts(
+        self,
+        model: Model,
+        m: Tensor,
+        scale: Tensor,
+        batch: Batch,
+        factor: float,
+        buffers: Mapping[str, Tensor],
+        generator: torch.Generator,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """The same with the last gradient as it is before its inner derivative, (P,), which comes beside it."""
         inputs, targets = batch[:-1], batch[-1]
         shape = (model.layout.size,)
         require(m.shape == shape, "m", "LayerNoise", f"have the shape {shape}", tuple(m.shape))
@@ -226,8 +243,8 @@ class LayerNoise:
             total.backward()
         if tail.grad is not None:
             self._toward[model.learnt] = tail.grad
-        self._follow_back(scale)
-        return total.detach(), self._toward, self._spread
+        inner = self._follow_back(scale)
+        return total.detach(), self._toward, self._spread, inner
 
     def _make_room(self, size: int) -> None:
         """The work vectors (P,), and the leaves of the second products as views of one of them."""
@@ -247,6 +264,7 @@ class LayerNoise:
                 leaf = self._seconds[name] = self._second[place].view(p.shape).detach().requires_grad_()
                 if p is layer.weight:
                     layer.second_weight = leaf
+                    layer.toward, layer.spread = (t[place].view(p.shape) for t in (self._toward, self._spread))
                 else:
                     layer.second_bias = leaf
         self._once = runs(~ruled)
@@ -269,25 +287,22 @@ class LayerNoise:
         pairs = {layer.name: pair for layer, pair in zip(self._layers, zip(pools, pools, strict=True), strict=True)}
         return w, lambda layer, x: flipout(layer, checked(layer, x, rows), *pairs[layer.name])
 
-    def _follow_back(self, scale: Tensor) -> None:
-        """Put the gradients in their places; from what the second products read, S^2 or S eps, to those of S."""
-        for name, place in self._places.items():
-            gradient = self._leaves[name].grad
-            if gradient is None:
-                self._toward[place] = 0
-            else:
-                self._toward[place].view(gradient.shape).copy_(gradient)
-        inner = scale if self.kind == "local" else self._noise
-        for name, second in self._seconds.items():
-            place = self._places[name]
-            if second.grad is None:
-                self._spread[place] = 0
-            else:
-                torch.mul(second.grad.reshape(-1), inner[place], out=self._spread[place])
+    def _follow_back(self, scale: Tensor) -> Tensor | None:
+        """Put the gradients in their places; those of what the second products read, S^2 or S eps, lack d/dS of it."""
+        placed = {id(layer.weight) for layer in self._layers if layer.placed}
+        placed |= {id(layer.second_weight) for layer in self._layers if layer.placed}
+        for leaves, flat in ((self._leaves, self._toward), (self._seconds, self._spread)):
+            for name, leaf in leaves.items():
+                if id(leaf) not in placed:
+                    put(leaf.grad, flat[self._places[name]])
         if self.kind == "local":
-            self._spread.mul_(2)
+            self._spread.mul_(scale).mul_(2)
+            for run in self._once:
+                torch.mul(self._toward[run], self._noise[run], out=self._spread[run])
+            return None
         for run in self._once:
-            torch.mul(self._toward[run], self._noise[run], out=self._spread[run])
+            self._spread[run] = self._toward[run]
+        return self._noise
 
     @contextmanager
     def _installed(self, forward: Callable[[Layer, Tensor], Tensor]) -> Iterator[None]:
@@ -302,12 +317,20 @@ class LayerNoise:
 
         try:
             for layer in self._layers:
-                layer.calls = 0
+                layer.calls, layer.placed = 0, False
                 vars(layer.module)["forward"] = bound(layer)
             yield
         finally:
             for layer in self._layers:
                 vars(layer.module).pop("forward", None)
+
+
+def put(gradient: Tensor | None, flat: Tensor) -> None:
+    """Write a leaf's gradient, or zeros where it has none, to its place."""
+    if gradient is None:
+        flat.zero_()
+    else:
+        flat.view(gradient.shape).copy_(gradient)
 
 
 # The two rules.
@@ -325,10 +348,43 @@ def local(layer: Layer, x: Tensor, generator: torch.Generator) -> Tensor:
 
 def flipout(layer: Layer, x: Tensor, into: Tensor, out: Tensor) -> Tensor:
     """f(x; M, b) + f(x r; S eps, s_b eps_b) r', with signs a row and channel, the same at every position."""
+    if layer.is_linear and x.ndim == 2:
+        layer.placed = True
+        leaves = layer.weight, layer.bias, layer.second_weight, layer.second_bias
+        return FlipoutLinear.apply(x, layer, into.view(len(x), -1), out.view(len(x), -1), *leaves)
     mean = layer.act(x, layer.weight, layer.bias)
     n, ones = len(x), [1] * (x.ndim - 2)
     into, out = (r.view(n, *ones, -1) if layer.is_linear else r.view(n, -1, *ones) for r in (into, out))
     return mean.addcmul_(layer.act(x * into, layer.second_weight, layer.second_bias), out)
+
+
+class FlipoutLinear(torch.autograd.Function):
+    """Flipout of a linear layer on rows, whose weights' gradients are written where they belong.
+
+    Autograd's own would be laid out transposed, copied once to be turned and once more to its place.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Layer, into: Tensor, out: Tensor, *leaves: Tensor | None) -> Tensor:
+        """The output for x W' + b + ((x r) V' + c) r', with the leaves W, b, V and c."""
+        w, b, v, c = leaves
+        assert w is not None
+        assert v is not None
+        flipped = x * into
+        ctx.save_for_backward(x, flipped, w, v, into, out)
+        ctx.layer, ctx.biased = layer, (b is not None, c is not None)
+        return linear(x, w, b).addcmul_(linear(flipped, v, c), out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of x and those of the biases; the weights' go to the layer's places."""
+        x, flipped, w, v, into, out = ctx.saved_tensors
+        (g,), h, layer = gradients, gradients[0] * out, ctx.layer
+        torch.mm(g.mT, x, out=layer.toward)
+        torch.mm(h.mT, flipped, out=layer.spread)
+        to_x = (g @ w).addcmul_(h @ v, into) if ctx.needs_input_grad[0] else None
+        to_b, to_c = (d.sum(0) if biased else None for d, biased in zip((g, h), ctx.biased, strict=True))
+        return to_x, None, None, None, None, to_b, None, to_c
 
 
 def checked(layer: Layer, x: Tensor, rows: int) -> Tensor:

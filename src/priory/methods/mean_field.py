@@ -285,23 +285,26 @@ class MeanField(VariationalMethod):
         m, log_s = state.variational
         torch.exp(log_s, out=state.scale)
         target = target.settled(Diagonal(m, log_s))
+        noise = None
         if m.ndim == 1 and self.samples == 1:
-            value, gradient, push = self._noisy(target, state, m, state.scale, batch, generator, 0)
+            value, gradient, push, noise = self._noisy(target, state, m, state.scale, batch, generator, 0)
         else:
             size, found = m.shape[-1], []
             for i, (loc, scale) in enumerate(zip(m.reshape(-1, size), state.scale.reshape(-1, size), strict=True)):
-                passes = [self._noisy(target, state, loc, scale, batch, generator, i) for _ in range(self.samples)]
-                found.append([torch.stack(part).mean(0) for part in zip(*passes, strict=True)])
+                passes = (self._noisy(target, state, loc, scale, batch, generator, i) for _ in range(self.samples))
+                each = [(v, g.clone(), s.clone() if e is None else s * e) for v, g, s, e in passes]
+                found.append([torch.stack(part).mean(0) for part in zip(*each, strict=True)])
             value, gradient, push = (torch.stack(part) for part in zip(*found, strict=True))
             value, gradient, push = value.reshape(m.shape[:-1]), gradient.view_as(m), push.view_as(m)
         others, volume = None, None
         if target.model.prior.others or (target.prior_weight != target.entropy_weight):
             w = self.draw(state, generator)  # a prior without a closed form enters at plain draws
             _, extra, others, volume = self._whole(target, w, torch.zeros_like(w[..., 0]), torch.zeros_like(w))
+            push, noise = (push, None) if noise is None else (push * noise, None)
             along = extra * (state.noise if self.samples > 1 else state.noise[0])
             gradient = gradient + (extra.mean(0) if self.samples > 1 else extra)
             push = push + (along.mean(0) if self.samples > 1 else along)
-        square = self._descent(target, state, gradient, push, None)
+        square = self._descent(target, state, gradient, push, noise)
         metrics = parts(target, value, square, log_s.sum(-1), others, volume)
         state.adam.descend(state.variational, state.gradient)
         return state, Info(metrics)
@@ -315,13 +318,13 @@ class MeanField(VariationalMethod):
         batch: Batch,
         generator: torch.Generator,
         member: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """log p(D|w) of one noisy pass and its gradients in the means and scales; buffers of the next pass if alone."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """log p(D|w) of one noisy pass, its gradient in the means, and that in the scales, perhaps as two factors.
+
+        They are buffers that the next pass overwrites.
+        """
         model = target.model
         assert isinstance(model, Model)
         assert state.layers is not None
-        buffers, alone = model.member(state.buffers, member), state.variational.ndim == 2 and self.samples == 1
-        value, in_m, in_s = state.layers.log_likelihood_and_grads(
-            model, loc, scale, batch, target.factor(batch), buffers, generator
-        )
-        return (value, in_m, in_s) if alone else (value, in_m.clone(), in_s.clone())
+        buffers = model.member(state.buffers, member)
+        return state.layers.in_parts(model, loc, scale, batch, target.factor(batch), buffers, generator)
