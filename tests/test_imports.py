@@ -27,7 +27,7 @@ LAYERS = (
     ("estimators", "curvature"),
     ("diagnostics", "predictive", "posteriors"),
     ("methods", "optim"),
-    ("store", "checkpoint", "callbacks", "history", "progress", "loop"),
+    ("store", "draws_store", "checkpoint", "callbacks", "history", "progress", "loop"),
     ("evaluate", "check", "comparison"),
     ("__init__",),  # `import priory` itself: names of all the lines above, loaded when asked for
     ("plot", "reports", "sklearn", "cli", "studio", "__main__"),

@@ -2,12 +2,13 @@
 
 What the next step depends on is kept: the State, the generator, the step, the history, what callbacks
 remember. The order of the data is a function of (seed, epoch), so that a step's number says which batch comes
-next.
+next. Draws are not rewritten with it: they are in shards beside it (see `draws_store`), and it has their number.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import time
@@ -48,6 +49,16 @@ class Keeper:
         self.identity = json.loads(json.dumps(identity))  # as a file gives it back
         check_folder(self.checkpoint.path, "checkpoint")
         self._last = time.monotonic()
+
+    @property
+    def stamp(self) -> str:
+        """What the draws of this fit are known by."""
+        return hashlib.blake2b(json.dumps(self.identity, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    @property
+    def folder(self) -> str:
+        """Where its draws are kept, if the person names no other place."""
+        return f"{os.fspath(self.checkpoint.path)}.draws"
 
     def due(self, step: int) -> bool:
         """Whether it is time to write."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
+import secrets
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,12 +21,17 @@ from priory.callbacks import Moment, Remembering, says_stop
 from priory.checkpoint import Checkpoint, Keeper, copied, leaves, rebuild
 from priory.data import Batch, Data
 from priory.density import Density
+from priory.diagnostics import ess_bulk
+from priory.distributed import gather, own_stream, rank, spread, world
+from priory.draws_store import KeptDraws
 from priory.errors import DivergedError, PrioryWarning, require, whole
 from priory.history import Told
+from priory.latent import Latent
 from priory.likelihoods.scale import LocationScale
 from priory.methods.base import After, Method, Plan
 from priory.model import Model
 from priory.posteriors import Posterior
+from priory.posteriors.chains import Chains
 from priory.progress import Progress
 from priory.store import checksum, fixed, prior_at_two_places
 from priory.streams import stream
@@ -35,6 +42,8 @@ if TYPE_CHECKING:
     from os import PathLike
 
 LOOK_EVERY = 100  # steps between two looks at whether all is finite; a copy of the state is kept at each
+FIRST_LOOK = 50  # draws a chain before the effective sample size says anything
+AT_A_TIME = 1 << 22  # numbers of draws whose effective sample size is found together
 
 
 def fit(
@@ -61,6 +70,10 @@ def fit(
     `MAP`, gives the epochs, steps and callbacks to that one. Each of `callbacks` is called with a `Moment`
     after every epoch, and ends the fit by returning True.
 
+    A sampler's draws are kept in memory, or in the folder that its `store` names. One that has an `until_ess` stops
+    when the least bulk ESS of its coordinates has reached it, or after `steps`. With a process group of
+    `torch.distributed`, its chains run on every process and the posterior has all of them (see `priory.distributed`).
+
     >>> from torch import nn
     >>> import priory as pr
     >>> _ = torch.manual_seed(0)
@@ -71,7 +84,8 @@ def fit(
     """
     require(isinstance(model, (Model, Density)), "model", "fit", "be a Model or a Density", type(model).__name__)
     check_method(method, "method", "fit")
-    if method.start is not None and not isinstance(method.start, Posterior):
+    own = getattr(method, "reads_start", False) and isinstance(method.start, (str, dict))  # by name, or in numbers
+    if method.start is not None and not own and not isinstance(method.start, Posterior):
         check_method(method.start, "start", type(method).__name__)
     for name, number in (("epochs", epochs), ("steps", steps)):
         require(number is None or whole(number, 1), name, "fit", "be a whole number from 1", repr(number))
@@ -79,17 +93,22 @@ def fit(
     require(whole(seed, -(2**63)), "seed", "fit", "be a whole number", repr(seed))
     ok = isinstance(callbacks, (tuple, list)) and all(callable(callback) for callback in callbacks)
     require(ok, "callbacks", "fit", "be a list of functions", callbacks)
+    check_running(method)
     require(not torch.is_inference_mode_enabled(), "mode", "fit", "allow gradients", "torch.inference_mode()")
     seed = int(seed)
 
-    rows = data if isinstance(data, Data) else Data.of(data, batch_size).prepared(model.prepare)
+    if isinstance(model, Latent):
+        model, rows = model.meet(data, batch_size)
+    else:
+        rows = data if isinstance(data, Data) else Data.of(data, batch_size).prepared(model.prepare)
     target = make_target(model, rows, temperature, tempers)
     if isinstance(model, Model) and rows.tensors is not None and rows is not data:
         warn_of_scale(model, rows.tensors)
-    start, after = method.start, isinstance(method, After)
+    start: Any = None if own else method.start
+    after = isinstance(method, After)
     if after:
         method.plan(target, rows, method.length(rows), seed)  # what it refuses, it refuses before anything is trained
-    if start is None and after:
+    if start is None and isinstance(method, After):
         start = method.default_start(model)
     if start is not None and not isinstance(start, Posterior):
         # another seed: the stage must not use the noise that the method itself will
@@ -103,7 +122,7 @@ def fit(
             temperature=temperature,
             tempers=tempers,
             progress=progress,
-            checkpoint=stage_of(checkpoint),
+            checkpoint=None if checkpoint is None else beside(checkpoint, "start"),
             callbacks=callbacks if after else (),
         )
     if start is not None:
@@ -121,19 +140,51 @@ def fit(
                 PrioryWarning,
                 stacklevel=2,
             )
-        run.keeper = Keeper(checkpoint, identity(run, rows))
+        place = beside(checkpoint, str(rank())) if spread(method) and rank() else checkpoint
+        run.keeper = Keeper(place, identity(run, rows))
+    run.draws = place_of_draws(method, run.keeper)
     run.go(progress, list(callbacks))
     posterior = run.posterior()
+    if spread(method) and isinstance(posterior, Chains):
+        join(posterior)
     posterior.data = rows
     return posterior
 
 
-def stage_of(checkpoint: Checkpoint | str | PathLike[str] | None) -> Checkpoint | None:
-    """Where the stage that comes first is kept: beside the fit itself."""
-    if checkpoint is None:
-        return None
+def beside(checkpoint: Checkpoint | str | PathLike[str], name: str) -> Checkpoint:
+    """Another checkpoint, kept as often, whose file has a longer name."""
     kept = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-    return dataclasses.replace(kept, path=f"{os.fspath(kept.path)}.start")
+    return dataclasses.replace(kept, path=f"{os.fspath(kept.path)}.{name}")
+
+
+def check_running(method: Method) -> None:
+    """Refuse a wanted ESS that is no number, and a store that can't be."""
+    owner, until, store = type(method).__name__, getattr(method, "until_ess", None), getattr(method, "store", None)
+    number = isinstance(until, (int, float)) and not isinstance(until, bool) and 0 < until < math.inf
+    require(until is None or number, "until_ess", owner, "be a positive number", repr(until))
+    if store is None:
+        return
+    require(isinstance(store, (str, os.PathLike)), "store", owner, "be the path of a folder", repr(store))
+    require(not os.path.isfile(store), "store", owner, "be a folder", f"the file {os.fspath(store)}")
+    folder = os.path.dirname(os.path.abspath(store))
+    require(os.path.isdir(folder), "store", owner, "lie in a folder that exists", folder)
+    require(not spread(method), "store", owner, "be left out when chains run on several processes", os.fspath(store))
+
+
+def place_of_draws(method: Method, keeper: Keeper | None) -> KeptDraws:
+    """Where draws are kept: in the store that the method names, beside the checkpoint, or in memory."""
+    stamp = secrets.token_hex(16) if keeper is None else keeper.stamp
+    store = getattr(method, "store", None)
+    if store is not None:
+        return KeptDraws(store, stamp, mapped=True)
+    return KeptDraws() if keeper is None else KeptDraws(keeper.folder, stamp)
+
+
+def join(posterior: Chains) -> None:
+    """Bring in the chains of the other processes, the first process's first."""
+    draws = int(gather(torch.tensor([posterior.num_draws], device=posterior.w.device)).min())
+    posterior.w = gather(posterior.w[:, :draws])
+    posterior.statistics = {name: gather(t[:, :draws]) for name, t in posterior.statistics.items()}
 
 
 def check_method(method: Any, name: str, owner: str) -> None:
@@ -181,12 +232,18 @@ class Run:
 
     def __init__(self, target: Target, method: Method, plan: Plan, seed: int, start: Posterior | None) -> None:
         self.target, self.method, self.plan, self.seed = target, method, plan, seed
-        self.generator = stream(seed, "noise", device=target.model.device)
+        streams = own_stream if spread(method) else stream
+        self.generator = streams(seed, "noise", device=target.model.device)
         self.state = method.init(target, plan, self.generator, torch.Size(), start)
         self.step = 0
         self.told = Told()
-        self.draws: list[Tensor] = []
+        self.draws = KeptDraws()
         self.keeper: Keeper | None = None
+        self.until: float | None = getattr(method, "until_ess", None)
+        self.ess: float | None = None  # the least of all coordinates, when it was last looked at
+        self._look_at = FIRST_LOOK  # draws at which it is looked at next
+        self._since = 0  # steps before the first draw
+        self._expected: int | None = None  # the step at which there should be enough draws
         self._good: tuple[int, dict[str, Any]] = (0, copied(self.state))
         self._inside = False
 
@@ -194,7 +251,7 @@ class Run:
         """Step until the plan, a callback or the method says that it is enough."""
         self._resume(callbacks)
         stopped = self.step >= self.plan.steps
-        with Progress(repr_of(self.method), self.plan.steps, progress, self.step) as bar:
+        with Progress(repr_of(self.method), self.plan.steps, progress and rank() == 0, self.step) as bar:
             try:
                 batches = self._batches() if not stopped else iter(())
                 for batch, epoch_ends in batches:
@@ -202,14 +259,16 @@ class Run:
                     self.state, info = self.method.step(self.target, self.state, batch, self.generator)
                     self.told.hear(info.metrics)
                     if info.draw is not None:
-                        self.draws.append(info.draw.clone())
+                        self._since = self._since if len(self.draws) else self.step
+                        self.draws.append(info.draw)
                     self.step += 1
-                    self._inside = False
                     if self.step % LOOK_EVERY == 0:
                         self._look()
+                    enough = info.draw is not None and self._enough(bar.on)
+                    self._inside = enough  # what is resumed from here would go on
                     if bar.due():
-                        bar.show(self.step, self.told.recent())
-                    stop = info.done or (callbacks and epoch_ends and self._call(callbacks))
+                        bar.show(self.step, self._shown(), self._expected)
+                    stop = info.done or enough or (callbacks and epoch_ends and self._call(callbacks))
                     if self.keeper is not None and (stop or self.keeper.due(self.step)):
                         self._look()
                         self._keep(callbacks, ended=bool(stop))
@@ -220,16 +279,17 @@ class Run:
                 # neither half a step nor a state that broke is a place to resume from
                 if self.keeper is not None and not self._inside and self._broken() is None:
                     self._keep(callbacks)
+                self.draws.flush()
                 raise
             if bar.on:
-                bar.show(self.step, self.told.recent())
+                bar.show(self.step, self._shown(), self._expected)
         if self.keeper is not None and not stopped:
             self._keep(callbacks, ended=True)
+        self.draws.flush()
 
     def posterior(self) -> Posterior:
         """What the State stands for now."""
-        draws = torch.stack(self.draws, dim=-2) if self.draws else None
-        posterior = self.method.posterior(self.target, self.state, draws)
+        posterior = self.method.posterior(self.target, self.state, self.draws.tensor())
         posterior.history, posterior.method = self.told.history(), repr_of(self.method)
         posterior.seed = self.seed
         return posterior
@@ -256,6 +316,32 @@ class Run:
         epoch = self.step if passes else self.plan.epochs(self.step)
         moment = Moment(self.step, self.plan.steps, epoch, self.told.recent(each), self.posterior)
         return any([says_stop(callback(moment)) for callback in callbacks])  # noqa: C419 - every callback is called
+
+    def _shown(self) -> dict[str, float]:
+        """What the bar shows: recent means, how many draws diverged, and the effective sample size so far."""
+        shown = self.told.recent()
+        if "divergences" in shown:
+            shown["divergences"] = float(self.told.history()["divergences"][self._since :].sum())
+        return shown if self.ess is None else {**shown, "ess": self.ess}
+
+    def _enough(self, watched: bool) -> bool:
+        """Whether the draws are worth as many independent ones as the method wants.
+
+        It is looked at when somebody wants to know, at intervals that grow with the draws, so that all looks together
+        cost a few times the last. Effective draws grow in proportion: the next look is where they should be enough.
+        """
+        drawn = len(self.draws)
+        if drawn < self._look_at or (self.until is None and not watched):
+            return False
+        self.ess = least_ess(self.draws, together=self.until is not None and spread(self.method))
+        if self.until is None:
+            self._look_at = 2 * drawn
+            return False
+        share = self.until / self.ess if self.ess > 0 else math.inf
+        self._look_at = math.ceil(drawn * min(2.0, max(1.1, 1.05 * share)))
+        more = (share - 1) * (self.step - self._since)
+        self._expected = self.step + math.ceil(max(0.0, min(more, self.plan.steps - self.step)))
+        return share <= 1
 
     def _look(self) -> None:
         """Keep a copy of a good state; stop at one that is not."""
@@ -286,25 +372,54 @@ class Run:
 
     def _keep(self, callbacks: list[Callable[[Moment], Any]], ended: bool = False) -> None:
         assert self.keeper is not None
+        self.draws.flush()  # first: a checkpoint never counts draws that are not there
         kept = {f"history.{name}": values for name, values in self.told.history().items()}
-        if self.draws:
-            kept["draws"] = torch.stack(self.draws)
-        notes: list[Any] = [ended, *[c.state_dict() if isinstance(c, Remembering) else None for c in callbacks]]
+        place = {"ended": ended, "draws": len(self.draws), "look": self._look_at, "since": self._since}
+        notes: list[Any] = [place, *[c.state_dict() if isinstance(c, Remembering) else None for c in callbacks]]
         self.keeper.write(self.step, self.state, self.generator, kept, notes)
 
     def _resume(self, callbacks: list[Callable[[Moment], Any]]) -> None:
         found = self.keeper.read(self.state, self.generator) if self.keeper is not None else None
         if found is None:
-            return
-        self.step, self.state, kept, (ended, *notes) = found
-        self.told = Told({name[len("history.") :]: v for name, v in kept.items() if name.startswith("history.")})
-        self.draws = list(kept["draws"]) if "draws" in kept else []
-        for callback, note in zip(callbacks, notes, strict=False):
-            if note is not None and isinstance(callback, Remembering):
-                callback.load_state_dict(note)
-        self._good = (self.step, copied(self.state))
-        if ended:
-            self.plan = dataclasses.replace(self.plan, steps=self.step)
+            self.draws.begin(0)
+        else:
+            self.step, self.state, kept, (place, *notes) = found
+            self.told = Told({name[len("history.") :]: v for name, v in kept.items() if name.startswith("history.")})
+            self.draws.begin(place["draws"], self.target.model.device)
+            self._look_at, self._since = place["look"], place["since"]
+            for callback, note in zip(callbacks, notes, strict=False):
+                if note is not None and isinstance(callback, Remembering):
+                    callback.load_state_dict(note)
+            self._good = (self.step, copied(self.state))
+            if place["ended"]:
+                self.plan = dataclasses.replace(self.plan, steps=self.step)
+        if self.keeper is not None and spread(self.method):
+            self._agree()
+
+    def _agree(self) -> None:
+        """Go on as the other processes do, which may have been killed at other steps than this one.
+
+        All look at the effective sample size at the same numbers of draws, from the latest that any of them has
+        announced, and all end where one has ended.
+        """
+        looks, ends = gather(torch.tensor([[self._look_at, self.plan.steps]], device=self.target.model.device)).T
+        self._look_at = int(looks.max())
+        self.plan = dataclasses.replace(self.plan, steps=int(ends.min()))
+
+
+def least_ess(draws: KeptDraws, together: bool = False) -> float:
+    """The least bulk ESS of all coordinates, over the chains of all processes if `together`.
+
+    Zero as long as there is a coordinate of which nothing can be said: one that never varies, or is not finite.
+    """
+    numbers = len(draws) * draws.chains * (world() if together else 1)
+    some, least = max(1, AT_A_TIME // numbers), math.inf
+    for start in range(0, draws.size, some):
+        x = draws.columns(start, start + some)
+        x = x.reshape(-1, *x.shape[-2:])
+        found = ess_bulk(gather(x) if together else x)
+        least = min(least, float(found.nan_to_num(nan=0.0).min()))
+    return least
 
 
 def repr_of(method: Method) -> str:
@@ -333,6 +448,7 @@ def identity(run: Run, rows: Data) -> dict[str, Any]:
         "batch size": rows.batch_size,
         "steps": run.plan.steps,
         "seed": run.seed,
+        "process": [rank(), world()] if spread(run.method) else [0, 1],
         "temperature": [target.temperature, target.tempers],
     }
 

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 EVERY = 0.2  # seconds between two drawings
-SHOWN = ("elbo", "loss", "bound", "nll", "kl", "acceptance")
+SHOWN = {  # how each number is written
+    "elbo": "elbo {:,.1f}",
+    "loss": "loss {:,.1f}",
+    "bound": "bound {:,.1f}",
+    "nll": "nll {:,.1f}",
+    "kl": "kl {:,.1f}",
+    "step_size": "step size {:.3g}",
+    "acceptance": "acceptance {:.2f}",
+    "divergences": "divergences {:.0f}",
+    "ess": "ESS {:,.0f}",
+}
 
 
 class Progress:
@@ -59,13 +69,14 @@ class Progress:
         """Whether it is time to draw."""
         return self.on and time.monotonic() >= self._next
 
-    def show(self, done: int, metrics: Mapping[str, float]) -> None:
-        """Draw the bar at this step."""
+    def show(self, done: int, metrics: Mapping[str, float], steps: int | None = None) -> None:
+        """Draw the bar at this step; `steps` is where the end is seen to be, if not where it was."""
         self._next = time.monotonic() + EVERY
+        self.steps = self.steps if steps is None else max(1, steps)
         names = [name for name in SHOWN if name in metrics and not (name == "loss" and "elbo" in metrics)]
-        text = "  ".join(f"{name} {metrics[name]:,.1f}" for name in names)
+        text = "  ".join(SHOWN[name].format(metrics[name]) for name in names)
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, text=text)
+            self._bar.update(self._bar.task_ids[0], completed=done, total=self.steps, text=text)
         else:
             left = (time.monotonic() - self.began) / max(1, done - self.first) * (self.steps - done)
             filled = int(24 * done / self.steps)

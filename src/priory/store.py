@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from priory.errors import PrioryWarning, StoreError, require
+from priory.latent import Latent
 from priory.model import Model
 from priory.posteriors import KINDS, Evidence, Posterior
 from priory.streams import stream
@@ -78,6 +79,8 @@ def load(path: str | PathLike[str], model: Model | Density) -> Posterior:
     known = isinstance(model, Model) or hasattr(model, "describe")
     require(known, "model", "load", "be a Model or a Density", type(model).__name__)
     tensors, meta = read(path, "posterior")
+    if isinstance(model, Latent):
+        model = model.like(meta["model"])  # with the shapes of the data that it met
     wanted, found = model.describe(), meta["model"]
     if found != wanted:
         raise StoreError(f"{os.fspath(path)} belongs to another model: {_difference(found, wanted)}.")

@@ -1,20 +1,26 @@
 """Posteriors: what methods give back."""
 
+from priory.posteriors.amortised import AmortisedPosterior
 from priory.posteriors.base import KINDS, Evidence, Posterior
 from priory.posteriors.chains import Chains
+from priory.posteriors.conjugate import ConjugatePosterior
 from priory.posteriors.diagonal import DiagonalGaussian
 from priory.posteriors.draws import Draws
 from priory.posteriors.laplace import LaplacePosterior
+from priory.posteriors.latent import LatentPoint
 from priory.posteriors.point import Point
 from priory.posteriors.variational import Variational
 
 __all__ = [
     "KINDS",
+    "AmortisedPosterior",
     "Chains",
+    "ConjugatePosterior",
     "DiagonalGaussian",
     "Draws",
     "Evidence",
     "LaplacePosterior",
+    "LatentPoint",
     "Point",
     "Posterior",
     "Variational",

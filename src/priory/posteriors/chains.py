@@ -50,8 +50,9 @@ class Chains(Posterior):
         ok = isinstance(w, Tensor) and w.ndim == 3 and w.numel() > 0 and w.shape[2] == target.size
         must = f"be draws (chain, draw, {target.size} coordinates), one or more"
         require(ok, "w", "Chains", must, f"the shape {tuple(getattr(w, 'shape', ()))}")
-        require(bool(torch.isfinite(w).all()), "w", "Chains", "be finite", "a draw that is not")
-        self.w = w.detach().clone()
+        require(finite(w), "w", "Chains", "be finite", "a draw that is not")
+        on_disk = w.untyped_storage().filename is not None  # mapped from a file: larger, maybe, than the memory
+        self.w = w.detach() if on_disk else w.detach().clone()
         self.statistics: dict[str, Tensor] = {}
         for name, t in (statistics or {}).items():
             got = f"'{name}' of the shape {tuple(t.shape)}"
@@ -93,10 +94,12 @@ class Chains(Posterior):
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """n of all draws, (n, P): no one twice where there are enough, and with replacement otherwise."""
-        w, device = self.w.flatten(0, 1), self.w.device
+        w, device = self.w.flatten(0, 1), generator.device
         if n <= len(w):
-            return w[torch.randperm(len(w), generator=generator, device=device)[:n]]
-        return w[torch.randint(len(w), (n,), generator=generator, device=device)]
+            places = torch.randperm(len(w), generator=generator, device=device)[:n]
+        else:
+            places = torch.randint(len(w), (n,), generator=generator, device=device)
+        return w[places.to(w.device)].to(self.model.device)  # those on disk are the CPU's
 
     @property
     def mean(self) -> dict[str, Tensor]:
@@ -304,6 +307,12 @@ class Summary:
         rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in self.cells)
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
         return f"<table><caption>{escape(self.title)}</caption><tr>{head}</tr>{rows}</table>{notes}"
+
+
+def finite(w: Tensor) -> bool:
+    """Whether all draws (K, S, P) are numbers, some of them looked at at a time."""
+    rows = max(1, AT_A_TIME // w.shape[-1])
+    return all(bool(torch.isfinite(some).all()) for some in w.flatten(0, 1).split(rows))
 
 
 def labels(name: str, shape: torch.Size) -> list[str]:

@@ -1,0 +1,178 @@
+"""Two Gaussians, with z observed and then hidden: complete-data maximum likelihood, EM, and what EM does in a picture.
+
+    p(z) = pi^z (1 - pi)^(1-z),      p(y | z) = N(y; mu_z, sigma_z^2)
+
+The rows are like the minutes that people wait for a geyser to erupt: some waits are short, some long. Where someone
+wrote down which (z), maximum likelihood is two means, two variances and a share. Where nobody did, EM does the same
+with the probability of each z in its place, over and over.
+
+The picture is the lectures' "visual explanation". Seen as a function of one mean, the log-likelihood is a curve that
+has no closed maximum. At theta_t the E-step makes a lower bound that touches it there,
+
+    log p(y | theta)  >=  Q(theta, theta_t) + H(q_t),      equal at theta = theta_t
+
+and the M-step goes to the bound's maximum, where the curve is at least as high as the bound, so higher than before.
+
+python examples/two_gaussians.py --out pictures
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from drawing import BLUE, GREEN, GREY, INK, VERMILION, dress, folder_for_pictures, legend, save, sheet
+from torch import Tensor
+from torch.distributions import Normal
+
+import priory as pr
+from priory.latent import GaussianMixture, expect
+from priory.posteriors import LatentPoint
+from priory.streams import stream
+
+PI, MEANS, SCALES = 0.64, (54.6, 80.1), (5.9, 5.9)
+FIRST, FRAMES = 78.0, 3  # where the picture's mean begins, and how many iterations it shows
+Theta = dict[str, Tensor]
+
+
+class Frame(NamedTuple):
+    """One iteration, with all but the mean of the short waits held."""
+
+    here: float  # theta_t
+    after: float  # theta_{t+1}, where the bound is highest
+    grid: Tensor  # values of the mean
+    log_likelihood: Tensor  # log p(y | theta) on the grid
+    bound: Tensor  # Q(theta, theta_t) + H(q_t) on the grid
+
+
+def made(rows: int = 272) -> tuple[Tensor, Tensor]:
+    """y and z: first which kind of wait, then its minutes."""
+    generator = stream(0, "geyser")
+    z = (torch.rand(rows, generator=generator) < PI).long()
+    means, scales = (torch.tensor(t, dtype=torch.float64) for t in (MEANS, SCALES))
+    return means[z] + scales[z] * torch.randn(rows, generator=generator, dtype=torch.float64), z
+
+
+def observed(y: Tensor, z: Tensor) -> LatentPoint:
+    """z is data: one M-step is the answer."""
+    return fitted(GaussianMixture(2, given="z"), (y, z))
+
+
+def hidden(y: Tensor) -> LatentPoint:
+    """z is not: E- and M-steps in turns, until the bound rises no more."""
+    return fitted(GaussianMixture(2), y)
+
+
+def fitted(model: GaussianMixture, data: Tensor | tuple[Tensor, Tensor]) -> LatentPoint:
+    """The maximum of the likelihood, by EM."""
+    posterior = pr.fit(model, data, pr.EM(tolerance=1e-12), steps=1000, progress=False)
+    assert isinstance(posterior, LatentPoint)
+    return posterior
+
+
+def by_hand(y: Tensor, z: Tensor) -> Theta:
+    """What complete data say, as in a first course."""
+    groups = [y[z == k] for k in range(2)]
+    return {
+        "weights": torch.stack([y.new_tensor(len(group) / len(y)) for group in groups]),
+        "means": torch.stack([group.mean() for group in groups]),
+        "covariances": torch.stack([group.var(correction=0) for group in groups]),
+    }
+
+
+def ordered(theta: Theta) -> Theta:
+    """The shorter wait first: without z nothing says which is which."""
+    return {name: t[theta["means"].argsort()] for name, t in theta.items()}
+
+
+def iterations(y: Tensor, theta: Theta, first: float = FIRST, count: int = FRAMES) -> list[Frame]:
+    """EM in the mean of the short waits alone, from `first`, with the other parameters as they are in theta."""
+    model, data = GaussianMixture(2).meet(y)
+    grid = torch.linspace(36, 96, 241, dtype=torch.float64)
+
+    def at(mean: Tensor) -> Theta:
+        return {**theta, "means": torch.stack([mean, theta["means"][1]])}
+
+    def log_likelihood(mean: Tensor) -> Tensor:
+        return expect(model, [at(mean)], data.blocks(len(y)))[0].bound
+
+    frames, here = [], torch.tensor(first, dtype=torch.float64)
+    for _ in range(count):
+        (found,) = expect(model, [at(here)], data.blocks(len(y)))  # the E-step
+        entropy = found.bound - model.complete(at(here), found.statistics)
+        bound = torch.stack([model.complete(at(mean), found.statistics) for mean in grid]) + entropy
+        after = model.m_step(found.statistics, at(here))["means"][0]  # the M-step: a mean's doesn't need the others
+        curve = torch.stack([log_likelihood(mean) for mean in grid])
+        frames.append(Frame(float(here), float(after), grid, curve, bound))
+        here = after
+    return frames
+
+
+def value(curve: Tensor, frame: Frame, mean: float) -> float:
+    """A curve of the frame at one mean, between the points of its grid."""
+    step = float(frame.grid[1] - frame.grid[0])
+    place = (mean - float(frame.grid[0])) / step
+    left = min(int(place), len(frame.grid) - 2)
+    return float(torch.lerp(curve[left], curve[left + 1], place - left))
+
+
+def draw(y: Tensor, z: Tensor, seen: Theta, unseen: Theta, frames: list[Frame], folder: Path) -> Path:
+    """The rows with both answers, and three iterations."""
+    figure, (rows, *panels) = sheet(2, 2, 10.5, 7.2)
+    grid = torch.linspace(30, 110, 300, dtype=torch.float64)
+    dress(rows, "The rows, with z and without", "minutes", "density")
+    kinds = [y[z == k].tolist() for k in range(2)]
+    colours = [GREEN, BLUE]
+    labels = ["short waits (z = 0)", "long waits (z = 1)"]
+    weights = [[1 / (2.5 * len(y))] * len(kind) for kind in kinds]
+    bins = [30 + 2.5 * i for i in range(33)]
+    rows.hist(kinds, bins, weights=weights, stacked=True, color=colours, alpha=0.3, label=labels)
+    for theta, style, name in ((seen, "-", "z observed"), (unseen, "--", "z hidden: EM")):
+        density = Normal(theta["means"], theta["covariances"].sqrt()).log_prob(grid[:, None]).exp() @ theta["weights"]
+        rows.plot(grid.tolist(), density.tolist(), color=INK, linestyle=style, linewidth=1.6, label=name)
+    rows.set_ylim(0, 0.068)
+    legend(rows, "upper left", 2)
+    top = float(frames[0].log_likelihood.max())
+    for t, (ax, frame) in enumerate(zip(panels, frames, strict=True)):
+        dress(ax, f"Iteration {t + 1}", "the mean of the short waits", "nats")
+        curve, bound = frame.log_likelihood, frame.bound
+        ax.plot(frame.grid.tolist(), curve.tolist(), color=INK, linewidth=1.8, label=r"$\log p(y \mid \theta)$")
+        ax.plot(
+            frame.grid.tolist(), bound.tolist(), color=VERMILION, linewidth=1.8, label=r"$Q(\theta, \theta_t) + H(q_t)$"
+        )
+        low, peak, risen = value(curve, frame, frame.here), float(bound.max()), value(curve, frame, frame.after)
+        ax.plot([frame.here], [low], "o", color=VERMILION, markersize=7, label=r"$\theta_t$, where the bound touches")
+        ax.plot([frame.after] * 2, [peak, risen], ":", color=GREY, linewidth=1.4)
+        ax.plot([frame.after], [risen], "D", color=BLUE, markersize=6, label=r"$\theta_{t+1}$, above the bound's top")
+        ax.set_ylim(top - 820, top + 60)
+    legend(panels[0], "center left")
+    return save(figure, folder, "two_gaussians.png")
+
+
+def told(name: str, theta: Theta) -> str:
+    """Theta in a line."""
+    means, scales = theta["means"].tolist(), theta["covariances"].sqrt().tolist()
+    pi = float(theta["weights"][1])
+    return f"{name:<14}pi = {pi:.4f}   mu = {means[0]:.3f}, {means[1]:.3f}   sigma = {scales[0]:.3f}, {scales[1]:.3f}"
+
+
+def main(folder: Path) -> None:
+    """Both fits beside what made the data, and the picture."""
+    y, z = made()
+    seen, unseen = observed(y, z), hidden(y)
+    theta = ordered(unseen.mean)
+    print(f"{'what made y':<14}pi = {PI:.4f}   mu = {MEANS[0]}, {MEANS[1]}   sigma = {SCALES[0]}, {SCALES[1]}")
+    print(told("by hand", by_hand(y, z)))
+    print(told("z observed", seen.mean))
+    print(told("z hidden", theta))
+    bound = unseen.history["bound"]
+    print(f"log p(y | theta) rose from {bound[0]:.4f} to {bound[-1]:.4f} in {len(bound)} iterations, and never fell.")
+    frames = iterations(y, theta)
+    for t, frame in enumerate(frames):
+        print(f"iteration {t + 1} of the picture: the mean goes from {frame.here:.3f} to {frame.after:.3f}")
+    draw(y, z, seen.mean, theta, frames, folder)
+
+
+if __name__ == "__main__":
+    main(folder_for_pictures(__doc__))

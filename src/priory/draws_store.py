@@ -1,0 +1,169 @@
+"""The draws that the driver keeps for a method: in memory, or in a folder of safetensors shards.
+
+A shard is the tensor "draws" (*B, chain, draw, coordinate) of some draws in a row, in a file named by the first of
+them. Shards that are full never change. The last is written anew when it has grown, so that what a checkpoint costs is
+bounded by the size of a shard, however many draws there are. Every shard is written all or nothing, and before the
+checkpoint that counts its draws: after a kill there may be more than were counted, which are dropped and drawn again.
+
+What is on disk is read through memory maps. All draws together are mapped from one scratch file, which goes when the
+tensor does, so that they may be larger than the memory: for a posterior they are a tensor like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from priory.errors import StoreError
+from priory.store import read, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHARD = 1 << 24  # bytes from which a shard is full
+
+
+class KeptDraws:
+    """Draws (*B, K, P) in the order in which they come; in memory alone without a `folder`.
+
+    `stamp` says which fit the shards belong to. With `mapped` the draws are for a folder that a person has named: it
+    must hold no other fit's, and their tensor is a map. Without, the folder is a checkpoint's own.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, stamp: str = "", mapped: bool = False) -> None:
+        self.folder, self.stamp, self.mapped = None if folder is None else Path(folder), stamp, mapped
+        self._full: list[Path] = []
+        self._before = 0  # draws in the full shards
+        self._tail: list[Tensor] = []
+        self._written = 0  # of the tail's
+        self._device: torch.device | None = None
+
+    def __len__(self) -> int:
+        return self._before + len(self._tail)
+
+    @property
+    def chains(self) -> int:
+        """K, and members times K where there are members; 1 for draws of no chain."""
+        return self._tail_or_last().numel() // self.size
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return self._tail_or_last().shape[-1]
+
+    def _tail_or_last(self) -> Tensor:
+        return self._tail[-1] if self._tail else mapped_shard(self._full[-1])[..., -1, :]
+
+    def append(self, draw: Tensor) -> None:
+        """Take a draw."""
+        self._device = draw.device
+        self._tail.append(draw.clone() if self.folder is None else draw.to("cpu", copy=True))
+        if self.folder is not None and draw.nbytes * len(self._tail) >= SHARD:
+            self.flush()
+            self._full.append(self._last())
+            self._before, self._tail, self._written = len(self), [], 0
+
+    def flush(self) -> None:
+        """Write what is in memory alone."""
+        if self.folder is None or self._written == len(self._tail):
+            return
+        self.folder.mkdir(exist_ok=True)
+        write(self._last(), "shard of draws", {"draws": torch.stack(self._tail, -2)}, {"stamp": self.stamp})
+        self._written = len(self._tail)
+
+    def _last(self) -> Path:
+        assert self.folder is not None
+        return self.folder / f"draws-{self._before:010d}.safetensors"
+
+    def begin(self, count: int, device: torch.device | str = "cpu") -> None:
+        """Take up the first `count` draws of the folder and drop the rest, but never those of another fit."""
+        if self.folder is None:
+            return
+        self._device = torch.device(device)
+        for path in sorted(self.folder.glob("draws-*.safetensors")):
+            if len(self) < count:
+                self._take(path, count)
+            elif self.mapped and not count and not self._stamped(path):
+                raise StoreError(f"{os.fspath(self.folder)} holds the draws of another fit. Use another folder.")
+            else:
+                path.unlink()
+        if len(self) < count:
+            raise StoreError(f"{os.fspath(self.folder)} lacks some of the {count} draws that the checkpoint counts.")
+        for draft in self.folder.glob(".draws-*"):  # of a write that was killed
+            with contextlib.suppress(OSError):
+                draft.unlink()
+
+    def _take(self, path: Path, count: int) -> None:
+        tensors, meta = read(path, "shard of draws")
+        if path != self._last() or meta["stamp"] != self.stamp:
+            raise StoreError(f"{os.fspath(path)} holds draws of another fit than the checkpoint's.")
+        draws = tensors["draws"]
+        some = draws.shape[-2]
+        full = draws.nbytes >= SHARD or len(self) + some < count  # the last may be short
+        if full and len(self) + some <= count:
+            self._full.append(path)
+            self._before += some
+        else:
+            self._tail = [d.clone() for d in draws[..., : count - self._before, :].unbind(-2)]
+            self._written = some if len(self._tail) == some else 0
+
+    def _stamped(self, path: Path) -> bool:
+        with contextlib.suppress(StoreError):
+            return read(path, "shard of draws")[1]["stamp"] == self.stamp
+        return False
+
+    def columns(self, start: int, stop: int) -> Tensor:
+        """Some coordinates of all draws, (*B, K, S, stop - start)."""
+        pieces = list(self._pieces(start, stop))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2)  # no second copy of what is in memory
+
+    def tensor(self) -> Tensor | None:
+        """All draws, (*B, K, S, P), or None before the first."""
+        if not len(self):
+            return None
+        if not self.mapped:
+            return self.columns(0, self.size).to(self._device)
+        assert self.folder is not None
+        first = self._tail_or_last()
+        shape = (*first.shape[:-1], len(self), first.shape[-1])
+        self.folder.mkdir(exist_ok=True)
+        whole = scratch(self.folder, shape, first.dtype)
+        place = 0
+        for piece in self._pieces():
+            whole[..., place : place + piece.shape[-2], :] = piece
+            place += piece.shape[-2]
+        return whole
+
+    def _pieces(self, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
+        """The draws in order, (*B, K, some, stop - start)."""
+        for path in self._full:
+            yield mapped_shard(path)[..., start:stop]
+        if self._tail:
+            yield torch.stack([draw[..., start:stop] for draw in self._tail], -2)
+
+
+def mapped_shard(path: Path) -> Tensor:
+    """The draws of a shard, read when they are looked at."""
+    with safe_open(os.fspath(path), framework="pt") as file:
+        return file.get_tensor("draws")
+
+
+def scratch(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor whose numbers are in a file of the folder, for as long as the tensor lives."""
+    path = folder / f".draws-{os.getpid()}-{secrets.token_hex(4)}"
+    numbers = torch.Size(shape).numel()
+    try:
+        with open(path, "xb") as file:
+            if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and the end of the process in a map
+                os.posix_fallocate(file.fileno(), 0, numbers * dtype.itemsize)
+        return torch.from_file(os.fspath(path), shared=True, size=numbers, dtype=dtype).reshape(shape)
+    finally:
+        with contextlib.suppress(OSError):  # where a mapped file can't be removed, the next fit removes it
+            path.unlink(missing_ok=True)

@@ -1,0 +1,46 @@
+"""Latent-variable models: what EM and variational EM fit, one a file."""
+
+from priory.latent.base import Expectation, Latent, Rows, expect, score
+from priory.latent.bayesian_mixture import BayesianGaussianMixture
+from priory.latent.bayesian_regression import BayesianRegression
+from priory.latent.bernoulli_mixture import BernoulliMixture
+from priory.latent.conjugate import Conjugate
+from priory.latent.dirichlet_process import DirichletProcessMixture
+from priory.latent.factor_analysis import FactorAnalysis
+from priory.latent.gaussian_mixture import GaussianMixture
+from priory.latent.hidden_markov import HiddenMarkov
+from priory.latent.linear_gaussian import LinearGaussian
+from priory.latent.mixture import Mixture, bounds
+from priory.latent.mixture_of_experts import MixtureOfExperts
+from priory.latent.multinomial_mixture import MultinomialMixture
+from priory.latent.normal_gamma import NormalGamma
+from priory.latent.poisson_mixture import PoissonMixture
+from priory.latent.principal_components import PrincipalComponents
+from priory.latent.regression_mixture import RegressionMixture
+from priory.latent.vae import VAE
+
+__all__ = [
+    "VAE",
+    "BayesianGaussianMixture",
+    "BayesianRegression",
+    "BernoulliMixture",
+    "Conjugate",
+    "DirichletProcessMixture",
+    "Expectation",
+    "FactorAnalysis",
+    "GaussianMixture",
+    "HiddenMarkov",
+    "Latent",
+    "LinearGaussian",
+    "Mixture",
+    "MixtureOfExperts",
+    "MultinomialMixture",
+    "NormalGamma",
+    "PoissonMixture",
+    "PrincipalComponents",
+    "RegressionMixture",
+    "Rows",
+    "bounds",
+    "expect",
+    "score",
+]

@@ -1,0 +1,397 @@
+"""Latent: a model with hidden variables, written as its E-step and its complete-data log-likelihood.
+
+For data y, hidden z and parameters theta, and any distribution q of z, Jensen's inequality gives
+
+    log p(y | theta)  =  L(q, theta) + KL(q || p(z | y, theta))  >=  L(q, theta)
+
+    L(q, theta)       =  E_q[log p(y, z | theta)] + H(q)         =  Q + H
+
+EM climbs L in turns (Dempster, Laird and Rubin, 1977; the bound is Neal and Hinton's, 1998): the E-step sets q to
+p(z | y, theta), where L touches the log-likelihood; the M-step raises Q over theta. Q needs the data only through
+expected statistics S = E_q[sum_n s(y_n, z_n)], which add up over rows:
+
+    Q(theta, theta_t) = complete(theta, S(theta_t))
+
+So a model is two equations, `e_step` (S and the bound, for a block of rows) and `complete` (Q from S). One mechanism
+then does full passes, blocks streamed from disk, minibatches (S is averaged over steps), weighted rows (each row of S
+counts so often), missing values and known z (q is narrower there). Without an `m_step` of its own a model has Q climbed
+by L-BFGS: generalised EM. And because p(z | y, theta) makes KL zero and flat, Fisher's identity holds,
+
+    d/dtheta log p(y | theta) = d/dtheta complete(theta, S)   at the theta that S is of
+
+A latent model is a `Density` too, with z summed out: MAP, Laplace and MCMC take it as one.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from priory.data import DEFAULT_BATCH, Batch, Data, as_batch
+from priory.density import Density
+from priory.errors import InputError, PrioryWarning, require, whole
+from priory.flat import Param
+from priory.streams import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Theta = dict[str, Tensor]
+CLIMBS = 20  # iterations of L-BFGS in an M-step without a closed form
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A block of rows as an E-step gets it: the parts of the data by name, and what else is known or asked."""
+
+    parts: dict[str, Tensor]  # each (n, ...)
+    weights: Tensor | None = None  # (n,), how often each row counts; None: once
+    z: Tensor | None = None  # (n,), where it is known; -1 where it is hidden
+    temperature: float = 1.0  # q is p(z | y)^(1/T), made to add up to one
+    draws: int = 0  # of z, from q, that stand for it in the statistics; 0: q itself
+    generator: torch.Generator | None = None  # of those draws
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.parts[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parts.values())))
+
+    def counted(self, values: Tensor) -> Tensor:
+        """Values a row, (n, ...), each times the row's weight."""
+        return values if self.weights is None else values * self.weights.reshape(-1, *[1] * (values.ndim - 1))
+
+    def at(self, index: Tensor) -> Rows:
+        """Some of the rows."""
+        pick = lambda t: None if t is None else t[index]  # noqa: E731
+        parts = {name: t[index] for name, t in self.parts.items()}
+        return replace(self, parts=parts, weights=pick(self.weights), z=pick(self.z))
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What an E-step finds: S, and the bound L(q, theta) a row, (n,), or for all of the data, ()."""
+
+    statistics: dict[str, Tensor]  # sums over the rows, each times its weight
+    bound: Tensor  # a row, not yet times its weight
+    gap: Tensor | None = None  # KL(q || p(z | y, theta)), likewise; None where q is exact and there is none
+
+    @property
+    def log_likelihood(self) -> Tensor:
+        """log p(y | theta) = bound + gap."""
+        return self.bound if self.gap is None else self.bound + self.gap
+
+
+class Latent(Density):
+    """A model of data with hidden variables. A person's own says `params`, `e_step` and `complete`.
+
+    A model knows its options when it is made, and its shapes when it has met data: `fit` lets it. `given` names what
+    the data hold after the model's own parts: "weights", one a row, or "z", whole numbers, -1 where it is hidden.
+    """
+
+    parts: ClassVar[tuple[str, ...]] = ("y",)  # what a row of the data consists of
+    starts: ClassVar[tuple[str, ...]] = ("random",)  # the ways to begin, the usual one first
+    block: ClassVar[int] = 4096  # rows that an E-step is given at a time
+    sample: ClassVar[int] = 1 << 14  # rows that the model is shaped by and a fit begins from, about, at most
+    whole: ClassVar[tuple[str, ...]] = ()  # parts that stay in their own type, as lengths and categories do
+    exact: ClassVar[bool] = True  # whether E- and M-step never let the bound fall
+    missing: ClassVar[bool] = False  # whether NaN in the data is a value that wasn't seen
+    labels: ClassVar[bool] = False  # whether the E-step reads `rows.z`
+    tempers: ClassVar[bool] = False  # whether it reads `rows.temperature`
+    samples: ClassVar[bool] = False  # whether it reads `rows.draws`
+
+    given: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] | None = None  # of one row of each part, once the model has met data
+    frame: Mapping[str, Tensor]  # what `look` found
+
+    def __init__(self) -> None:
+        """A model without options; it is a Density from when it has met data."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    # What an author writes.
+
+    def params(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
+        """Theta: each parameter's shape and support, for rows of these shapes, one of each part."""
+        raise NotImplementedError
+
+    def e_step(self, theta: Theta, rows: Rows) -> Expectation:
+        """q(z) = p(z | y, theta): its expected statistics, and log p(y_n | theta) a row."""
+        raise NotImplementedError
+
+    def complete(self, theta: Theta, statistics: Mapping[str, Tensor]) -> Tensor:
+        """Q: E_q[log p(y, z | theta)] from the statistics of q. Autograd goes through it."""
+        raise NotImplementedError
+
+    # What an author may write.
+
+    def m_step(self, statistics: Mapping[str, Tensor], theta: Theta) -> Theta:
+        """The theta where `complete` and `log_prior` are highest together, or at least higher than at this one."""
+        return climbed(self, statistics, theta, CLIMBS)
+
+    def log_prior(self, theta: Theta) -> Tensor:
+        """What the bound has beside its rows: log p(theta), or -KL(q(theta) || p(theta)) where theta is of a q."""
+        return next(iter(theta.values())).new_zeros(())
+
+    def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
+        """A theta to begin from, by one of the ways in `starts`, from some rows."""
+        u = torch.rand(self.layout.size, generator=generator, dtype=self.dtype, device=self.device)
+        return self.layout.constrain(2 * u - 1)
+
+    def look(self, rows: Rows) -> dict[str, Tensor]:
+        """What a model keeps of some rows before a fit, such as their centre and scale."""
+        return {}
+
+    def check_rows(self, rows: Rows) -> None:
+        """Refuse, in one sentence, rows that the model can't have made."""
+
+    def allows(self, theta: Theta) -> bool:
+        """Whether theta lies where M-steps may lead: a bound on parameters makes others unreachable."""
+        return True
+
+    def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
+        """What a person should be warned of when theta is the end of a fit, a sentence each."""
+        return []
+
+    def log_marginal(self, theta: Theta, rows: Rows) -> Tensor:
+        """log p(y_n | theta) a row, (n,), as a function that autograd goes through."""
+        return self.e_step(theta, rows).log_likelihood
+
+    def responsibilities(self, theta: Theta, rows: Rows) -> Tensor:
+        """q(z_n = k), (n, ..., K), where z is one of K."""
+        raise InputError(f"{self!r} has no responsibilities: its z is not one of K components.")
+
+    def most_likely(self, theta: Theta, rows: Rows) -> Tensor:
+        """The z of each row that is most likely, (n, ...)."""
+        return self.responsibilities(theta, rows).argmax(-1)
+
+    def predictive(self, theta: Theta, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """p(y | x, theta) as a mixture of Gaussians: weights, means and variances, each (n, K)."""
+        raise InputError(f"{self!r} has no inputs to predict from.")
+
+    # Meeting the data.
+
+    def meet(self, data: Any, batch_size: int | None = None) -> tuple[Self, Data]:
+        """The model in the data's shapes and type, and the data as it reads them."""
+        rows = read(data, batch_size)
+        model = self if self.shapes is not None else self.shaped(rows)
+        return model, rows if rows is data else rows.prepared(model.prepare)
+
+    def shaped(self, data: Data) -> Self:
+        """A copy of the model in the shapes, the type and the frame of some data."""
+        batch = some(data, self.sample, self.block, stream(0, "frame"))
+        self._check_parts(batch)
+        shapes = tuple(tuple(t.shape[1:]) for t in batch[: len(self.parts)])
+        types = [t.dtype for t in batch[: len(self.parts)] if t.is_floating_point()]
+        single = bool(types) and all(dtype == torch.float32 for dtype in types)
+        model = self.in_shapes(shapes, torch.float32 if single else torch.float64, batch[0].device)
+        rows = model.rows(model.prepare(batch))
+        some_weight = rows.weights is None or bool(rows.weights.sum() > 0)
+        require(some_weight, "weights", repr(self), "be above 0 for some row", "only zeros")
+        model.frame = model.look(rows)
+        return model
+
+    def in_shapes(
+        self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device, **frame: Tensor
+    ) -> Self:
+        """A copy of the model for rows of these shapes."""
+        model = copy.copy(self)
+        model.shapes = tuple(tuple(shape) for shape in shapes)
+        params, log_prior, values = model.params(*model.shapes), model.log_prior, model._pointwise_of
+        Density.__init__(model, params=params, log_prior=log_prior, log_likelihood=values, dtype=dtype, device=device)
+        model.frame = frame
+        return model
+
+    def like(self, described: Mapping[str, Any]) -> Self:
+        """The model in the shapes that `describe` wrote; itself, if it has shapes."""
+        if self.shapes is not None or "shapes" not in described:
+            return self
+        return self.in_shapes(described["shapes"], getattr(torch, described["type"]), torch.device("cpu"))
+
+    def prepare(self, batch: Batch) -> Batch:
+        """A batch in the model's type, on its device, with its checks."""
+        self._check_parts(batch)
+        assert self.shapes is not None
+        for name, t, shape in zip(self.parts, batch, self.shapes, strict=False):
+            must, got = f"have rows of the shape {shape}", tuple(t.shape[1:])
+            require(got == shape, name, repr(self), must, f"the shape {got}")
+        keep = [*self.whole, *self.given]
+        names = [*self.parts, *self.given]
+        batch = tuple(t.to(self.device, None if n in keep else self.dtype) for n, t in zip(names, batch, strict=True))
+        rows = self.rows(batch)
+        self._check_numbers(rows)
+        self.check_rows(rows)
+        return batch
+
+    def rows(self, batch: Batch, **asked: Any) -> Rows:
+        """A batch by the names of its parts."""
+        own = len(self.parts)
+        others = dict(zip(self.given, batch[own:], strict=True))
+        weights = others.get("weights")
+        weights = None if weights is None else weights.to(self.dtype)
+        return Rows(dict(zip(self.parts, batch, strict=False)), weights, others.get("z"), **asked)
+
+    def _check_parts(self, batch: Batch) -> None:
+        wanted = [*self.parts, *self.given]
+        must = f"have {len(wanted)} part{'s' * (len(wanted) > 1)}: {', '.join(wanted)}"
+        require(len(batch) == len(wanted), "data", repr(self), must, f"{len(batch)}")
+
+    def _check_numbers(self, rows: Rows) -> None:
+        for name, t in rows.parts.items():
+            if t.is_floating_point() and not bool(torch.isfinite(t.sum())):  # the sum: no copy of what is large
+                wrong = t.isinf() if self.missing else ~torch.isfinite(t)
+                must = "be finite, or NaN where a value is missing" if self.missing else "be finite"
+                where = "" if not bool(wrong.any()) else f"{float(t[wrong][0])} in row {int(wrong.nonzero()[0, 0])}"
+                require(not where, name, repr(self), must, where)
+        n = (len(rows),)
+        if rows.weights is not None:
+            ok = (
+                rows.weights.shape == n and bool(torch.isfinite(rows.weights).all()) and bool((rows.weights >= 0).all())
+            )
+            require(ok, "weights", repr(self), "be finite numbers from 0, one a row", rows.weights)
+        if rows.z is not None:
+            whole_numbers = rows.z.shape == n and not rows.z.is_floating_point() and rows.z.dtype != torch.bool
+            require(whole_numbers, "z", repr(self), "be whole numbers, one a row, -1 where it is hidden", rows.z)
+
+    # As a Density: z summed out.
+
+    def start(self, targets: Tensor | None, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Where EM would begin, (*shape, P), as zero is often where all components are the same."""
+        alone = targets is not None and len(self.parts) == 1 and not self.given
+        rows = Rows({self.parts[0]: targets}) if alone and targets is not None else None
+        if rows is None:
+            return super().start(targets, shape or torch.Size([1]), generator).reshape(*shape, self.layout.size)
+        many = [self.begin(rows, self.starts[0], generator) for _ in range(shape.numel())]
+        return torch.stack([self.layout.unconstrain(theta) for theta in many]).reshape(*shape, self.layout.size)
+
+    def check(self, batch: Any) -> None:
+        """Nothing: `prepare` has looked at every row."""
+
+    def describe(self) -> dict[str, Any]:
+        """What a stored posterior must agree with."""
+        return {
+            "layout": self.layout.signature(),
+            "likelihood": repr(self),
+            "network": "",
+            "shapes": [list(shape) for shape in self.shapes or ()],
+            "type": str(self.dtype).removeprefix("torch."),
+        }
+
+    def _pointwise_of(self, theta: Theta, batch: Any) -> Tensor:
+        rows = self.rows(batch if isinstance(batch, tuple) else (batch,))
+        return rows.counted(self.log_marginal(theta, rows))
+
+
+# Over all of the data.
+
+
+def expect(
+    model: Latent, thetas: Sequence[Theta], batches: Iterable[Batch], factor: float = 1.0, **asked: Any
+) -> list[Expectation]:
+    """The E-step at each theta over some batches, read once: S and the bound in float64, log p(theta) included.
+
+    `factor` is how many rows each row stands for.
+    """
+    sums: list[dict[str, Tensor]] = [{} for _ in thetas]
+    bounds, gaps = [0.0] * len(thetas), [0.0] * len(thetas)
+    with torch.no_grad():
+        for batch in batches:
+            rows = model.rows(batch, **asked)
+            for i, theta in enumerate(thetas):
+                found = model.e_step(theta, rows)
+                bounds[i] += float(rows.counted(found.bound.double()).sum())
+                gaps[i] += 0.0 if found.gap is None else float(rows.counted(found.gap.double()).sum())
+                for name, t in found.statistics.items():
+                    sums[i][name] = sums[i][name] + t.double() if name in sums[i] else t.double()
+        priors = [float(model.log_prior(theta)) for theta in thetas]
+    number = lambda x: torch.tensor(x, dtype=torch.float64)  # noqa: E731
+    return [
+        Expectation(
+            {name: factor * t for name, t in sums[i].items()},
+            number(factor * bounds[i] + priors[i]),
+            number(factor * gaps[i]),
+        )
+        for i in range(len(thetas))
+    ]
+
+
+def score(model: Latent, theta: Theta, data: Data) -> Tensor:
+    """The gradient of log p(y | theta) p(theta) in free coordinates, (P,), by Fisher's identity: one E-step."""
+    (found,) = expect(model, [theta], data.blocks(model.block))
+    return _slope(model, found.statistics, model.layout.unconstrain(theta))[1]
+
+
+def climbed(model: Latent, statistics: Mapping[str, Tensor], theta: Theta, steps: int) -> Theta:
+    """A theta where Q is higher, by so many iterations of L-BFGS in free coordinates; the first is along the score."""
+    begin = model.layout.unconstrain(theta).double()
+    u = begin.clone().requires_grad_()
+    scale = 1 / max(1.0, float(_slope(model, statistics, begin)[1].abs().max()))  # Q grows with N, L-BFGS expects unit
+    optimizer = torch.optim.LBFGS(
+        [u],
+        max_iter=steps,
+        max_eval=25 * steps,
+        tolerance_grad=1e-12,
+        tolerance_change=1e-14,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        value, gradient = _slope(model, statistics, u.detach())
+        u.grad = -scale * gradient
+        return -scale * value
+
+    optimizer.step(closure)
+    reached = {name: t.to(model.dtype) for name, t in model.layout.constrain(u.detach()).items()}
+    risen = _slope(model, statistics, u)[0] > _slope(model, statistics, begin)[0]
+    return reached if bool(risen) and model.allows(reached) else theta
+
+
+def _slope(model: Latent, statistics: Mapping[str, Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
+    """Q + log p(theta) and its gradient at free coordinates u (P,)."""
+    leaf = u.detach().requires_grad_()
+    with torch.enable_grad():
+        theta = model.layout.constrain(leaf)
+        value = model.complete(theta, statistics) + model.log_prior(theta)
+        (gradient,) = torch.autograd.grad(value, leaf)
+    return value.detach(), gradient
+
+
+def read(data: Any, batch_size: int | None = None) -> Data:
+    """Data as `Data.of` reads them, except that NaN may stand for a value that wasn't seen."""
+    if data is None or isinstance(data, (Data, Dataset, DataLoader)):
+        require(data is not None, "data", "fit", "be given to a latent model", None)
+        return Data.of(data, batch_size)
+    require(batch_size is None or whole(batch_size, 1), "batch_size", "fit", "be a whole number from 1", batch_size)
+    single = not isinstance(data, (tuple, list))
+    tensors = as_batch((data,) if single else data)
+    require(bool(tensors), "data", "fit", "have at least one part", "none")
+    sizes = {len(t) for t in tensors}
+    must = "have rows, as many in each part"
+    require(len(sizes) == 1 and min(sizes) > 0, "data", "fit", must, [tuple(t.shape) for t in tensors])
+    n = len(tensors[0])
+    return Data(n, min(int(batch_size or DEFAULT_BATCH), n), tensors=tensors, single=single)
+
+
+def some(data: Data, rows: int, block: int, generator: torch.Generator) -> Batch:
+    """At most about so many rows, chosen at random in one pass over the data; all, if there are no more."""
+    if data.num_data is None:
+        raise InputError("The 'data' of fit must be given to a latent model. Got None instead.")
+    if data.num_data <= rows:
+        return tuple(torch.cat(parts) for parts in zip(*data.blocks(rows), strict=True))
+    kept: list[Batch] = []
+    for batch in data.blocks(block):
+        keep = (torch.rand(len(batch[0]), generator=generator) < rows / data.num_data).nonzero()[:, 0]
+        kept.append(tuple(t[keep.to(t.device)] for t in batch))
+    return tuple(torch.cat(parts) for parts in zip(*kept, strict=True))
+
+
+def warn(sentence: str) -> None:
+    """Say that something works, but not as a person may think."""
+    warnings.warn(sentence, PrioryWarning, stacklevel=3)

@@ -1,0 +1,52 @@
+"""The Bernoulli mixture: rows of yes and no, each column with its own probability in each component (latent classes).
+
+p(y) = sum_k pi_k prod_d p_kd^{y_d} (1 - p_kd)^{1 - y_d}
+
+M-step:   p_kd = sum_n q_nk y_nd / sum_n q_nk
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from priory.errors import require
+from priory.flat import Param
+from priory.latent.base import Rows
+from priory.latent.columns import ColumnMixture
+
+CLOSEST = 1e-12  # to 0 and 1: a probability of exactly 0 could never change again
+
+
+class BernoulliMixture(ColumnMixture):
+    """K components of independent yes and no, `probs` (K, D). Data are 0 and 1, or NaN where a value is missing.
+
+    >>> BernoulliMixture(0)
+    Traceback (most recent call last):
+    ...
+    priory.errors.InputError: The 'k' of BernoulliMixture must be a whole number from 1. Got 0 instead.
+    """
+
+    parameter: ClassVar[str] = "probs"
+
+    def param(self, shape: tuple[int, ...]) -> Param:
+        """Probabilities."""
+        return Param(shape, constraints.unit_interval)
+
+    def terms(self, means: Tensor) -> tuple[Tensor, Tensor]:
+        """y logit(p) + log(1 - p)."""
+        return means.log() - torch.log1p(-means), torch.log1p(-means)
+
+    def bounded(self, means: Tensor) -> Tensor:
+        """Not closer to 0 and 1 than the type can tell."""
+        closest = max(CLOSEST, torch.finfo(self.dtype).eps)
+        return means.clamp(closest, 1 - closest)
+
+    def check_rows(self, rows: Rows) -> None:
+        """Only 0 and 1."""
+        super().check_rows(rows)
+        wrong = (rows["y"] != 0) & (rows["y"] != 1) & ~rows["y"].isnan()
+        require(not bool(wrong.any()), "y", repr(self), "be 0 and 1", f"{rows['y'][wrong][:1].tolist()}")

@@ -1,0 +1,233 @@
+"""Models whose parameters are random too, with a q(theta) that is known in closed form: what variational EM climbs.
+
+    log p(y) = L(q) + KL(q || p(z, theta | y)),      L(q) = E_q[log p(y, z, theta) - log q(z) q(theta)]
+
+With q(z, theta) = q(z) q(theta) and conjugate priors each factor has a closed form given the other (Attias, 1999;
+Beal, 2003; Bishop, 2006, section 10.4), and the bound falls into what rows say and what the parameters cost:
+
+    L(q) = sum_n L_n - KL(q(theta) || p(theta)),      L_n = E_q[log p(y_n, z_n | theta)] + H(q(z_n))
+
+The numbers that q(theta) has are `phi`, a dict beside theta. As in EM, data are needed only through expected statistics
+S that add up over rows: `e_step_q` gives S and L_n at a phi, `m_step_q` the phi where L is highest for an S. Every
+constant is kept, so that bounds of different models of the same data can be compared.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from priory.density import DensityPrior
+from priory.errors import require
+from priory.flat import Layout, Param
+from priory.latent.base import Expectation, Latent, Rows, Theta
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Phi = dict[str, Tensor]
+LOG_TAU = math.log(2 * math.pi)
+
+
+class Conjugate(Latent):
+    """A latent model with a prior over theta, and a q(theta) with the numbers phi."""
+
+    # What an author writes.
+
+    def params_q(self) -> dict[str, Param]:
+        """Phi: the shape and the support of each of q's numbers."""
+        raise NotImplementedError
+
+    def begin_q(self, rows: Rows, how: str, generator: torch.Generator) -> Phi:
+        """A phi to begin from, by one of the ways in `starts`, from some rows."""
+        raise NotImplementedError
+
+    def e_step_q(self, phi: Phi, rows: Rows) -> Expectation:
+        """q(z) given q(theta): its expected statistics, and L_n a row."""
+        raise NotImplementedError
+
+    def m_step_q(self, statistics: Mapping[str, Tensor], phi: Phi) -> Phi:
+        """q(theta) given the statistics of q(z), one factor after the other."""
+        raise NotImplementedError
+
+    def complete_q(self, phi: Phi, statistics: Mapping[str, Tensor]) -> Tensor:
+        """E_q[log p(y, z | theta)] from the statistics of q(z)."""
+        raise NotImplementedError
+
+    def kl_q(self, phi: Phi) -> Tensor:
+        """KL(q(theta) || p(theta))."""
+        raise NotImplementedError
+
+    def mean_q(self, phi: Phi) -> Theta:
+        """E_q[theta]."""
+        raise NotImplementedError
+
+    def sample_q(self, phi: Phi, n: int, generator: torch.Generator) -> Theta:
+        """n draws of theta from q, each (n, ...)."""
+        raise NotImplementedError
+
+    def log_q(self, phi: Phi, theta: Theta) -> Tensor:
+        """log q(theta), for theta with any leading dimensions."""
+        raise NotImplementedError
+
+    # What an author may write.
+
+    def predictive_q(self, phi: Phi, rows: Rows) -> Tensor | None:
+        """log E_q[p(y_n | theta)] a row, (n,); None where it has no closed form."""
+        return None
+
+    def doubts_q(self, phi: Phi, statistics: Mapping[str, Tensor]) -> list[str]:
+        """What a person should be warned of when q is the end of a fit, a sentence each."""
+        return []
+
+    def symmetry(self, phi: Phi) -> float:
+        """The log of the number of copies that q has in the posterior, by exchanging labels: 0 for one."""
+        return 0.0
+
+    def neutral(self) -> dict[str, Tensor]:
+        """What `look` would have found in data of zero mean and unit scale."""
+        return {}
+
+    # A prior that takes its scale from the data is the same prior for a file, whatever the data were.
+
+    def in_shapes(
+        self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device, **frame: Tensor
+    ) -> Self:
+        """A copy of the model for rows of these shapes."""
+        model = super().in_shapes(shapes, dtype, device, **frame)
+        given = copy.copy(model)
+        given.frame = given.neutral()
+        given.log_prior = Scaled(given)
+        model.frame = model.frame or given.frame
+        model.prior.given = DensityPrior(given)  # pyright: ignore[reportAttributeAccessIssue] - as the store reads it
+        return model
+
+
+class Scaled:
+    """log p(theta) of a model, as a function: a bound method of its copy would be of the model it was copied from."""
+
+    def __init__(self, model: Conjugate) -> None:
+        self.model = model
+
+    def __call__(self, theta: Theta) -> Tensor:
+        return type(self.model).log_prior(self.model, theta)
+
+
+class OverPhi(Latent):
+    """A conjugate model as one whose parameters are phi, and whose log prior is -KL(q(theta) || p(theta)).
+
+    EM of this model is variational EM of the other.
+    """
+
+    def __init__(self, model: Conjugate) -> None:
+        self.model, self.layout = model, Layout(model.params_q())
+        self.dtype, self.device, self.given, self.shapes = model.dtype, model.device, model.given, model.shapes
+        for name in ("parts", "starts", "block", "sample", "exact", "missing", "labels", "tempers", "samples"):
+            setattr(self, name, getattr(model, name))
+
+    def __repr__(self) -> str:
+        return repr(self.model)
+
+    def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Phi:
+        """A phi to begin from."""
+        return self.model.begin_q(rows, how, generator)
+
+    def e_step(self, theta: Phi, rows: Rows) -> Expectation:
+        """q(z) given q(theta)."""
+        return self.model.e_step_q(theta, rows)
+
+    def m_step(self, statistics: Mapping[str, Tensor], theta: Phi) -> Phi:
+        """q(theta) given q(z)."""
+        return {name: t.to(self.dtype) for name, t in self.model.m_step_q(statistics, theta).items()}
+
+    def complete(self, theta: Phi, statistics: Mapping[str, Tensor]) -> Tensor:
+        """E_q[log p(y, z | theta)]."""
+        return self.model.complete_q(theta, statistics)
+
+    def log_prior(self, theta: Phi) -> Tensor:
+        """What the parameters cost."""
+        return -self.model.kl_q(theta)
+
+    def doubts(self, theta: Phi, statistics: Mapping[str, Tensor]) -> list[str]:
+        """What the model doubts of this q."""
+        return self.model.doubts_q(theta, statistics)
+
+
+# KL(q || p) of the conjugate families, with every constant, and what else is needed of them.
+
+
+def kl_normal(mean: Tensor, variance: Tensor, mean0: Tensor, variance0: Tensor) -> Tensor:
+    """KL of univariate normals."""
+    ratio = variance / variance0
+    return 0.5 * (ratio + (mean - mean0).square() / variance0 - 1 - ratio.log())
+
+
+def kl_gamma(a: Tensor, b: Tensor, a0: Tensor, b0: Tensor) -> Tensor:
+    """KL of Gamma distributions of shapes a and rates b."""
+    own = (a - a0) * a.digamma() - a.lgamma() + a0.lgamma()
+    return own + a0 * (b.log() - b0.log()) + a * (b0 - b) / b
+
+
+def kl_dirichlet(a: Tensor, a0: Tensor) -> Tensor:
+    """KL of Dirichlet distributions over the last dimension."""
+    own = log_beta(a0) - log_beta(a)
+    return own + ((a - a0) * log_dirichlet(a)).sum(-1)
+
+
+def log_beta(a: Tensor) -> Tensor:
+    """log of the multivariate beta function over the last dimension: what a Dirichlet is divided by."""
+    return a.lgamma().sum(-1) - a.sum(-1).lgamma()
+
+
+def log_dirichlet(a: Tensor) -> Tensor:
+    """E[log pi] under a Dirichlet."""
+    return a.digamma() - a.sum(-1, keepdim=True).digamma()
+
+
+def kl_wishart(nu: Tensor, scatter: Tensor, nu0: Tensor, scatter0: Tensor) -> Tensor:
+    """KL of Wishart distributions of precisions, nu degrees of freedom and the inverse scale `scatter` (*, d, d)."""
+    d = scatter.shape[-1]
+    trace = torch.linalg.solve(scatter, scatter0.expand_as(scatter)).diagonal(dim1=-2, dim2=-1).sum(-1)
+    own = log_wishart(nu, log_det(scatter), d) - log_wishart(nu0, log_det(scatter0), d)
+    return own + 0.5 * (nu - nu0) * log_precision(nu, scatter) + 0.5 * nu * (trace - d)
+
+
+def log_wishart(nu: Tensor, log_scatter: Tensor, d: int) -> Tensor:
+    """log B(W, nu): what makes a Wishart add up to one (Bishop, B.79)."""
+    return 0.5 * nu * (log_scatter - d * math.log(2)) - torch.mvlgamma(0.5 * nu, d)
+
+
+def log_precision(nu: Tensor, scatter: Tensor) -> Tensor:
+    """E[log |Lambda|] under a Wishart (Bishop, B.81)."""
+    d = scatter.shape[-1]
+    halves = 0.5 * (nu[..., None] - torch.arange(d, device=nu.device))
+    return halves.digamma().sum(-1) + d * math.log(2) - log_det(scatter)
+
+
+def log_det(matrix: Tensor) -> Tensor:
+    """log |A| of positive definite matrices."""
+    return 2 * torch.linalg.cholesky(matrix).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def gammas(a: Tensor, b: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """n draws of Gamma(a, b), (n, *a.shape)."""
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    standard = torch._standard_gamma  # pyright: ignore[reportPrivateImportUsage] - takes a generator, as Gamma does not
+    drawn = standard(a.expand(n, *shape).contiguous(), generator=generator)
+    return (drawn / b).clamp_min(torch.finfo(a.dtype).tiny)
+
+
+def normals(like: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """n standard normal draws of a tensor's shape."""
+    return torch.randn(n, *like.shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def positive(value: object, name: str, owner: str) -> float:
+    """A positive number, or one sentence."""
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    require(ok, name, owner, "be a positive number", repr(value))
+    return float(value)  # pyright: ignore[reportArgumentType] - checked above

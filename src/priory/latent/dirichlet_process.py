@@ -1,0 +1,120 @@
+"""The Dirichlet-process mixture of Gaussians, truncated, in its stick-breaking form (Blei and Jordan, 2006).
+
+    v_k ~ Beta(1, alpha),      pi_k = v_k prod_{j<k} (1 - v_j),      components as in the Bayesian mixture
+
+There are as many components as the data need: each takes its share v_k of what the ones before it have left of the
+unit stick. q is cut off at K components, q(v_K = 1) = 1, the model is not; K only has to be large enough. With N_k the
+rows of component k:
+
+    q(v_k) = Beta(1 + N_k, alpha + sum_{j>k} N_j),      E[log pi_k] = E[log v_k] + sum_{j<k} E[log (1 - v_j)]
+
+All else, the E-step, the components and the bound, is as in `bayesian_mixture`. Sticks put large components first;
+clusters are sorted by size before the first M-step, for which the bound is highest (Kurihara, Welling and Teh, 2007).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints as torch_constraints
+
+from priory.errors import InputError, require, whole
+from priory.flat import Param
+from priory.latent.base import Rows
+from priory.latent.bayesian_mixture import BayesianGaussianMixture
+from priory.latent.conjugate import Phi, gammas, kl_dirichlet, log_beta, log_dirichlet
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class DirichletProcessMixture(BayesianGaussianMixture):
+    """A mixture of as many Gaussians as the data need, and at most k. The larger `concentration`, the more.
+
+    >>> DirichletProcessMixture(1)
+    Traceback (most recent call last):
+    ...
+    priory.errors.InputError: The 'k' of DirichletProcessMixture must be a whole number from 2. Got 1 instead.
+    """
+
+    def __init__(
+        self,
+        k: int = 20,
+        covariance: str = "full",
+        concentration: float = 1.0,
+        mean: Any = None,
+        strength: float = 0.01,
+        spread: Any = None,
+        freedom: float | None = None,
+        given: str | Sequence[str] = (),
+    ) -> None:
+        require(whole(k, 2), "k", "DirichletProcessMixture", "be a whole number from 2", repr(k))
+        super().__init__(k, covariance, concentration, mean, strength, spread, freedom, given)
+        require("z" not in self.given, "given", "DirichletProcessMixture", "be 'weights' or nothing", repr(given))
+
+    # The weights: sticks, whose shares (taken, left) are Beta, a Dirichlet of two.
+
+    def weight_params(self) -> dict[str, Param]:
+        """The numbers of each stick's Beta, (K - 1, 2)."""
+        return {"sticks": Param((self.k - 1, 2), torch_constraints.positive)}
+
+    def weight_step(self, counts: Tensor) -> Phi:
+        """Beta(1 + N_k, alpha + the rows of later components)."""
+        later = counts.flip(0).cumsum(0).flip(0)[1:]
+        return {"sticks": torch.stack([1 + counts[:-1], self.concentration + later], 1)}
+
+    def weight_prior(self, like: Tensor) -> Phi:
+        """Beta(1, alpha) for each stick."""
+        one = torch.ones_like(like[..., :-1].reshape(-1, self.k - 1)[0])
+        return {"sticks": torch.stack([one, self.concentration * one], 1)}
+
+    def log_weights_q(self, phi: Phi) -> Tensor:
+        """E[log v_k] + sum_{j<k} E[log (1 - v_j)]."""
+        return broken(*log_dirichlet(phi["sticks"]).unbind(-1))
+
+    def weight_kl(self, phi: Phi) -> Tensor:
+        """KL of the sticks."""
+        return kl_dirichlet(phi["sticks"], self.weight_prior(self.log_weights_q(phi))["sticks"]).sum()
+
+    def weight_mean(self, phi: Phi) -> Tensor:
+        """E[pi_k]: a product, as sticks are independent."""
+        shares = phi["sticks"] / phi["sticks"].sum(1, keepdim=True)
+        return broken(*shares.log().unbind(-1)).exp()
+
+    def weight_mode(self, phi: Phi) -> Tensor:
+        """None: the density of the weights has no upper end."""
+        raise InputError(f"{self!r} has no mode: fit it by VariationalEM.")
+
+    def weight_sample(self, phi: Phi, n: int, generator: torch.Generator) -> Tensor:
+        """Draws of pi, (n, K)."""
+        drawn = gammas(phi["sticks"], torch.ones_like(phi["sticks"]), n, generator).log()
+        return broken(*drawn.log_softmax(-1).unbind(-1)).exp()
+
+    def log_weight_q(self, phi: Phi, weights: Tensor) -> Tensor:
+        """log q of the sticks that make pi, and of the change of variables from v to pi."""
+        left = (1 - weights.cumsum(-1)).clamp_min(torch.finfo(weights.dtype).tiny)[..., :-1]
+        before = torch.cat([torch.ones_like(left[..., :1]), left[..., :-1]], -1)
+        a, b = phi["sticks"].unbind(-1)
+        taken, rest = weights[..., :-1] / before, left / before
+        beta = torch.xlogy(a - 1, taken) + torch.xlogy(b - 1, rest) - log_beta(phi["sticks"])
+        return (beta - before.log()).sum(-1)
+
+    def begin_q(self, rows: Rows, how: str, generator: torch.Generator) -> Phi:
+        """The M-step of a first split into clusters, the largest first."""
+        phi = super().begin_q(rows, how, generator)
+        order = phi["nu"].amax(1).argsort(descending=True)
+        sorted_ = {name: t[order] for name, t in phi.items() if name != "sticks"}
+        counts = sorted_["nu"].amax(1) - self.prior_q(phi["nu"])["nu"].amax()
+        return {**self.weight_step(counts.clamp_min(0.0)), **sorted_}
+
+    def symmetry(self, phi: Phi) -> float:
+        """0: sticks say which component is which."""
+        return 0.0
+
+
+def broken(taken: Tensor, left: Tensor) -> Tensor:
+    """log pi_k, (*B, K), from log v_k and log (1 - v_k), each (*B, K - 1)."""
+    none = torch.zeros_like(taken[..., :1])
+    return torch.cat([taken, none], -1) + torch.cat([none, left.cumsum(-1)], -1)

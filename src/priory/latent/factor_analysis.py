@@ -1,0 +1,230 @@
+"""Factor analysis: columns vary together because a few hidden factors z move them, and alone by noise of their own.
+
+    z ~ N(0, I_k),      y | z ~ N(mu + W z, diag(psi)),      so that      y ~ N(mu, W W' + diag(psi))
+
+    E-step   E[z | y] = W' (W W' + diag(psi))^-1 (y - mu),     Cov[z | y] = I - W' (W W' + diag(psi))^-1 W
+    M-step   the regression of y on (z, 1):   [W mu] = S_y,(z,1) S_(z,1)^-1,     psi_d the mean squared residual
+
+with S the expected second moments of (y, z, 1), summed over rows (Rubin and Thayer, 1982). (y, z) is one Gaussian, so
+a missing value of y, NaN, is hidden as z is: the same conditional mean and covariance give both. W is known up to a
+rotation of the factors.
+
+Data are centred and scaled first, by a frame that stays. A column that the factors explain whole wants no noise (a
+Heywood case): psi is kept above `floor` times the column's variance, where the M-step is exact.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from priory.errors import require, whole
+from priory.flat import Param
+from priory.latent.base import Expectation, Latent, Rows, Theta, warn
+from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, conditional, patterns, unseen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+class FactorAnalysis(Latent):
+    """k factors behind D columns: `mean` (D,), `loadings` (D, k) and `variances` (D,). Data are (n, D), NaN missing.
+
+    >>> FactorAnalysis(0)
+    Traceback (most recent call last):
+    ...
+    priory.errors.InputError: The 'k' of FactorAnalysis must be a whole number from 1. Got 0 instead.
+    """
+
+    missing: ClassVar[bool] = True
+    starts: ClassVar[tuple[str, ...]] = ("eigen", "random")
+    noise: ClassVar[str] = "variances"  # the name of psi
+
+    def __init__(self, k: int, floor: float = 1e-6, given: str | Sequence[str] = ()) -> None:
+        name = type(self).__name__
+        require(whole(k, 1), "k", name, "be a whole number from 1", repr(k))
+        ok = isinstance(floor, (int, float)) and 0 < floor < 1
+        require(ok, "floor", name, "lie between 0 and 1", repr(floor))
+        named = (given,) if isinstance(given, str) else tuple(given)
+        require(named in ((), ("weights",)), "given", name, "be 'weights' or left out", repr(given))
+        self.k, self.floor, self.given = int(k), float(floor), named
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.k})"
+
+    def params(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
+        """mu, W and psi."""
+        shape = shapes[0]
+        require(len(shape) == 1, "y", repr(self), "be (n, D)", f"rows of the shape {shape}")
+        require(self.k < shape[0], "k", repr(self), f"be less than the columns, {shape[0]}", self.k)
+        psi = Param(self.noise_shape(shape[0]), constraints.positive)
+        return {"mean": Param(shape), "loadings": Param((*shape, self.k)), self.noise: psi}
+
+    # What is each column's own, and what a kind of noise shares.
+
+    def noise_shape(self, columns: int) -> tuple[int, ...]:
+        """The shape of psi."""
+        return (columns,)
+
+    def pooled(self, psi: Tensor) -> Tensor:
+        """psi as the model has it, from each column's own (D,)."""
+        return psi
+
+    # The frame.
+
+    def look(self, rows: Rows) -> dict[str, Tensor]:
+        """The centre and the scale of each column."""
+        y = rows["y"].double()
+        there = ~y.isnan()
+        must, got = "have a value in each column", f"only NaN in column {unseen(y)}"
+        require(bool(there.any(0).all()), "y", repr(self), must, got)
+        lost = int((~there.any(1)).sum())
+        if lost:
+            warn(f"{lost} row{'s have' if lost > 1 else ' has'} no value at all, and says nothing.")
+        centre = y.nanmean(0)
+        variance = self.pooled((y - centre).square().nanmean(0)).expand_as(centre)
+        still = variance.sqrt() <= 1e-12 * centre.abs()
+        scale = torch.where(still, centre.abs().clamp_min(1.0), variance.sqrt())
+        return {"centre": centre.to(self.dtype), "scale": scale.to(self.dtype)}
+
+    def framed(self, rows: Rows) -> Tensor:
+        """Rows in the frame, (n, D)."""
+        return (rows["y"] - self.frame["centre"]) / self.frame["scale"]
+
+    def standard(self, theta: Theta) -> tuple[Tensor, Tensor, Tensor]:
+        """mu (D,), W (D, k) and psi (D,) in the frame."""
+        centre, scale = self.frame["centre"], self.frame["scale"]
+        psi = theta[self.noise].expand(len(scale))
+        return (theta["mean"] - centre) / scale, theta["loadings"] / scale[:, None], psi / scale.square()
+
+    def unframed(self, mean: Tensor, loadings: Tensor, psi: Tensor) -> Theta:
+        """The parameters as a person reads them, from those in the frame."""
+        centre, scale = self.frame["centre"].double(), self.frame["scale"].double()
+        found = {"mean": centre + scale * mean, "loadings": scale[:, None] * loadings}
+        found[self.noise] = self.pooled(psi * scale.square())
+        return {name: found[name].to(self.dtype) for name in self.layout.names}
+
+    # The equations, in the frame.
+
+    def joint(self, theta: Theta) -> tuple[Tensor, Tensor]:
+        """The mean (D + k,) and the covariance (D + k, D + k) of (y, z)."""
+        mean, loadings, psi = self.standard(theta)
+        unit = torch.eye(self.k, dtype=loadings.dtype, device=loadings.device)
+        spread = loadings @ loadings.mT + torch.diag_embed(psi)
+        both = torch.cat([torch.cat([spread, loadings], 1), torch.cat([loadings.mT, unit], 1)])
+        return torch.cat([mean, torch.zeros_like(unit[0])]), both
+
+    def conditionals(self, theta: Theta, rows: Rows) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """For rows with the same values seen: which, log p(y), E[(y, z) | seen] (m, D + k), and its covariance."""
+        mean, spread = self.joint(theta)
+        x = self.framed(rows)
+        blank = x.new_zeros(len(x), self.k)
+        scale = torch.cat([self.frame["scale"], torch.ones_like(blank[0])])
+        for index, seen in patterns(x, torch.ones(len(x), dtype=torch.bool, device=x.device)):
+            seen = torch.cat([seen, seen.new_zeros(self.k)])
+            full = torch.cat([x[index], blank[index]], 1)
+            value, filled, left = conditional(full, seen, mean[None], spread[None], scale)
+            yield index, value[0], filled[0], left[0]
+
+    def e_step(self, theta: Theta, rows: Rows) -> Expectation:
+        """The expected second moments of (y, z, 1), and log p(y)."""
+        bound, moments = rows["y"].new_zeros(len(rows)), 0.0
+        for index, value, filled, left in self.conditionals(theta, rows):
+            bound[index] = value
+            some = rows.at(index)
+            x = torch.cat([filled, torch.ones_like(filled[:, :1])], 1)
+            count = some.counted(torch.ones_like(value)).sum()
+            moments = moments + some.counted(x).mT @ x + count * torch.nn.functional.pad(left, (0, 1, 0, 1))
+        assert isinstance(moments, Tensor)
+        jacobian = -(~rows["y"].isnan() * self.frame["scale"].log()).sum(1)
+        return Expectation({"moments": moments, "base": rows.counted(jacobian).sum()}, bound)
+
+    def complete(self, theta: Theta, statistics: Mapping[str, Tensor]) -> Tensor:
+        """Q: the expected log N(y; mu + W z, psi) + log N(z; 0, I), over all rows."""
+        moments, d = statistics["moments"], len(self.frame["scale"])
+        mean, loadings, psi = (t.to(moments.dtype) for t in self.standard(theta))
+        lines = torch.cat([loadings, mean[:, None]], 1)  # y = lines (z, 1) + noise
+        count, z = moments[-1, -1], moments[d:-1, d:-1]
+        left = residuals(moments, lines)
+        noise = -0.5 * (left / psi).sum() - 0.5 * count * (psi.log().sum() + d * LOG_TAU)
+        return noise - 0.5 * (z.trace() + count * self.k * LOG_TAU) + statistics["base"]
+
+    def m_step(self, statistics: Mapping[str, Tensor], theta: Theta) -> Theta:
+        """The regression of y on (z, 1), and the mean squares of what is left."""
+        moments, d = statistics["moments"], len(self.frame["scale"])
+        lines = torch.linalg.solve(moments[d:, d:], moments[d:, :d]).mT
+        left = residuals(moments, lines) / moments[-1, -1]
+        psi = self.pooled(left).expand(d).clamp_min(self.floor)
+        return self.unframed(lines[:, -1], lines[:, :-1], psi)
+
+    def log_marginal(self, theta: Theta, rows: Rows) -> Tensor:
+        """log p(y_n | theta) of what was seen, (n,), as a function that autograd goes through."""
+        (mean, spread), x, scale = self.joint(theta), self.framed(rows), self.frame["scale"]
+        places, values = [], []
+        for index, seen in patterns(x, torch.ones(len(x), dtype=torch.bool, device=x.device)):
+            s = seen.nonzero()[:, 0]
+            factor = torch.linalg.cholesky(spread[s[:, None], s])
+            white = torch.linalg.solve_triangular(factor, (x[index][:, s] - mean[s]).mT, upper=False)
+            log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum() + scale[s].log().sum() + 0.5 * len(s) * LOG_TAU
+            places.append(index)
+            values.append(-0.5 * white.square().sum(0) - log_det)
+        return torch.cat(values)[torch.cat(places).argsort()]
+
+    def hidden(self, theta: Theta, rows: Rows) -> dict[str, Tensor]:
+        """The factors given y: `mean` (n, k) and `covariance` (n, k, k)."""
+        d = len(self.frame["scale"])
+        mean, covariance = rows["y"].new_zeros(len(rows), self.k), rows["y"].new_zeros(len(rows), self.k, self.k)
+        for index, _, filled, left in self.conditionals(theta, rows):
+            mean[index], covariance[index] = filled[:, d:], left[d:, d:]
+        return {"mean": mean, "covariance": covariance}
+
+    # Beginning and ending.
+
+    def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
+        """From the leading eigenvectors of the data's covariance, or from random loadings."""
+        x = self.framed(rows).nan_to_num(0.0).double()
+        counts = rows.counted(torch.ones_like(x[:, :1]))
+        mean = (counts * x).sum(0) / counts.sum()
+        spread = (counts * (x - mean)).mT @ (x - mean) / counts.sum()
+        if how == "eigen":
+            loadings, _ = principal(spread, self.k)
+        else:
+            size = (spread.diagonal() / (2 * self.k)).sqrt()[:, None]
+            loadings = size * torch.randn(len(mean), self.k, generator=generator, dtype=x.dtype, device=x.device)
+        psi = self.pooled(spread.diagonal() - loadings.square().sum(1)).expand_as(mean)
+        return self.unframed(mean, loadings, psi.clamp_min(max(self.floor, 1e-3 if how == "random" else 0.0)))
+
+    def allows(self, theta: Theta) -> bool:
+        """Whether all noise is above the floor."""
+        return bool((self.standard(theta)[2] >= self.floor).all())
+
+    def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
+        """Columns without noise of their own."""
+        held = (self.standard(theta)[2] <= AT_FLOOR * self.floor).nonzero()[:, 0].tolist()
+        if not held:
+            return []
+        which = f"column{'s' * (len(held) > 1)} {', '.join(map(str, held))}"
+        return [
+            f"The factors of {self!r} explain {which} whole: the noise is held at {self.floor:g} of the data's "
+            "variance. Try fewer factors."
+        ]
+
+
+def residuals(moments: Tensor, lines: Tensor) -> Tensor:
+    """sum_n E[(y_d - lines_d (z, 1))^2] of each column, (D,), from the moments of (y, z, 1)."""
+    d = len(lines)
+    cross = moments[:d, d:]
+    return moments.diagonal()[:d] - 2 * (lines * cross).sum(1) + ((lines @ moments[d:, d:]) * lines).sum(1)
+
+
+def principal(spread: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """W (D, k) and the noise variance where N(mu, W W' + v I) is likeliest, from the data's covariance (D, D).
+
+    The k largest eigenvalues less the mean of the others, which is v (Tipping and Bishop, 1999).
+    """
+    values, vectors = torch.linalg.eigh(spread)
+    noise = values[:-k].mean().clamp_min(0.0)
+    return vectors[:, -k:] * (values[-k:] - noise).clamp_min(0.0).sqrt(), noise

@@ -1,0 +1,360 @@
+"""The Gaussian mixture, with spherical, diagonal, tied or full covariances; univariate for data that are one column.
+
+    p(y) = sum_k pi_k N(y; mu_k, Sigma_k),      T(y) = (y_i y_j for i <= j, y, 1)
+
+    M-step:   N_k = sum_n q_nk,   mu_k = sum_n q_nk y_n / N_k,   Sigma_k = sum_n q_nk y_n y_n' / N_k - mu_k mu_k'
+
+Data are centred and scaled first, by a frame that stays, because the last line subtracts two numbers that are large
+where the data are far from zero. The likelihood has no upper end: a component that sits on one row, or on a plane,
+wants no variance at all. Covariances are therefore kept above `floor`, relative to the data's own variance. The M-step
+is exact under that constraint (the eigenvalues of the unconstrained one, raised to the floor), so that the bound still
+never falls; adding the floor instead, as is often done, is no maximum of anything.
+
+A missing value, NaN, is summed out. Without covariances between columns it leaves a gap in T. With them the row's
+density is that of what was seen, and y y' is expected under p(unseen | seen, k) (Ghahramani and Jordan, 1994).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints as torch_constraints
+
+from priory import constraints
+from priory.errors import require
+from priory.flat import Param
+from priory.latent.base import Expectation, Rows, Theta
+from priory.latent.mixture import Mixture, assigned, log_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+LOG_TAU = math.log(2 * math.pi)
+SHAPES = ("full", "tied", "diagonal", "spherical")
+SHARP = 1e-4  # of the data's variance: a component below it has its distances taken from its own mean
+AT_FLOOR = 1.001  # times the floor: a variance below this is held up by it
+
+
+class GaussianMixture(Mixture):
+    """K Gaussians. `covariance` is "full", "tied" (one for all), "diagonal" ("diag") or "spherical".
+
+    Parameters are `weights` (K,), `means` (K, D) and `covariances`: (K, D, D), (D, D), (K, D) or (K,). For data that
+    are one column, (n,), `means` and `covariances` are (K,).
+
+    >>> GaussianMixture(2, covariance="round")
+    Traceback (most recent call last):
+    ...
+    priory.errors.InputError: The 'covariance' of GaussianMixture must be one of full, tied, diagonal, spherical. Got \
+'round' instead.
+    """
+
+    missing: ClassVar[bool] = True
+
+    def __init__(self, k: int, covariance: str = "full", floor: float = 1e-6, given: str | Sequence[str] = ()) -> None:
+        super().__init__(k, given)
+        named = "diagonal" if covariance == "diag" else covariance
+        known = isinstance(covariance, str) and named in SHAPES
+        require(known, "covariance", "GaussianMixture", f"be one of {', '.join(SHAPES)}", repr(covariance))
+        ok = isinstance(floor, (int, float)) and 0 < floor < 1
+        require(ok, "floor", "GaussianMixture", "lie between 0 and 1", repr(floor))
+        self.covariance, self.floor = named, float(floor)
+        self.shared = ("covariances",) if named == "tied" else ()
+
+    def __repr__(self) -> str:
+        return f"GaussianMixture({self.k}, covariance={self.covariance!r})"
+
+    @property
+    def _crossed(self) -> bool:
+        """Whether columns have covariances between them."""
+        return self.covariance in ("full", "tied")
+
+    def components(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
+        """Means and covariances."""
+        shape = shapes[0]
+        require(len(shape) < 2, "y", repr(self), "have one row a datum: (n, D), or (n,)", f"rows of the shape {shape}")
+        if shape == ():
+            one = () if self.covariance == "tied" else (self.k,)
+            return {"means": Param((self.k,)), "covariances": Param(one, torch_constraints.positive)}
+        (d,) = shape
+        kind = constraints.positive_definite if self._crossed else torch_constraints.positive
+        sizes = {"full": (self.k, d, d), "tied": (d, d), "diagonal": (self.k, d), "spherical": (self.k,)}
+        return {"means": Param((self.k, d)), "covariances": Param(sizes[self.covariance], kind)}
+
+    # The frame.
+
+    def look(self, rows: Rows) -> dict[str, Tensor]:
+        """The centre and the scale of each column; one scale for all where covariances are spherical."""
+        y = columns(rows["y"]).double()
+        seen = ~y.isnan()
+        require(
+            bool(seen.any(0).all()), "y", repr(self), "have a value in each column", f"only NaN in column {unseen(y)}"
+        )
+        self.warn_of(len(y), int((~seen.any(1)).sum()))
+        centre = y.nanmean(0)
+        variance = (y - centre).square().nanmean(0)
+        if self.covariance == "spherical":
+            variance = variance.mean().expand(len(centre))
+        still = variance.sqrt() <= 1e-12 * centre.abs()
+        scale = torch.where(still, centre.abs().clamp_min(1.0), variance.sqrt())
+        return {"centre": centre.to(self.dtype), "scale": scale.to(self.dtype)}
+
+    def framed(self, rows: Rows) -> Tensor:
+        """Rows in the frame, (n, D)."""
+        return (columns(rows["y"]) - self.frame["centre"]) / self.frame["scale"]
+
+    def coordinates(self, rows: Rows) -> Tensor:
+        """Rows in the frame, the centre where a value is missing."""
+        return self.framed(rows).nan_to_num(0.0)
+
+    def standard(self, theta: Theta) -> tuple[Tensor, Tensor]:
+        """Means (K, D) and covariances in the frame: (K, D, D), or (K, D) where columns have none between them."""
+        centre, scale = self.frame["centre"], self.frame["scale"]
+        d = len(scale)
+        means = (theta["means"].reshape(self.k, d) - centre) / scale
+        spread = theta["covariances"]
+        if self._crossed:
+            return means, spread.reshape(-1, d, d).expand(self.k, d, d) / (scale[:, None] * scale)
+        if self.covariance == "spherical" and self.shapes != ((),):
+            spread = spread[:, None].expand(self.k, d)
+        return means, spread.reshape(self.k, d) / scale.square()
+
+    # The equations, in the frame.
+
+    def features(self, rows: Rows) -> Tensor:
+        """(x_i x_j for i <= j, x, 1), or where columns are apart (x^2, x, seen, 1), with zeros where NaN is."""
+        x = self.framed(rows).T  # (D, n)
+        return pairs(x) if self._crossed else masked(x)
+
+    def natural(self, theta: Theta) -> Tensor:
+        """-(x - mu)' P (x - mu) / 2 + log |P| / 2 - D log(2 pi) / 2 - log |scale|, as a function of the features."""
+        means, spread = self.standard(theta)
+        jacobian = self.frame["scale"].log()
+        if not self._crossed:
+            constant = -0.5 * (means.square() / spread + spread.log() + LOG_TAU) - jacobian
+            return torch.cat([-0.5 / spread, means / spread, constant, torch.zeros_like(means[:, :1])], 1)
+        factor = torch.linalg.cholesky(spread)
+        precision = torch.cholesky_inverse(factor)
+        linear = (precision @ means[..., None])[..., 0]
+        log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        constant = -0.5 * ((linear * means).sum(-1) + log_det + means.shape[1] * LOG_TAU) - jacobian.sum()
+        i, j = torch.triu_indices(means.shape[1], means.shape[1])
+        once = torch.where(i == j, -0.5, -1.0).to(precision)  # a pair i < j stands for both of its entries
+        return torch.cat([once * precision[:, i, j], linear, constant[:, None]], 1)
+
+    def sharp(self, theta: Theta) -> Tensor:
+        """Components with little variance in some direction."""
+        return (self.least(theta) < SHARP).nonzero()[:, 0]
+
+    def direct(self, theta: Theta, rows: Rows, which: Tensor) -> Tensor:
+        """log N(y_n; mu_k, Sigma_k) from the distances to the mean."""
+        (means, spread), x = self.standard(theta), self.framed(rows)
+        if self._crossed:
+            everything = torch.ones(x.shape[1], dtype=torch.bool)
+            return conditional(x, everything, means[which], spread[which], self.frame["scale"])[0]
+        away = (x - means[which, None]).square() / spread[which, None]  # (K, n, D), NaN where y is
+        constant = spread[which, None].log() + LOG_TAU + 2 * self.frame["scale"].log()
+        return -0.5 * (away + constant).nansum(-1)
+
+    def maximise(self, sums: Tensor, theta: Theta) -> Theta:
+        """Means and covariances, raised to the floor."""
+        d = len(self.frame["scale"])
+        old_means, old_spread = self.standard(theta)
+        if self._crossed:
+            counts = sums[:, -1:]
+            means = sums[:, -1 - d : -1] / counts.clamp_min(torch.finfo(sums.dtype).tiny)
+            squares = matrices(sums[:, : -1 - d], d)
+            if self.covariance == "tied":
+                spread = (squares.sum(0) - (counts * means).T @ means) / counts.sum()
+            else:
+                spread = squares / counts[..., None].clamp_min(torch.finfo(sums.dtype).tiny)
+                spread = spread - means[:, :, None] * means[:, None, :]
+            return self.unframed(means, raised(spread, self.floor))
+        square, linear, seen, _ = sums.split([d, d, d, 1], 1)
+        there = seen > 1e-10  # a component may have rows, and none with a value in this column
+        count = torch.where(there, seen, 1.0)
+        means = torch.where(there, linear / count, old_means)
+        around = torch.where(there, (square / count - means.square()).clamp_min(0.0), old_spread)
+        if self.covariance == "spherical":
+            around = ((seen * around).sum(1) / seen.sum(1).clamp_min(1e-300))[:, None].expand_as(around)
+        return self.unframed(means, around.clamp_min(self.floor))
+
+    def unframed(self, means: Tensor, spread: Tensor) -> Theta:
+        """Means and covariances as a person reads them, from those in the frame."""
+        centre, scale = self.frame["centre"].double(), self.frame["scale"].double()
+        if self._crossed:
+            spread = spread * scale[:, None] * scale
+        else:
+            spread = spread * scale.square()
+            spread = spread[:, 0] if self.covariance == "spherical" else spread
+        shapes = {block.name: block.shape for block in self.layout.blocks}
+        means = centre + scale * means
+        return {"means": means.reshape(shapes["means"]), "covariances": spread.reshape(shapes["covariances"])}
+
+    def least(self, theta: Theta) -> Tensor:
+        """The least variance of each component in any direction, in the frame, (K,)."""
+        _, spread = self.standard(theta)
+        return torch.linalg.eigvalsh(spread)[:, 0] if self._crossed else spread.amin(1)
+
+    def allows(self, theta: Theta) -> bool:
+        """Whether all variances are above the floor."""
+        return bool((self.least(theta) >= self.floor).all())
+
+    def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
+        """Components that have lost their rows, or that the floor holds up."""
+        held = ((self.least(theta) <= AT_FLOOR * self.floor) & (theta["weights"] > 0)).nonzero()[:, 0].tolist()
+        if not held:
+            return super().doubts(theta, statistics)
+        which = f"Component{'s' * (len(held) > 1)} {', '.join(map(str, held))}"
+        return [
+            *super().doubts(theta, statistics),
+            f"{which} of {self!r} would have a singular covariance: its variance is held at {self.floor:g} of the "
+            "data's. Try fewer components, a simpler covariance or a higher floor.",
+        ]
+
+    # Rows with missing values, where columns have covariances.
+
+    def e_step(self, theta: Theta, rows: Rows) -> Expectation:
+        """Responsibilities and their statistics; rows with missing values one pattern at a time."""
+        if not self._crossed or not bool(rows["y"].sum().isnan()):
+            return super().e_step(theta, rows)
+        holes = columns(rows["y"]).isnan().any(1)
+        bound = rows["y"].new_zeros(len(rows))
+        gap = torch.zeros_like(bound) if rows.temperature != 1 else None
+        sums = 0.0
+        for index, found, part in self._parts(theta, rows, holes):
+            bound[index] = found.bound
+            if gap is not None and found.gap is not None:
+                gap[index] = found.gap
+            sums = sums + part
+        assert isinstance(sums, Tensor)
+        return Expectation({"sums": sums, "base": sums.new_zeros(())}, bound, gap)
+
+    def _parts(self, theta: Theta, rows: Rows, holes: Tensor) -> Iterator[tuple[Tensor, Expectation, Tensor]]:
+        """Complete rows, and each pattern of the others: which, their bound, their statistics (K, F)."""
+        whole = (~holes).nonzero()[:, 0]
+        if len(whole):
+            found = super().e_step(theta, rows.at(whole))
+            yield whole, found, found.statistics["sums"]
+        means, spread = self.standard(theta)
+        for index, seen in patterns(columns(rows["y"]), holes):
+            some = rows.at(index)
+            x = self.framed(some)
+            logits, filled, left = conditional(x, seen, means, spread, self.frame["scale"])
+            found = assigned(logits + log_weights(theta)[:, None], some)
+            q = found.q_counted(some)
+            counts = q.sum(1)
+            squares = (filled * q[..., None]).mT @ filled + counts[:, None, None] * left
+            i, j = torch.triu_indices(x.shape[1], x.shape[1])
+            linear = (q[:, None] @ filled)[:, 0]
+            yield (
+                index,
+                Expectation({}, found.bound, found.gap),
+                torch.cat([squares[:, i, j], linear, counts[:, None]], 1),
+            )
+
+    def log_joint(self, theta: Theta, rows: Rows) -> Tensor:
+        """log p(y_n, z_n = k | theta) of what was seen, (K, n)."""
+        if not self._crossed or not bool(rows["y"].sum().isnan()):
+            return super().log_joint(theta, rows)
+        holes = columns(rows["y"]).isnan().any(1)
+        whole = (~holes).nonzero()[:, 0]
+        means, spread = self.standard(theta)
+        places, values = [whole], [super().log_joint(theta, rows.at(whole))]
+        for index, seen in patterns(columns(rows["y"]), holes):
+            logits, _, _ = conditional(self.framed(rows.at(index)), seen, means, spread, self.frame["scale"])
+            places.append(index)
+            values.append(logits + log_weights(theta)[:, None])
+        return torch.cat(values, 1)[:, torch.cat(places).argsort()]
+
+    def split_statistics(self, q: Tensor, rows: Rows) -> Tensor:
+        """S of a first split, with each cluster's mean where a value is missing."""
+        x = self.framed(rows)
+        if not self._crossed or not bool(x.isnan().any()):
+            return super().split_statistics(q, rows)
+        seen = (~x.isnan()).to(x.dtype)
+        x = x.nan_to_num(0.0)
+        means = (q @ x) / (q @ seen).clamp_min(1e-10)
+        filled = torch.where(seen > 0, x, q.T @ means)
+        return q @ pairs(filled.T).mT
+
+
+# Features and what they stand for.
+
+
+def columns(y: Tensor) -> Tensor:
+    """Rows as (n, D)."""
+    return y[:, None] if y.ndim == 1 else y
+
+
+def unseen(y: Tensor) -> str:
+    """The columns without a value."""
+    return ", ".join(map(str, y.isnan().all(0).nonzero()[:, 0].tolist()))
+
+
+def pairs(x: Tensor) -> Tensor:
+    """(x_i x_j for i <= j, x, 1), (F, n), of x (D, n)."""
+    d, n = x.shape
+    features = x.new_empty((d * (d + 1) // 2 + d + 1, n))
+    features[-1] = 1.0
+    own = features[-1 - d : -1].copy_(x)
+    start = 0
+    for i in range(d):
+        torch.mul(own[i:], own[i], out=features[start : start + d - i])
+        start += d - i
+    return features
+
+
+def masked(x: Tensor) -> Tensor:
+    """(x^2, x, seen, 1), (3 D + 1, n), of x (D, n), with zeros where x is NaN."""
+    seen = ~x.isnan()
+    filled = torch.where(seen, x, 0.0)
+    return torch.cat([filled.square(), filled, seen.to(x.dtype), torch.ones_like(x[:1])])
+
+
+def matrices(upper: Tensor, d: int) -> Tensor:
+    """Symmetric matrices (K, D, D) from their upper triangles, row by row (K, D (D + 1) / 2)."""
+    i, j = torch.triu_indices(d, d)
+    full = upper.new_zeros((len(upper), d, d))
+    full[:, i, j] = upper
+    full[:, j, i] = upper
+    return full
+
+
+def raised(spread: Tensor, floor: float) -> Tensor:
+    """Symmetric matrices with no eigenvalue below the floor: where -log |C| - tr(C^-1 S) is highest among such C."""
+    values, vectors = torch.linalg.eigh(spread)
+    if not bool((values < floor).any()):
+        return spread
+    lifted = (vectors * values.clamp_min(floor)[..., None, :]) @ vectors.mT
+    return torch.where((values < floor).any(-1)[..., None, None], (lifted + lifted.mT) / 2, spread)
+
+
+# Missing values.
+
+
+def patterns(y: Tensor, holes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows with holes that have them at the same places: which rows, and which columns were seen, (D,)."""
+    index = holes.nonzero()[:, 0]
+    kinds, kind = torch.unique(~y[index].isnan(), dim=0, return_inverse=True)
+    for number, seen in enumerate(kinds):
+        yield index[kind == number], seen
+
+
+def conditional(x: Tensor, seen: Tensor, means: Tensor, spread: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For rows x (n, D) with the columns `seen`: log p(seen | k) (K, n), E[x | seen, k] (K, n, D), Cov (K, D, D)."""
+    s, u = seen.nonzero()[:, 0], (~seen).nonzero()[:, 0]
+    away = x[:, s] - means[:, None, s]  # (K, n, S)
+    factor = torch.linalg.cholesky(spread[:, s[:, None], s])
+    white = torch.linalg.solve_triangular(factor, away.mT, upper=False)  # (K, S, n)
+    log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + scale[s].log().sum() + 0.5 * len(s) * LOG_TAU
+    logits = -0.5 * white.square().sum(1) - log_det[:, None]
+    cross = torch.linalg.solve_triangular(factor, spread[:, s[:, None], u], upper=False)  # L^-1 C_su, (K, S, U)
+    filled = torch.zeros(len(means), *x.shape, dtype=x.dtype, device=x.device)
+    filled[:, :, s] = x[:, s].expand(len(means), -1, -1)
+    filled[:, :, u] = means[:, None, u] + white.mT @ cross
+    left = torch.zeros_like(spread)
+    left[:, u[:, None], u] = spread[:, u[:, None], u] - cross.mT @ cross
+    return logits, filled, left

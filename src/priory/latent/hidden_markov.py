@@ -1,0 +1,441 @@
+"""The hidden Markov model: a chain of states z_1, z_2, ... that is seen through what each state emits.
+
+    p(y, z) = pi_{z_1} prod_{t>1} A_{z_{t-1} z_t} prod_t p(y_t | theta_{z_t}),     sum_z p(y, z) in T K^2 operations
+
+E-step (Baum, Petrie, Soules and Weiss, 1970), with b_t(k) = p(y_t | theta_k), scaled as in Rabiner (1989):
+
+    forward    a_t = b_t * (A' a_{t-1}) / c_t,       a_t(k) = p(z_t = k | y_1 .. y_t),     log p(y) = sum_t log c_t
+    backward   d_{t-1} = A (b_t * d_t) / c_t,        p(z_t = k | y) = a_t(k) d_t(k)
+    pairs      sum_t p(z_{t-1} = i, z_t = j | y) = A_ij sum_t a_{t-1}(i) [b_t(j) d_t(j) / c_t]
+
+M-step: pi and A are the shares of these, and what a state emits is fitted as a component of a mixture is.
+
+Scaled recursions stay exact because no chance is below `LEAST`. b_t is divided by its largest entry, and an entry
+below `FAINT` is raised to it: a path through such a state has always another beside it, which leaves and comes back at
+the cost of two chances and is likelier by far.
+
+A step of the recursion is a small product of matrices for all sequences at once. A few long sequences are cut into
+chunks that become sequences of their own (Blelloch's scan, 1990, in two levels): the transfer of a chunk,
+diag(b_1) A diag(b_2) A ... diag(b_L), K x K, is found for all chunks at once; messages are handed from chunk to chunk;
+and then they run inside all chunks at once. About 2 sqrt(T) steps in turn take the place of T.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from priory.errors import require, whole
+from priory.flat import Param
+from priory.latent.base import Expectation, Rows, Theta
+from priory.latent.gaussian_mixture import GaussianMixture
+from priory.latent.mixture import EMPTY, Mixture
+from priory.latent.multinomial_mixture import MultinomialMixture, raised_shares
+from priory.latent.poisson_mixture import PoissonMixture
+from priory.latent.sequences import SequenceModel, seen, sequences_of
+from priory.latent.starts import clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+LEAST = {torch.float64: 1e-30, torch.float32: 1e-8}  # of a chance; of exactly 0, it could never change again
+FAINT = {torch.float64: 1e-260, torch.float32: 1e-28}  # of b_t beside its largest entry
+REST = {torch.float64: 4, torch.float32: 2}  # steps after which a transfer is scaled: LEAST^REST is still a number
+WIDE = 1 << 16  # operations for a step of all transfers, from which on cutting costs more than it saves
+SHORT = 256  # steps that are not worth cutting
+
+KINDS = ("gaussian", "categorical", "poisson")
+
+
+class HiddenMarkov(SequenceModel):
+    """A chain of K states with `initial` (K,) and `transitions` (K, K), from the row's state to the column's.
+
+    `emissions` is "gaussian", with `means` and `covariances` as GaussianMixture's; "poisson", with `rates` (K, D); or
+    "categorical", with `probs` (K, `categories`), for whole numbers from 0. Data are sequences (n, T) or (n, T, D), NaN
+    after the end of a shorter one, or a list of (T,) or (T, D). Missing values are NaN too.
+
+    >>> HiddenMarkov(2, emissions="normal")
+    Traceback (most recent call last):
+    ...
+    priory.errors.InputError: The 'emissions' of HiddenMarkov must be one of gaussian, categorical, poisson. Got \
+'normal' instead.
+    """
+
+    starts: ClassVar[tuple[str, ...]] = ("k-means++", "random")
+
+    def __init__(
+        self,
+        k: int,
+        emissions: str = "gaussian",
+        covariance: str = "full",
+        categories: int | None = None,
+        floor: float = 1e-6,
+        given: str | Sequence[str] = (),
+    ) -> None:
+        require(whole(k, 1), "k", "HiddenMarkov", "be a whole number from 1", repr(k))
+        known = isinstance(emissions, str) and emissions in KINDS
+        require(known, "emissions", "HiddenMarkov", f"be one of {', '.join(KINDS)}", repr(emissions))
+        drawn = emissions == "categorical"
+        must = "be a whole number from 2 for categorical emissions" if drawn else "be left out without them"
+        ok = whole(categories, 2) if drawn else categories is None
+        require(ok, "categories", "HiddenMarkov", must, repr(categories))
+        named = (given,) if isinstance(given, str) else tuple(given)
+        require(named in ((), ("weights",)), "given", "HiddenMarkov", "be 'weights' or left out", repr(given))
+        self.k, self.emissions, self.categories, self.given = int(k), emissions, categories, named
+        makers = {
+            "gaussian": lambda: GaussianMixture(k, covariance, floor),
+            "categorical": lambda: MultinomialMixture(k),
+            "poisson": lambda: PoissonMixture(k),
+        }
+        self.emission: Mixture = makers[emissions]()
+
+    def __repr__(self) -> str:
+        if isinstance(self.emission, GaussianMixture):
+            return f"HiddenMarkov({self.k}, covariance={self.emission.covariance!r})"
+        more = f", categories={self.categories}" if self.categories else ""
+        return f"HiddenMarkov({self.k}, emissions={self.emissions!r}{more})"
+
+    # Meeting the data.
+
+    def in_shapes(
+        self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device, **frame: Tensor
+    ) -> Self:
+        """A copy of the model for sequences of this shape, and of what it emits for their steps."""
+        model = copy.copy(self)
+        step = tuple(shapes[0][1:])
+        one = len(shapes[0]) == 1 or (len(shapes[0]) == 2 and not self.categories)
+        must = "be (n, T), a number a step" if self.categories else "be (n, T) or (n, T, D)"
+        require(one, "y", repr(self), must, f"rows of the shape {tuple(shapes[0])}")
+        step = (self.categories,) if self.categories else step
+        model.emission = self.emission.in_shapes((step,), dtype, device, **frame)
+        return super(HiddenMarkov, model).in_shapes(shapes, dtype, device, **frame)
+
+    def params(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
+        """The chain's chances, and the parameters of what each state emits."""
+        own = {
+            "initial": Param((self.k,), constraints.simplex),
+            "transitions": Param((self.k, self.k), constraints.simplex),
+        }
+        return own | self.emission.components(*(self.emission.shapes or ()))
+
+    def look(self, rows: Rows) -> dict[str, Tensor]:
+        """What the emissions keep of all steps that have a value."""
+        y, there, _ = sequences_of(rows)
+        require(bool(there.any()), "y", repr(self), "have a value", "only NaN")
+        self.emission.frame = self.emission.look(self.steps(y[there]))
+        return dict(self.emission.frame)
+
+    def check_rows(self, rows: Rows) -> None:
+        """Steps are what the emissions can have made; one with covariances is seen whole or not at all."""
+        y, there, _ = sequences_of(rows)
+        values = y[there]
+        if isinstance(self.emission, GaussianMixture) and self.emission.covariance in ("full", "tied"):
+            must = f"have whole steps, or none of their values, for covariance={self.emission.covariance!r}"
+            require(not bool(values.isnan().any()), "y", repr(self), must, "a step with some of its values")
+        if self.categories:
+            ok = bool(((values >= 0) & (values < self.categories) & (values == values.floor())).all())
+            require(ok, "y", repr(self), f"be whole numbers from 0 to {self.categories - 1}", values)
+        else:
+            self.emission.check_rows(self.steps(values))
+
+    def steps(self, y: Tensor) -> Rows:
+        """Steps (m, ...) without their order, as rows of the emissions."""
+        if self.categories:
+            y = torch.nn.functional.one_hot(y.long(), self.categories).to(self.dtype)
+        return Rows({"y": y})
+
+    # The equations.
+
+    def chances(self, theta: Theta) -> tuple[Tensor, Tensor]:
+        """pi (K,) and A (K, K), none below LEAST."""
+        least = LEAST[self.dtype]
+        return theta["initial"].clamp_min(least), theta["transitions"].clamp_min(least)
+
+    def e_step(self, theta: Theta, rows: Rows) -> Expectation:
+        """Forward and backward, and the expected counts of first states, pairs of states and what each emits."""
+        found, features, log_base = self.smoothed(theta, rows)
+        _, there, length = sequences_of(rows)
+        n = len(rows)
+        counts = length.new_ones(n).to(self.dtype) if rows.weights is None else rows.weights
+        q, pairs = found.marginals(), found.lead
+        every = rows.weights is None and bool((length == there.shape[1]).all()) and found.whole
+        if not every:
+            weight = found.inside(length) * counts.repeat(found.chunks)  # (L, B)
+            q, pairs = q * weight, pairs * weight
+        statistics = {
+            "initial": q[:, 0, :n].sum(1),
+            "transitions": found.transitions * found.pairs(pairs),
+            "sums": q.flatten(1) @ features.mT,
+            "base": rows.counted(log_base).sum(),
+        }
+        return Expectation(statistics, found.log_evidence(length) + log_base)
+
+    def complete(self, theta: Theta, statistics: Mapping[str, Tensor]) -> Tensor:
+        """Q = sum_k S_k log pi_k + sum_ij S_ij log A_ij + sum_kf S_kf eta_kf + sum_nt log h(y_nt)."""
+        initial, transitions = self.chances(theta)
+        chain = (statistics["initial"] * initial.log()).sum() + (statistics["transitions"] * transitions.log()).sum()
+        return chain + (statistics["sums"] * self.emission.natural(theta)).sum() + statistics["base"]
+
+    def m_step(self, statistics: Mapping[str, Tensor], theta: Theta) -> Theta:
+        """Shares of first states and of pairs, and the emissions' own M-step."""
+        least = LEAST[self.dtype]
+        fresh = self.emission.m_step({"sums": statistics["sums"]}, theta)
+        fresh["initial"] = shares(statistics["initial"][None], theta["initial"][None], least)[0]
+        fresh["transitions"] = shares(statistics["transitions"], theta["transitions"], least)
+        return {name: fresh[name].to(self.dtype) for name in self.layout.names}
+
+    def log_marginal(self, theta: Theta, rows: Rows) -> Tensor:
+        """log p(y_n | theta), (n,), as a function that autograd goes through: one step after another."""
+        y, _, length = sequences_of(rows)
+        _, features, there, log_base = self.emitted(laid(y, 1))
+        logits = (self.emission.natural(theta) @ features.clone()).unflatten(1, there.shape)  # (K, T, n)
+        initial, transitions = self.chances(theta)
+        message, total = initial[:, None], 0.0
+        for t in range(y.shape[1]):
+            joint = logits[:, t] + message.log()
+            evidence = joint.logsumexp(0)
+            total = total + torch.where(t < length, evidence, 0.0)
+            message = (transitions.mT @ (joint - evidence).exp()).clamp_min(LEAST[self.dtype])
+        return total + log_base.sum(0)
+
+    def smoothed(self, theta: Theta, rows: Rows) -> tuple[Smoothed, Tensor, Tensor]:
+        """Forward and backward messages, the features (F, L * B) of all steps and log h(y_n), (n,)."""
+        y = rows["y"]
+        chunks = cuts(len(y), y.shape[1], self.k)
+        steps = laid(y, chunks)  # (L, B, ...)
+        flat, features, there, log_base = self.emitted(steps)
+        log_b = self.emission.natural(theta) @ features
+        which = self.emission.sharp(theta)
+        if len(which):
+            log_b[which] = self.emission.direct(theta, flat, which) * there.flatten()
+        initial, transitions = self.chances(theta)
+        found = smooth(initial, transitions, log_b.unflatten(1, there.shape), chunks, FAINT[self.dtype])
+        found.whole = there.shape[0] * chunks == y.shape[1]
+        return found, features, log_base.sum(0).unflatten(0, (chunks, -1)).sum(0)
+
+    def emitted(self, steps: Tensor) -> tuple[Rows, Tensor, Tensor, Tensor]:
+        """Steps (L, B, ...) as rows; features (F, L * B), zero where nothing was seen; where it was; log h, (L, B)."""
+        there = seen(steps)
+        values, flat = steps.flatten(0, 1), there.flatten()
+        every = bool(flat.all())
+        if not every:
+            values = torch.where(flat[:, None] if values.ndim == 2 else flat, values, 0.0)
+        rows = self.steps(values)
+        features, log_base = self.emission.features(rows), None if self.categories else self.emission.base(rows)
+        log_base = features.new_zeros(len(flat)) if log_base is None else log_base
+        if not every:
+            features, log_base = features * flat, log_base * flat
+        return rows, features, there, log_base.unflatten(0, there.shape)
+
+    # What is hidden.
+
+    def hidden(self, theta: Theta, rows: Rows) -> dict[str, Tensor]:
+        """`responsibilities` p(z_t = k | y), (n, T, K), and the likeliest `path`, (n, T), -1 after the end."""
+        return {"responsibilities": self.responsibilities(theta, rows), "path": self.most_likely(theta, rows)}
+
+    def responsibilities(self, theta: Theta, rows: Rows) -> Tensor:
+        """p(z_t = k | y), (n, T, K), NaN after the end."""
+        y, _, length = sequences_of(rows)
+        found, _, _ = self.smoothed(theta, rows)
+        steps = y.shape[1]
+        q = found.marginals().unflatten(2, (found.chunks, -1)).permute(3, 2, 1, 0).flatten(1, 2)[:, :steps]
+        return torch.where((torch.arange(steps, device=y.device) < length[:, None])[..., None], q, torch.nan)
+
+    def most_likely(self, theta: Theta, rows: Rows) -> Tensor:
+        """The states that are likeliest together (Viterbi, 1967), (n, T), -1 after the end."""
+        y, _, length = sequences_of(rows)
+        _, features, there, _ = self.emitted(laid(y, 1))
+        log_b = (self.emission.natural(theta) @ features).unflatten(1, there.shape)  # (K, T, n)
+        initial, transitions = self.chances(theta)
+        return viterbi(initial.log(), transitions.log(), log_b, length)
+
+    # Beginning and ending.
+
+    def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
+        """The M-step of a first split of all steps into clusters; each pair of states is counted once more."""
+        y, there, _ = sequences_of(rows)
+        steps = self.steps(y[there])
+        labels = clusters(self.emission.coordinates(steps), self.k, how, generator)
+        emitted = self.emission.begin_from(labels, steps)
+        z = torch.full(there.shape, -1, dtype=torch.long, device=y.device)
+        z[there] = labels
+        first = torch.bincount(z[:, 0][z[:, 0] >= 0], minlength=self.k).to(self.dtype) + 1
+        both = (z[:, 1:] >= 0) & (z[:, :-1] >= 0)
+        kinds = (z[:, :-1] * self.k + z[:, 1:])[both]
+        pairs = torch.bincount(kinds, minlength=self.k**2).reshape(self.k, self.k).to(self.dtype) + 1
+        chain = {"initial": first / first.sum(), "transitions": pairs / pairs.sum(1, keepdim=True)}
+        return {name: (chain | emitted)[name] for name in self.layout.names}
+
+    def allows(self, theta: Theta) -> bool:
+        """Whether no chance is below LEAST, and the emissions say so too."""
+        least = min(float(theta[name].min()) for name in ("initial", "transitions"))
+        return least >= LEAST[self.dtype] and self.emission.allows(theta)
+
+    def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
+        """States that are never visited, or whose emissions are held up by the floor."""
+        visits = statistics["sums"][:, -1]
+        sentences = self.emission.doubts(theta | {"weights": torch.where(visits > EMPTY, visits, 0.0)}, statistics)
+        return [sentence.replace(repr(self.emission), repr(self)) for sentence in sentences]
+
+
+def shares(counts: Tensor, before: Tensor, least: float) -> Tensor:
+    """Rows of counts (m, K) as chances, none below the least; a row without counts stays as it was."""
+    total = counts.sum(1, keepdim=True)
+    kept = torch.where(total > EMPTY, counts / total.clamp_min(EMPTY), before.to(counts.dtype))
+    return raised_shares(kept, least)
+
+
+# Forward and backward, over chunks of sequences.
+
+
+@dataclass
+class Smoothed:
+    """Messages over L steps of B = chunks * n columns, the chunks of a sequence n columns apart."""
+
+    transitions: Tensor  # A, (K, K)
+    ahead: Tensor  # a_t, (K, L, B)
+    back: Tensor  # d_t, (K, L, B)
+    lead: Tensor  # b_t d_t / c_t, (K, L, B)
+    evidence: Tensor  # log c_t, with what b_t was divided by, (L, B)
+    chunks: int
+    whole: bool = True  # whether the chunks hold the sequences without steps to spare
+
+    def marginals(self) -> Tensor:
+        """p(z_t = k | y), (K, L, B)."""
+        return self.ahead * self.back
+
+    def pairs(self, lead: Tensor) -> Tensor:
+        """sum_t a_{t-1} lead_t', (K, K), over all pairs of steps, those across chunks among them."""
+        columns = self.ahead.shape[2]
+        n = columns // self.chunks
+        inside = self.ahead.flatten(1)[:, :-columns] @ lead.flatten(1)[:, columns:].mT
+        return inside + self.ahead[:, -1, : columns - n] @ lead[:, 0, n:].mT
+
+    def inside(self, length: Tensor) -> Tensor:
+        """Whether a step is before its sequence's end, (L, B)."""
+        steps, columns = self.evidence.shape
+        chunk = torch.arange(self.chunks, device=length.device) * steps
+        t = torch.arange(steps, device=length.device)[:, None] + chunk  # (L, chunks)
+        return (t[:, :, None] < length).reshape(steps, columns)
+
+    def log_evidence(self, length: Tensor) -> Tensor:
+        """log p(y_n), (n,)."""
+        total = torch.where(self.inside(length), self.evidence, 0.0).sum(0)
+        return total.unflatten(0, (self.chunks, -1)).sum(0)
+
+
+def cuts(n: int, steps: int, k: int) -> int:
+    """Into how many chunks each of n sequences is cut."""
+    return 1 if steps <= SHORT or n * k**3 > WIDE else math.isqrt(steps)
+
+
+def laid(y: Tensor, chunks: int) -> Tensor:
+    """Sequences (n, T, ...) as steps of chunks, (L, chunks * n, ...), NaN after the end of the last."""
+    n, steps = y.shape[:2]
+    length = -(-steps // chunks)
+    if length * chunks > steps:
+        y = torch.cat([y, y.new_full((n, length * chunks - steps, *y.shape[2:]), torch.nan)], 1)
+    return y.unflatten(1, (chunks, length)).movedim((2, 1), (0, 1)).flatten(1, 2)
+
+
+def smooth(initial: Tensor, transitions: Tensor, log_b: Tensor, chunks: int, faint: float) -> Smoothed:
+    """Forward and backward from log b_t (K, L, B), which is overwritten."""
+    top = log_b.amax(0)
+    b = log_b.sub_(top).exp_().clamp_min_(faint)
+    k, _, columns = b.shape
+    if chunks == 1:
+        first, last = initial[:, None].expand(k, columns), None
+    else:
+        first, last = handed(initial, transitions, b, chunks)
+    ahead, scale = forward(first, transitions, b)
+    last = torch.ones_like(ahead[:, -1]) if last is None else last / (last * ahead[:, -1]).sum(0)
+    back, lead = backward(last, transitions, b.div_(scale))
+    return Smoothed(transitions, ahead, back, lead, scale.log_().add_(top), chunks)
+
+
+def forward(first: Tensor, transitions: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a_t (K, L, B) and c_t (L, B), from p(z_1) (K, B)."""
+    ahead, scale = torch.empty_like(b), torch.empty_like(b[0])
+    onward, predicted = transitions.mT.contiguous(), first.clone(memory_format=torch.contiguous_format)
+    for a_t, b_t, c_t in zip(ahead.unbind(1), b.unbind(1), scale.unbind(0), strict=True):
+        torch.mul(predicted, b_t, out=a_t)
+        torch.sum(a_t, 0, out=c_t)
+        a_t.div_(c_t)
+        torch.mm(onward, a_t, out=predicted)
+    return ahead, scale
+
+
+def backward(last: Tensor, transitions: Tensor, scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """d_t and b_t d_t / c_t, (K, L, B), from the last d_t (K, B) and b_t / c_t."""
+    back, lead = torch.empty_like(scaled), torch.empty_like(scaled)
+    back[:, -1] = last
+    before = [None, *back.unbind(1)[:-1]]
+    for d_before, d_t, lead_t, b_t in reversed(
+        list(zip(before, back.unbind(1), lead.unbind(1), scaled.unbind(1), strict=True))
+    ):
+        torch.mul(b_t, d_t, out=lead_t)
+        if d_before is not None:
+            torch.mm(transitions, lead_t, out=d_before)
+    return back, lead
+
+
+def handed(initial: Tensor, transitions: Tensor, b: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
+    """What chunks are handed, (K, B): p(z | all before) at their first step, and d, up to scale, at their last."""
+    k, _, columns = b.shape
+    through = transfers(transitions, b).reshape(k, k, chunks, -1).permute(2, 3, 1, 0)  # (chunks, n, from, to)
+    onward, homeward = (through @ transitions).mT.contiguous(), (transitions @ through).contiguous()
+    n = columns // chunks
+    message = initial[:, None].expand(n, k, 1)
+    first, last = [message], [torch.ones_like(message)]
+    for step in onward[:-1].unbind(0):
+        message = step @ message
+        message = message / message.sum(1, keepdim=True)
+        first.append(message)
+    message = last[0]
+    for step in homeward[1:].flip(0).unbind(0):
+        message = step @ message
+        message = message / message.sum(1, keepdim=True)
+        last.append(message)
+    columnwise = lambda messages: torch.stack(messages)[..., 0].permute(2, 0, 1).reshape(k, columns)  # noqa: E731
+    return columnwise(first), columnwise(last[::-1])
+
+
+def transfers(transitions: Tensor, b: Tensor) -> Tensor:
+    """diag(b_1) A diag(b_2) ... A diag(b_L) of each column, (to, from, B), the largest of its rows' sums one."""
+    k, steps, columns = b.shape
+    through = torch.eye(k, dtype=b.dtype, device=b.device)[:, :, None].expand(k, k, columns).contiguous()
+    size, moved = b[:, 0].log(), torch.empty_like(through)  # log of what each row, a state to begin in, was divided by
+    onward, rest = transitions.mT.contiguous(), REST[b.dtype]
+    for t in range(1, steps):
+        torch.mm(onward, through.view(k, -1), out=moved.view(k, -1))
+        torch.mul(moved, b[:, t, None], out=through)
+        if t % rest == 0 or t == steps - 1:
+            total = through.sum(0)
+            through.div_(total)
+            size += total.log()
+    return through * (size - size.amax(0)).exp()
+
+
+def viterbi(log_initial: Tensor, log_transitions: Tensor, log_b: Tensor, length: Tensor) -> Tensor:
+    """The likeliest path, (n, T), -1 after the end, from log b_t (K, T, n)."""
+    _, steps, n = log_b.shape
+    best, came = log_initial[:, None] + log_b[:, 0], []
+    stay = torch.arange(len(log_b), device=log_b.device)[:, None].expand(-1, n)
+    for t in range(1, steps):
+        value, origin = (best[:, None] + log_transitions[:, :, None]).max(0)  # (from, to, n) -> (to, n)
+        going = t < length
+        best = torch.where(going, value + log_b[:, t], best)
+        came.append(torch.where(going, origin, stay))
+    state = best.argmax(0)
+    path = [state]
+    for origin in reversed(came):
+        state = origin.gather(0, state[None])[0]
+        path.append(state)
+    drawn = torch.stack(path[::-1], 1)
+    return torch.where(torch.arange(steps, device=length.device) < length[:, None], drawn, -1)

@@ -1,0 +1,252 @@
+"""Mixtures: each row comes from one of K components, and z says from which.
+
+    p(y | theta) = sum_k pi_k p(y | theta_k),      p(y | theta_k) = h(y) exp(eta(theta_k) . T(y))
+
+A component is of an exponential family: its log density is linear in features T(y), of which the last is 1. For n rows
+the K log densities are then one product of matrices, and so are the expected statistics:
+
+    log p(y_n, z_n = k) = [eta T']_kn + log h(y_n),      S = q T,      Q = sum_kf S_kf eta_kf + sum_n log h(y_n)
+
+with eta (K, F) and log pi_k added to its last column, T' (F, n) and q (K, n) the responsibilities. Features lie in
+rows, (F, n), so that sums over components and products of features run along memory.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from priory.errors import require, whole
+from priory.flat import Param
+from priory.latent.base import Expectation, Latent, Rows, Theta, warn
+from priory.latent.starts import clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+EMPTY = 1e-10  # rows' worth of responsibility below which a component has none
+
+
+class Mixture(Latent):
+    """A mixture of K components of an exponential family, with weights pi.
+
+    A family says `components`, `features`, `natural` and `maximise`.
+    """
+
+    starts: ClassVar[tuple[str, ...]] = ("k-means++", "random")
+    labels: ClassVar[bool] = True
+    tempers: ClassVar[bool] = True
+    samples: ClassVar[bool] = True
+    soft: ClassVar[float] = 0.0  # how much of each row the first clusters share, where a hard split starves a component
+    shared: tuple[str, ...] = ()  # parameters that the components have in common
+
+    def __init__(self, k: int, given: str | Sequence[str] = ()) -> None:
+        name = type(self).__name__
+        require(whole(k, 1), "k", name, "be a whole number from 1", repr(k))
+        named = (given,) if isinstance(given, str) else tuple(given)
+        ok = all(word in ("weights", "z") for word in named) and len(set(named)) == len(named)
+        require(ok, "given", name, "be 'weights', 'z' or both", repr(given))
+        self.k, self.given = int(k), named
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.k})"
+
+    # What a family says.
+
+    @abstractmethod
+    def components(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
+        """The parameters of the components."""
+
+    @abstractmethod
+    def features(self, rows: Rows) -> Tensor:
+        """T(y), (F, n), its last row 1. It may be a buffer that the next call overwrites."""
+
+    @abstractmethod
+    def natural(self, theta: Theta) -> Tensor:
+        """eta, (K, F), without the weights."""
+
+    @abstractmethod
+    def maximise(self, sums: Tensor, theta: Theta) -> Theta:
+        """The components' parameters where Q is highest, from S (K, F)."""
+
+    @abstractmethod
+    def coordinates(self, rows: Rows) -> Tensor:
+        """Rows as points (n, d) among which clusters are looked for, without NaN."""
+
+    def base(self, rows: Rows) -> Tensor | None:
+        """log h(y), (n,); None where it is zero."""
+        return None
+
+    def sharp(self, theta: Theta) -> Tensor:
+        """Components so narrow that the sum over features loses digits, by number."""
+        return torch.empty(0, dtype=torch.long)
+
+    def direct(self, theta: Theta, rows: Rows, which: Tensor) -> Tensor:
+        """log p(y_n | theta_k) / h(y_n) of sharp components, without features, (len(which), n)."""
+        raise NotImplementedError
+
+    # The equations.
+
+    def params(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
+        """The weights, and the parameters of the components."""
+        return {"weights": Param((self.k,), constraints.simplex), **self.components(*shapes)}
+
+    def weighted(self, theta: Theta) -> Tensor:
+        """eta with log pi_k in its last column, (K, F)."""
+        eta = self.natural(theta)
+        return torch.cat([eta[:, :-1], eta[:, -1:] + log_weights(theta)[:, None]], 1)
+
+    def e_step(self, theta: Theta, rows: Rows) -> Expectation:
+        """Responsibilities, and their statistics: two products of matrices."""
+        features = self.features(rows)
+        logits = self.weighted(theta).to(features.dtype) @ features
+        which = self.sharp(theta)
+        if len(which):
+            logits[which] = self.direct(theta, rows, which) + log_weights(theta)[which, None]
+        found = assigned(logits, rows)
+        sums = found.q_counted(rows) @ features.mT
+        base = self.base(rows)
+        if base is None:
+            return Expectation({"sums": sums, "base": sums.new_zeros(())}, found.bound, found.gap)
+        return Expectation({"sums": sums, "base": rows.counted(base).sum()}, found.bound + base, found.gap)
+
+    def complete(self, theta: Theta, statistics: Mapping[str, Tensor]) -> Tensor:
+        """Q = sum_kf S_kf eta_kf + sum_n log h(y_n)."""
+        return (statistics["sums"] * self.weighted(theta)).sum() + statistics["base"]
+
+    def m_step(self, statistics: Mapping[str, Tensor], theta: Theta) -> Theta:
+        """The weights are the components' shares; a component that has lost its rows stays as it was."""
+        sums = statistics["sums"]
+        counts = sums[:, -1]
+        there = counts > EMPTY
+        fresh = self.maximise(sums, theta)
+        for name, t in fresh.items():
+            if name not in self.shared:
+                fresh[name] = torch.where(there.reshape(-1, *[1] * (t.ndim - 1)), t, theta[name].to(t.dtype))
+        fresh["weights"] = torch.where(there, counts, 0.0) / counts[there].sum().clamp_min(EMPTY)
+        return {name: fresh[name].to(self.dtype) for name in self.layout.names}
+
+    def log_joint(self, theta: Theta, rows: Rows) -> Tensor:
+        """log p(y_n, z_n = k | theta), (K, n), as a function that autograd goes through."""
+        features = self.features(rows)
+        values = self.weighted(theta).to(features.dtype) @ features.clone()
+        base = self.base(rows)
+        return values if base is None else values + base
+
+    def log_marginal(self, theta: Theta, rows: Rows) -> Tensor:
+        """log p(y_n | theta), or log p(y_n, z_n | theta) where z is known, (n,)."""
+        return restricted(self.log_joint(theta, rows), rows.z).logsumexp(0)
+
+    def responsibilities(self, theta: Theta, rows: Rows) -> Tensor:
+        """q(z_n = k) = p(z_n = k | y_n, theta), (n, K)."""
+        return restricted(self.log_joint(theta, rows), rows.z).softmax(0).T
+
+    def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
+        """The M-step of a first split into clusters."""
+        labels = clusters(self.coordinates(rows), self.k, how, generator, rows.weights, rows.z)
+        return self.begin_from(labels, rows)
+
+    def begin_from(self, labels: Tensor, rows: Rows) -> Theta:
+        """The M-step of a hard split, softened by `soft`; a component without rows begins as the average one."""
+        q = torch.nn.functional.one_hot(labels, self.k).T.to(self.dtype)
+        q = (1 - self.soft) * q + self.soft / self.k
+        sums = self.split_statistics(q * (1 if rows.weights is None else rows.weights), rows).double()
+        average = sums.sum(0, keepdim=True) / self.k
+        sums = torch.where(sums[:, -1:] > EMPTY, sums, average)
+        return self.m_step({"sums": sums}, self.layout.constrain(sums.new_zeros(self.layout.size)))
+
+    def split_statistics(self, q: Tensor, rows: Rows) -> Tensor:
+        """S = q T (K, F) of a split q (K, n) that no theta gave."""
+        return q @ self.features(rows).mT
+
+    def warn_of(self, rows: int, silent: int = 0) -> None:
+        """Say how many rows say nothing, and when there are fewer rows than components."""
+        if silent:
+            which = f"{silent} rows have no value, and say" if silent > 1 else "1 row has no value, and says"
+            warn(f"{which} nothing of the components of {self!r}.")
+        if rows < self.k:
+            warn(f"{self!r} has more components than there are rows, {rows}: some say the same, or nothing.")
+
+    def check_rows(self, rows: Rows) -> None:
+        """Known z are components."""
+        if rows.z is not None:
+            ok = bool((rows.z >= -1).all()) and bool((rows.z < self.k).all())
+            must = f"be from 0 to {self.k - 1}, or -1 where it is hidden"
+            require(ok, "z", repr(self), must, f"from {int(rows.z.min())} to {int(rows.z.max())}")
+
+    def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
+        """Components that have lost their rows."""
+        empty = (theta["weights"] <= EMPTY).nonzero()[:, 0].tolist()
+        if not empty:
+            return []
+        which = f"Component{'s' * (len(empty) > 1)} {', '.join(map(str, empty))} of {self!r}"
+        return [f"{which} {'have' if len(empty) > 1 else 'has'} no rows: fewer components say the same."]
+
+
+def log_weights(theta: Theta) -> Tensor:
+    """log pi, (K,), finite also for a component without rows."""
+    return theta["weights"].clamp_min(torch.finfo(theta["weights"].dtype).tiny).log()
+
+
+class Assigned:
+    """Responsibilities q (K, n), and the bound and the gap that they leave, (n,)."""
+
+    def __init__(self, q: Tensor, bound: Tensor, gap: Tensor | None) -> None:
+        self.q, self.bound, self.gap = q, bound, gap
+
+    def q_counted(self, rows: Rows) -> Tensor:
+        """q, each row as often as it counts; or the shares of draws from q, which stand for it."""
+        q = self.q
+        if rows.draws:
+            drawn = torch.multinomial(q.T.double(), rows.draws, replacement=True, generator=rows.generator)  # (n, M)
+            q = torch.zeros_like(q).scatter_add_(0, drawn.T, torch.full_like(drawn.T, 1 / rows.draws, dtype=q.dtype))
+        return q if rows.weights is None else q * rows.weights
+
+
+def assigned(logits: Tensor, rows: Rows) -> Assigned:
+    """q from log p(y, z = k), (K, n), which is overwritten."""
+    logits = restricted(logits, rows.z)
+    if rows.temperature != 1:
+        return tempered(logits, rows.temperature)
+    top = logits.amax(0)
+    q = logits.sub_(top).exp_()
+    total = q.sum(0)
+    return Assigned(q.div_(total), total.log().add_(top), None)
+
+
+def tempered(logits: Tensor, temperature: float) -> Assigned:
+    """q in proportion to p(y, z = k)^(1/T); its bound is below log p(y) by KL(q || p(z | y))."""
+    q = (logits / temperature).softmax(0)
+    bound = (torch.where(q > 0, q * logits, 0.0) - torch.xlogy(q, q)).sum(0)
+    return Assigned(q, bound, logits.logsumexp(0) - bound)
+
+
+def restricted(logits: Tensor, z: Tensor | None) -> Tensor:
+    """log p(y, z = k) (K, n) with no chance for any k but the one that is known."""
+    if z is None:
+        return logits
+    other = torch.arange(len(logits), device=logits.device)[:, None] != z
+    return logits.masked_fill(other & (z >= 0), -torch.inf)
+
+
+def bounds(model: Mixture, theta: Theta, rows: Rows, q: Tensor) -> dict[str, Tensor]:
+    """L(q, theta) for any responsibilities q (n, K), in its three textbook forms, which agree.
+
+    "joint"     sum_n  E_q[log p(y_n, z | theta)] + H(q_n)
+    "prior"     sum_n  E_q[log p(y_n | z, theta)] - KL(q_n || p(z | theta))
+    "posterior" sum_n  log p(y_n | theta) - KL(q_n || p(z | y_n, theta))
+    """
+    joint = model.log_joint(theta, rows).T  # (n, K)
+    prior = theta["weights"].log()
+    evidence = joint.logsumexp(1)
+    entropy = -torch.xlogy(q, q).sum(1)
+    mean = lambda values: torch.where(q > 0, q * values, 0.0).sum(1)  # noqa: E731
+    return {
+        "joint": rows.counted(mean(joint) + entropy).sum(),
+        "prior": rows.counted(mean(joint - prior) - (mean(q.log() - prior))).sum(),
+        "posterior": rows.counted(evidence - mean(q.log() - (joint - evidence[:, None]))).sum(),
+    }

@@ -1,0 +1,85 @@
+"""The multinomial mixture: rows of counts over the same categories, as the words of documents (a mixture of unigrams).
+
+p(y) = sum_k pi_k  (sum_d y_d)! / prod_d y_d!  prod_d p_kd^{y_d}
+
+M-step:   p_kd = sum_n q_nk y_nd / sum_nd' q_nk y_nd'
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from priory.errors import require
+from priory.flat import Param
+from priory.latent.base import Rows, Theta
+from priory.latent.mixture import Mixture
+
+LEAST = 1e-12  # a probability of exactly 0 could never change again
+
+
+class MultinomialMixture(Mixture):
+    """K components over D categories, `probs` (K, D). Data are counts (n, D); a row of one 1 is a single draw.
+
+    >>> MultinomialMixture(2, given="prior")
+    Traceback (most recent call last):
+    ...
+    priory.errors.InputError: The 'given' of MultinomialMixture must be 'weights', 'z' or both. Got 'prior' instead.
+    """
+
+    soft: ClassVar[float] = 0.1
+
+    def components(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
+        """Probabilities of the categories."""
+        ok = len(shapes[0]) == 1 and shapes[0][0] > 1
+        require(ok, "y", repr(self), "be (n, D) with two categories or more", f"rows of the shape {shapes[0]}")
+        return {"probs": Param((self.k, *shapes[0]), constraints.simplex)}
+
+    def look(self, rows: Rows) -> dict[str, Tensor]:
+        """Nothing is kept: this only warns."""
+        self.warn_of(len(rows), int((rows["y"].sum(1) == 0).sum()))
+        return {}
+
+    def features(self, rows: Rows) -> Tensor:
+        """(y, 1), (D + 1, n)."""
+        return torch.cat([rows["y"].T, torch.ones_like(rows["y"].T[:1])])
+
+    def natural(self, theta: Theta) -> Tensor:
+        """(log p, 0), (K, D + 1)."""
+        log_probs = theta["probs"].log()
+        return torch.cat([log_probs, torch.zeros_like(log_probs[:, :1])], 1)
+
+    def base(self, rows: Rows) -> Tensor:
+        """log (sum_d y_d)! - sum_d log y_d!."""
+        return torch.lgamma(rows["y"].sum(1) + 1) - torch.lgamma(rows["y"] + 1).sum(1)
+
+    def maximise(self, sums: Tensor, theta: Theta) -> Theta:
+        """Each category's share of a component's counts."""
+        counts = sums[:, :-1]
+        total = counts.sum(1, keepdim=True)
+        shares = torch.where(total > 0, counts / torch.where(total > 0, total, 1.0), theta["probs"].to(sums.dtype))
+        return {"probs": raised_shares(shares, LEAST)}
+
+    def coordinates(self, rows: Rows) -> Tensor:
+        """Square roots of the shares of each row, in which chance has about the same size everywhere."""
+        return (rows["y"] / rows["y"].sum(1, keepdim=True).clamp_min(1.0)).sqrt()
+
+    def check_rows(self, rows: Rows) -> None:
+        """Only counts."""
+        super().check_rows(rows)
+        wrong = (rows["y"] < 0) | (rows["y"] != rows["y"].floor())
+        require(not bool(wrong.any()), "y", repr(self), "be whole numbers from 0", f"{rows['y'][wrong][:1].tolist()}")
+
+
+def raised_shares(shares: Tensor, least: float) -> Tensor:
+    """Shares p where sum_d s_d log p_d is highest with no p_d below `least`: low ones raised, the others scaled."""
+    low = shares <= least
+    while True:
+        scale = (1 - least * low.sum(1, keepdim=True)) / torch.where(low, 0.0, shares).sum(1, keepdim=True)
+        lower = low | (shares * scale <= least)  # each round only adds to them, so that there is a last one
+        if torch.equal(lower, low):
+            return torch.where(low, least, shares * scale)
+        low = lower

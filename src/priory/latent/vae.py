@@ -1,0 +1,151 @@
+"""The variational auto-encoder (Kingma and Welling, 2014; Rezende, Mohamed and Wierstra, 2014), as variational EM.
+
+    p(z) = N(0, I),      p(y | z, theta) = likelihood(decoder(z)),      q(z | y, phi) = N(m(y), diag s(y)^2)
+
+p(z | y, theta) has no closed form, and a q for each row would be an optimisation for each row. It is amortised instead:
+one network, the encoder, gives every row its m and log s. With draws z_i = m + s e_i, e_i ~ N(0, I), and the ratios
+
+    log w_i = log p(y | z_i, theta) + log p(z_i) - log q(z_i | y, phi)
+
+    ELBO = E[log w]            <=  log p(y | theta),   less by KL(q || p(z | y, theta))
+    IWAE = E[log 1/S sum w_i]  between the two, and nearer to the right with S (Burda, Grosse and Salakhutdinov, 2016)
+
+The E-step is gradient ascent of the bound in phi, the M-step in theta. Where q can be the exact posterior both bounds
+touch the log-likelihood with every single draw: log w is then the same for all z.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from priory.errors import InputError, require, whole
+from priory.flat import Param
+from priory.latent.base import Expectation, Latent, Rows, Theta
+from priory.likelihoods import Gaussian
+from priory.likelihoods.base import Likelihood
+from priory.streams import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LOG_TAU = math.log(2 * math.pi)
+ENCODER, DECODER, OWN = "encoder.", "decoder.", "likelihood."
+
+
+class VAE(Latent):
+    """Rows made by a network from a hidden z of `latent` numbers; encoder and decoder are the person's own.
+
+    The encoder takes rows (n, ...) to (n, 2 latent): means, and then logarithms of standard deviations. The decoder
+    takes z (n, latent) to what the likelihood needs of a row. Both are copied, never changed, and run in eval mode.
+
+    >>> VAE(nn.Linear(3, 4), nn.Linear(2, 3), latent=0)
+    Traceback (most recent call last):
+    ...
+    priory.errors.InputError: The 'latent' of VAE must be a whole number from 1. Got 0 instead.
+    """
+
+    exact: ClassVar[bool] = False
+
+    def __init__(
+        self, encoder: nn.Module, decoder: nn.Module, latent: int, likelihood: Likelihood | None = None
+    ) -> None:
+        for name, module in (("encoder", encoder), ("decoder", decoder)):
+            require(isinstance(module, nn.Module), name, "VAE", "be an nn.Module", type(module).__name__)
+            must = "have no buffers, such as a BatchNorm's"
+            require(not list(module.buffers()), name, "VAE", must, ", ".join(n for n, _ in module.named_buffers()))
+        require(whole(latent, 1), "latent", "VAE", "be a whole number from 1", repr(latent))
+        likelihood = Gaussian() if likelihood is None else likelihood
+        require(isinstance(likelihood, Likelihood), "likelihood", "VAE", "be a likelihood", type(likelihood).__name__)
+        self.encoder, self.decoder = copy.deepcopy(encoder).eval(), copy.deepcopy(decoder).eval()
+        self.likelihood = likelihood
+        self.latent = int(latent)
+
+    def __repr__(self) -> str:
+        return f"VAE(latent={self.latent}, {self.likelihood!r})"
+
+    def params(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
+        """phi, the encoder's parameters, and then theta: the decoder's, and the likelihood's own."""
+        networks = {ENCODER: self.encoder, DECODER: self.decoder}
+        found = {prefix + n: Param(tuple(p.shape)) for prefix, m in networks.items() for n, p in m.named_parameters()}
+        return found | {OWN + name: declared.param for name, declared in self.likelihood.declared.items()}
+
+    @property
+    def split(self) -> int:
+        """Where theta begins in the flat vector: phi comes before."""
+        return next(block.start for block in self.layout.blocks if not block.name.startswith(ENCODER))
+
+    def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
+        """The networks as they are, and the likelihood's own start; both must fit the rows."""
+        named = {ENCODER: self.encoder.named_parameters(), DECODER: self.decoder.named_parameters()}
+        theta = {prefix + n: p.detach().to(self.device, self.dtype) for prefix, own in named.items() for n, p in own}
+        theta |= {OWN + name: t.to(self.device, self.dtype) for name, t in self.likelihood.start(rows["y"]).items()}
+        self._check_networks(theta, rows.at(torch.arange(1)))
+        return {name: t.clone() for name, t in theta.items()}
+
+    def _check_networks(self, theta: Theta, row: Rows) -> None:
+        for name, inputs, wanted in (
+            ("encoder", row["y"], (1, 2 * self.latent)),
+            ("decoder", row["y"].new_zeros(1, self.latent), None),
+        ):
+            try:
+                got = tuple(self._run(name, theta, inputs).shape)
+            except InputError:
+                raise
+            except Exception as error:
+                reason = str(error).strip().split("\n")[0]
+                raise InputError(f"The '{name}' of VAE must take {tuple(inputs.shape)}. It raised: {reason}") from error
+            require(wanted is None or got == wanted, name, "VAE", f"give {wanted} for one row", got)
+        self.log_weights(theta, row["y"], row["y"].new_zeros(1, 1, self.latent))  # the likelihood says what is wrong
+
+    # The equations.
+
+    def encode(self, theta: Theta, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean and the log standard deviation of q(z | y), each (n, latent)."""
+        return self._run("encoder", theta, y).chunk(2, -1)  # pyright: ignore[reportReturnType] - two chunks
+
+    def decode(self, theta: Theta, z: Tensor, event: torch.Size) -> Tensor:
+        """What the likelihood has of z (n, latent), for rows of the shape `event`."""
+        return self.likelihood.arrange(self._run("decoder", theta, z), event)
+
+    def log_weights(self, theta: Theta, y: Tensor, noise: Tensor) -> Tensor:
+        """log p(y, z) / q(z | y) at z = m + s e, (S, n), for noise e (S, n, latent)."""
+        mean, log_std = self.encode(theta, y)
+        z = mean + log_std.exp() * noise
+        log_q = -(0.5 * (noise.square() + LOG_TAU) + log_std).sum(-1)
+        log_prior = -0.5 * (z.square() + LOG_TAU).sum(-1)
+        draws, n = noise.shape[:2]
+        outputs = self.decode(theta, z.flatten(0, 1), y.shape[1:])
+        own = {name.removeprefix(OWN): t for name, t in theta.items() if name.startswith(OWN)}
+        every = self.likelihood.log_prob(outputs, y.repeat(draws, *[1] * (y.ndim - 1)), own)
+        return every.reshape(draws, n) + log_prior - log_q
+
+    def elbo(self, theta: Theta, y: Tensor, noise: Tensor) -> Tensor:
+        """The mean of log w, (n,)."""
+        return self.log_weights(theta, y, noise).mean(0)
+
+    def iwae(self, theta: Theta, y: Tensor, noise: Tensor) -> Tensor:
+        """The log of the mean of w, (n,)."""
+        return self.log_weights(theta, y, noise).logsumexp(0) - math.log(len(noise))
+
+    def noise(self, rows: int, draws: int, generator: torch.Generator) -> Tensor:
+        """e, (S, n, latent)."""
+        return torch.randn(draws, rows, self.latent, generator=generator, dtype=self.dtype, device=self.device)
+
+    def e_step(self, theta: Theta, rows: Rows) -> Expectation:
+        """The ELBO a row, with `rows.draws` draws; there are no statistics, as the M-step follows gradients."""
+        generator = rows.generator or stream(0, "e-step", device=self.device)
+        return Expectation({}, self.elbo(theta, rows["y"], self.noise(len(rows), max(1, rows.draws), generator)))
+
+    def complete(self, theta: Theta, statistics: Mapping[str, Tensor]) -> Tensor:
+        """None: Q is no function of a few statistics."""
+        raise InputError(f"{self!r} has no closed M-step: fit it by AmortisedEM.")
+
+    def _run(self, name: str, theta: Theta, inputs: Tensor) -> Tensor:
+        own = {n.removeprefix(name + "."): t for n, t in theta.items() if n.startswith(name + ".")}
+        return functional_call(getattr(self, name), own, (inputs,))

@@ -1,0 +1,130 @@
+"""Variational EM by gradients, with an amortised q(z | y, phi): how a variational auto-encoder is fitted.
+
+    E-step   phi   <- phi   + rate * gradient of L in phi      q nearer to p(z | y, theta): the gap closes
+    M-step   theta <- theta + rate * gradient of L in theta    the bound rises, and log p(y | theta) with it
+
+L is the ELBO, or the tighter bound of Burda, Grosse and Salakhutdinov (2016), of a minibatch that stands for all rows,
+with the noise of z drawn outside of it (Kingma and Welling, 2014). Usually both move together by one gradient. With
+`e_steps` q moves that often alone before each such step, which helps where the encoder lags behind the decoder (He,
+Spokoyny, Neubig and Berg-Kirkpatrick, 2019).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from priory.errors import require, whole
+from priory.latent.vae import VAE
+from priory.methods.base import Info, Options, Plan
+from priory.methods.optimise import Adam, check_rate, default_steps, rates
+from priory.posteriors.amortised import AmortisedPosterior
+
+if TYPE_CHECKING:
+    from priory.data import Batch, Data
+    from priory.posteriors import Posterior
+    from priory.target import Target
+
+
+@dataclass
+class State:
+    """phi and theta in one vector, and Adam's moments of each."""
+
+    w: Tensor  # (*B, P)
+    encoder: Adam
+    decoder: Adam
+
+
+@dataclass(frozen=True)
+class AmortisedEM(Options):
+    """A point in theta and an encoder, by stochastic gradients of a bound.
+
+    `bound` is "elbo" or "iwae", with `samples` draws of z a row.
+
+    >>> AmortisedEM(bound="evidence")
+    Traceback (most recent call last):
+    ...
+    priory.errors.InputError: The 'bound' of AmortisedEM must be 'elbo' or 'iwae'. Got 'evidence' instead.
+    """
+
+    bound: Literal["elbo", "iwae"] = "elbo"
+    samples: int = 1
+    e_steps: int = 0
+    learning_rate: float = 1e-3
+    schedule: str = "cosine"
+    start: AmortisedPosterior | None = None
+
+    reads: ClassVar[Literal["batch", "pass"]] = "batch"
+
+    def __post_init__(self) -> None:
+        require(self.bound in ("elbo", "iwae"), "bound", "AmortisedEM", "be 'elbo' or 'iwae'", repr(self.bound))
+        require(whole(self.samples, 1), "samples", "AmortisedEM", "be a whole number from 1", repr(self.samples))
+        require(whole(self.e_steps, 0), "e_steps", "AmortisedEM", "be a whole number from 0", repr(self.e_steps))
+        check_rate(self.learning_rate, self.schedule, "AmortisedEM")
+
+    def length(self, data: Data) -> int:
+        return default_steps(data.steps_per_epoch, epochs=100, least=2_000, most=50_000)
+
+    def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
+        vae_of(target)
+        require(target.temperature == 1, "temperature", "AmortisedEM", "be 1", target.temperature)
+        return Plan(data, steps)
+
+    def init(
+        self,
+        target: Target,
+        plan: Plan,
+        generator: torch.Generator,
+        shape: torch.Size = torch.Size(),
+        start: Posterior | None = None,
+    ) -> State:
+        model = vae_of(target)
+        theta = model.begin(model.rows(plan.data.some(model.sample)), "", generator) if start is None else start.mean
+        w = model.layout.unconstrain(theta).expand(*shape, -1).clone()
+        moving = rates(self.schedule, self.learning_rate, plan.steps, "AmortisedEM")
+        alone = moving.repeat_interleave(self.e_steps + 1)
+        return State(w, Adam.of(w[..., : model.split].clone(), alone), Adam.of(w[..., model.split :].clone(), moving))
+
+    def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+        split = vae_of(target).split
+        for _ in range(self.e_steps):
+            _, gradient = self.climb(target, state.w, batch, generator)
+            move(state.encoder, state.w[..., :split], gradient[..., :split])
+        value, gradient = self.climb(target, state.w, batch, generator)
+        move(state.encoder, state.w[..., :split], gradient[..., :split])
+        move(state.decoder, state.w[..., split:], gradient[..., split:])
+        return state, Info({"bound": value})
+
+    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> AmortisedPosterior:
+        return AmortisedPosterior(target, state.w.reshape(-1, state.w.shape[-1])[0])
+
+    def climb(self, target: Target, w: Tensor, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The bound for all rows, estimated from the batch, and its gradient: (*B,), (*B, P)."""
+        model, y = vae_of(target), batch[0]
+        leaf, values = w.detach().requires_grad_(), []
+        with torch.enable_grad():
+            for one in leaf.reshape(-1, w.shape[-1]):
+                noise = model.noise(len(y), self.samples, generator)
+                function = model.elbo if self.bound == "elbo" else model.iwae
+                values.append(target.factor(batch) * function(model.layout.constrain(one), y, noise).sum())
+            total = torch.stack(values)
+            (gradient,) = torch.autograd.grad(total.sum(), leaf)
+        return total.detach().reshape(w.shape[:-1]), gradient
+
+
+def move(adam: Adam, part: Tensor, gradient: Tensor) -> None:
+    """One step of Adam up the gradient; the kernel wants memory in one piece."""
+    moved = part.clone(memory_format=torch.contiguous_format)
+    adam.descend(moved, -gradient)
+    part.copy_(moved)
+
+
+def vae_of(target: Target) -> VAE:
+    """The target's model, which must be amortised."""
+    model = target.model
+    require(isinstance(model, VAE), "model", "AmortisedEM", "be a latent.VAE", type(model).__name__)
+    assert isinstance(model, VAE)
+    return model

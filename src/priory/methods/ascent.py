@@ -1,0 +1,372 @@
+"""E- and M-steps in turns: what EM and variational EM share, for the models of `priory.latent`.
+
+An iteration is an M-step and the E-step after it, so that the bound in the history belongs to the theta that the
+posterior would have. In exact steps over all of the data the bound can't fall; if it does, the model's equations are
+wrong, and the fit stops with an error.
+
+- `online` averages statistics over minibatches, S <- (1 - r_t) S + r_t N/n S_batch with r_t = (t + 1)^-online (Cappe
+  and Moulines, 2009; under a conjugate prior it is Hoffman et al.'s stochastic variational inference, 2013).
+- `accelerate` goes further along the path of two iterations, theta_0 -> theta_1 -> theta_2, in free coordinates
+  (SQUAREM, Varadhan and Roland, 2008): theta = theta_0 + 2 a r + a^2 v with r = theta_1 - theta_0, v = theta_2 -
+  theta_1 - r, a = |r| / |v|. It is kept where its bound is higher than that of theta_2: the bound never falls.
+- `annealing` flattens q to p(z | y)^(1/T) for the first iterations (Ueda and Nakano, 1998), so that a poor start is
+  left more easily.
+- `draws` puts draws of z in the place of q in the statistics (Wei and Tanner, 1990).
+- `gradient_steps` climbs Q by L-BFGS in the place of the closed form: generalised EM. One step is gradient ascent of
+  the likelihood itself, by Fisher's identity.
+
+Cost of an iteration: one pass over the data for all restarts together; memory does not grow with N.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from numbers import Real
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from priory.data import Data
+from priory.errors import DivergedError, require, whole
+from priory.latent.base import Latent, Theta, climbed, expect, some, warn
+from priory.methods.base import Info, Options, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from priory.data import Batch
+    from priory.latent.base import Expectation
+    from priory.posteriors import Posterior
+    from priory.target import Target
+
+ITERATIONS = 200  # at most, if the person names no steps
+PASSES = 10  # over the data, for minibatches
+FALL = {torch.float64: 1e-10, torch.float32: 1e-5}  # of the bound, relative, that rounding explains
+
+
+@dataclass
+class State:
+    """Theta for each restart, and what the E-step found there: the next iteration begins with an M-step."""
+
+    theta: dict[str, Tensor]  # each (*B, R, ...)
+    statistics: dict[str, Tensor]  # each (*B, R, ...)
+    bound: Tensor  # L(q, theta), (*B, R)
+    entropy: Tensor  # H(q), (*B, R)
+    expected: Tensor  # Q(theta, the theta before), (*B, R)
+    gap: Tensor  # KL(q before || p(z | y, theta)), (*B, R)
+    active: Tensor  # whether a restart goes on, (*B, R)
+    past: Tensor  # the last two theta in free coordinates, for `accelerate`, (*B, R, 2, P)
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Ascent(Options):
+    """Turns of E- and M-steps from several starts; a method says what their end stands for."""
+
+    restarts: int = 1
+    tolerance: float = 1e-6
+    start: Any = None
+    accelerate: bool = False
+    annealing: tuple[float, ...] = ()
+    draws: int = 0
+    online: float | None = None
+    gradient_steps: int | None = None
+
+    reads: ClassVar[Literal["batch", "pass"]] = "pass"
+    reads_start: ClassVar[bool] = True  # a start by name or in numbers is the method's own to read
+
+    def __post_init__(self) -> None:
+        require(
+            whole(self.restarts, 1), "restarts", type(self).__name__, "be a whole number from 1", repr(self.restarts)
+        )
+        number = isinstance(self.tolerance, Real) and 0 <= self.tolerance < math.inf
+        require(number, "tolerance", type(self).__name__, "be a number from 0", repr(self.tolerance))
+        given = self.start is not None and not isinstance(self.start, str)
+        require(
+            self.restarts == 1 or not given,
+            "restarts",
+            type(self).__name__,
+            "be 1 where the start is given",
+            self.restarts,
+        )
+        require(
+            isinstance(self.accelerate, bool),
+            "accelerate",
+            type(self).__name__,
+            "be True or False",
+            repr(self.accelerate),
+        )
+        heats = self.annealing
+        ok = isinstance(heats, (tuple, list)) and all(isinstance(t, Real) and 1 <= t < math.inf for t in heats)
+        require(ok, "annealing", type(self).__name__, "be a tuple of temperatures from 1", repr(heats))
+        object.__setattr__(self, "annealing", tuple(heats))
+        require(whole(self.draws, 0), "draws", type(self).__name__, "be a whole number from 0", repr(self.draws))
+        ok = self.online is None or (isinstance(self.online, Real) and 0.5 < self.online <= 1)
+        require(ok, "online", type(self).__name__, "lie above 0.5 and not above 1, or be None", repr(self.online))
+        ok = self.gradient_steps is None or whole(self.gradient_steps, 1)
+        require(
+            ok, "gradient_steps", type(self).__name__, "be a whole number from 1, or None", repr(self.gradient_steps)
+        )
+        if isinstance(self.start, dict):
+            object.__setattr__(self, "start", Given(self.start))
+        clash = self.accelerate and (self.online is not None or self.draws > 0 or len(heats) > 0)
+        require(
+            not clash, "accelerate", type(self).__name__, "be False with online, draws or annealing", self.accelerate
+        )
+        if self.online is not None:
+            object.__setattr__(self, "reads", "batch")
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the bound is of a few rows or of draws, so that it may fall and never settles."""
+        return self.online is not None or self.draws > 0
+
+    def length(self, data: Data) -> int:
+        return ITERATIONS if self.online is None else PASSES * data.steps_per_epoch
+
+    def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
+        model = latent_of(target, self)
+        require(target.temperature == 1, "temperature", type(self).__name__, "be 1", target.temperature)
+        for option, value, able in (("annealing", self.annealing, model.tempers), ("draws", self.draws, model.samples)):
+            require(not value or able, option, type(self).__name__, f"be left out for {model!r}", value)
+        if isinstance(self.start, str):
+            known = ", ".join(model.starts)
+            require(
+                self.start in model.starts,
+                "start",
+                type(self).__name__,
+                f"be one of {known} for {model!r}",
+                repr(self.start),
+            )
+        return Plan(data, steps)
+
+    # The three functions of a method.
+
+    def init(
+        self,
+        target: Target,
+        plan: Plan,
+        generator: torch.Generator,
+        shape: torch.Size = torch.Size(),
+        start: Posterior | None = None,
+    ) -> State:
+        model = latent_of(target, self)
+        lead = torch.Size([*shape, self.restarts])
+        batch = some(plan.data, model.sample, model.block, generator)
+        thetas = [self.first(model, batch, generator, start) for _ in range(lead.numel())]
+        whole_data = plan.data.blocks(model.block) if self.online is None else [batch]
+        factor = 1.0 if self.online is None else target.factor(batch)
+        found = expect(model, thetas, whole_data, factor, **self.asked(0, generator))
+        bound = torch.stack([e.bound for e in found])
+        entropy = bound - torch.stack([expected(model, t, e.statistics) for t, e in zip(thetas, found, strict=True)])
+        size = model.layout.size if self.accelerate else 0
+        return State(
+            stacked(thetas, lead),
+            stacked([e.statistics for e in found], lead),
+            bound.reshape(lead),
+            entropy.reshape(lead),
+            (bound - entropy).reshape(lead),
+            torch.zeros(lead, dtype=torch.float64),
+            torch.ones(lead, dtype=torch.bool),
+            torch.zeros(*lead, 2, size, dtype=model.dtype, device=model.device),
+            0,
+        )
+
+    def step(self, target: Target, state: State, batch: Data | Batch, generator: torch.Generator) -> tuple[State, Info]:
+        model, lead = latent_of(target, self), state.bound.shape
+        thetas, sums = members(state.theta, lead), members(state.statistics, lead)
+        bound, entropy, q, gap = (t.flatten().clone() for t in (state.bound, state.entropy, state.expected, state.gap))
+        active, past = state.active.flatten().clone(), state.past.reshape(lead.numel(), 2, -1)
+        live = active.nonzero()[:, 0].tolist()
+
+        moved = {i: self.maximised(model, sums[i], thetas[i]) for i in live}
+        found = self.found(target, moved, batch, state.iteration + 1, generator)
+        for i in live:
+            q[i] = expected(model, moved[i], sums[i])
+            gap[i] = found[i].log_likelihood - (q[i] + entropy[i])
+        if self.accelerate:
+            self.extrapolate(target, state.iteration, thetas, moved, found, past, batch, generator)
+        for i in live:
+            rise = float(found[i].bound - bound[i])
+            self.check_rise(target, state, rise, float(bound[i]))
+            thetas[i], bound[i] = moved[i], found[i].bound
+            sums[i] = self.blended(sums[i], found[i].statistics, state.iteration)
+            entropy[i] = bound[i] - expected(model, thetas[i], sums[i])
+            settled = self.tolerance > 0 and not self.noisy and state.iteration + 1 > len(self.annealing)
+            active[i] = not (settled and rise < self.tolerance * (target.num_data or 1))
+        after = State(
+            stacked(thetas, lead),
+            stacked(sums, lead),
+            bound.reshape(lead),
+            entropy.reshape(lead),
+            q.reshape(lead),
+            gap.reshape(lead),
+            active.reshape(lead),
+            past.reshape(state.past.shape),
+            state.iteration + 1,
+        )
+        return after, Info(self.told(after), done=not bool(active.any()))
+
+    # Its parts.
+
+    def point(self, target: Target, state: State) -> Posterior:
+        """What the best restart stands for."""
+        raise NotImplementedError
+
+    def best(self, state: State) -> tuple[Theta, dict[str, Tensor], float, bool]:
+        """Theta, statistics and bound of the best restart of all members, and whether it has settled."""
+        lead, index = state.bound.shape, int(state.bound.argmax())
+        theta, statistics = members(state.theta, lead)[index], members(state.statistics, lead)[index]
+        return theta, statistics, float(state.bound.flatten()[index]), not bool(state.active.flatten()[index])
+
+    def warn_of_doubts(self, target: Target, state: State) -> None:
+        """Say what the model thinks of the best restart."""
+        theta, statistics, _, _ = self.best(state)
+        for sentence in latent_of(target, self).doubts(theta, statistics):
+            warn(sentence)
+
+    def asked(self, iteration: int, generator: torch.Generator) -> dict[str, Any]:
+        """What the E-step of an iteration is asked beside its theta."""
+        heat = self.annealing[iteration] if iteration < len(self.annealing) else 1.0
+        return {"temperature": float(heat), "draws": self.draws, "generator": generator}
+
+    def first(self, model: Latent, batch: Batch, generator: torch.Generator, start: Posterior | None) -> Theta:
+        """A theta to begin from."""
+        if start is None and not isinstance(self.start, dict):
+            return model.begin(model.rows(batch), self.start or model.starts[0], generator)
+        given = self.start if start is None else start.mean
+        named = {name: torch.as_tensor(t).to(model.device, model.dtype) for name, t in given.items()}
+        try:
+            ok = bool(torch.isfinite(model.layout.unconstrain(named)).all())
+        except RuntimeError:  # a matrix that is not positive definite
+            ok = False
+        require(ok, "start", type(self).__name__, f"hold parameters of {model!r} inside their supports", given)
+        return {name: named[name].clone() for name in model.layout.names}
+
+    def maximised(self, model: Latent, sums: Mapping[str, Tensor], theta: Theta) -> Theta:
+        """The M-step: the model's own, or a few steps up Q."""
+        with torch.no_grad():
+            if self.gradient_steps is None:
+                return model.m_step(sums, theta)
+        return climbed(model, sums, theta, self.gradient_steps)
+
+    def found(
+        self,
+        target: Target,
+        thetas: Mapping[int, Theta],
+        batch: Data | Batch,
+        iteration: int,
+        generator: torch.Generator,
+    ) -> dict[int, Expectation]:
+        """The E-step at some theta, from all of the data or from a minibatch that stands for it."""
+        model, asked = latent_of(target, self), self.asked(iteration, generator)
+        if isinstance(batch, Data):
+            found = expect(model, list(thetas.values()), batch.blocks(model.block), **asked)
+        else:
+            found = expect(model, list(thetas.values()), [batch], target.factor(batch), **asked)
+        return dict(zip(thetas, found, strict=True))
+
+    def blended(self, old: Mapping[str, Tensor], fresh: Mapping[str, Tensor], iteration: int) -> dict[str, Tensor]:
+        """The statistics that the next M-step sees: those of the last pass, or an average over minibatches."""
+        if self.online is None:
+            return dict(fresh)
+        rate = (iteration + 2) ** -self.online
+        return {name: (1 - rate) * t + rate * fresh[name] for name, t in old.items()}
+
+    def extrapolate(
+        self,
+        target: Target,
+        iteration: int,
+        thetas: list[Theta],
+        moved: dict[int, Theta],
+        found: dict[int, Expectation],
+        past: Tensor,
+        batch: Data | Batch,
+        generator: torch.Generator,
+    ) -> None:
+        """SQUAREM: after every second iteration go further along the last two, where the likelihood says so."""
+        model = latent_of(target, self)
+        for i in moved:
+            past[i, iteration % 2] = model.layout.unconstrain(thetas[i])
+        if iteration % 2 == 0:
+            return
+        further: dict[int, Theta] = {}
+        for i in moved:
+            u = squared(past[i, 0], past[i, 1], model.layout.unconstrain(moved[i]))
+            if u is not None:
+                theta = model.layout.constrain(u)
+                if model.allows(theta):
+                    further[i] = theta
+        reached = self.found(target, further, batch, iteration + 1, generator) if further else {}
+        for i, there in reached.items():
+            if float(there.bound) > float(found[i].bound):
+                moved[i], found[i] = further[i], there
+
+    def check_rise(self, target: Target, state: State, rise: float, before: float) -> None:
+        """Stop at a fall of the bound where there can be none."""
+        model = latent_of(target, self)
+        exact = model.exact and not self.noisy and state.iteration + 1 > len(self.annealing)
+        size = max(abs(before), float(target.num_data or 1))
+        if exact and rise < -FALL.get(model.dtype, FALL[torch.float32]) * size:
+            where = f"from {before:.10g} at iteration {state.iteration + 1}"
+            raise DivergedError(
+                f"The bound of {type(self).__name__} fell by {-rise:.3g} {where}: the equations of {model!r} don't "
+                "belong together. The state before is in the error's 'posterior'.",
+                self.point(target, state),
+            )
+
+    def told(self, state: State) -> dict[str, Tensor | float]:
+        """The bound, Q and the gap of the best restart, each (*B,)."""
+        bound, best = state.bound.max(-1)
+        if self.noisy:
+            return {"bound": bound}
+        take = lambda t: t.gather(-1, best[..., None])[..., 0]  # noqa: E731
+        return {"bound": bound, "Q": take(state.expected), "gap": take(state.gap)}
+
+
+class Given(dict[str, Any]):
+    """Parameters to begin from, written in a method's name by what they hash to."""
+
+    def __repr__(self) -> str:
+        numbers = repr([(name, torch.as_tensor(t).tolist()) for name, t in self.items()])
+        return f"<{', '.join(self)}: {hashlib.blake2b(numbers.encode(), digest_size=4).hexdigest()}>"
+
+
+def latent_of(target: Target, method: Ascent) -> Latent:
+    """The target's model, which must be one that has an E-step."""
+    model, name = target.model, type(method).__name__
+    must = "be a latent model, such as latent.GaussianMixture(3)"
+    require(isinstance(model, Latent), "model", name, must, type(model).__name__)
+    assert isinstance(model, Latent)
+    return model
+
+
+def expected(model: Latent, theta: Theta, statistics: Mapping[str, Tensor]) -> Tensor:
+    """Q(theta, theta_t) + log p(theta), from the statistics at theta_t."""
+    with torch.no_grad():
+        return (model.complete(theta, statistics) + model.log_prior(theta)).double().cpu()
+
+
+def squared(first: Tensor, second: Tensor, third: Tensor) -> Tensor | None:
+    """SQUAREM's point from three in a row, (P,); None where it would not lie beyond the third."""
+    r = second - first
+    v = (third - second) - r
+    length = r.norm() / v.norm()
+    if not bool(torch.isfinite(length)) or float(length) <= 1:
+        return None
+    u = first + 2 * length * r + length.square() * v
+    return u if bool(torch.isfinite(u).all()) else None
+
+
+def members(tree: Mapping[str, Tensor], lead: torch.Size) -> list[dict[str, Tensor]]:
+    """A dict of tensors (*lead, ...) as one dict a member."""
+    flat = {name: t.reshape(lead.numel(), *t.shape[len(lead) :]) for name, t in tree.items()}
+    return [{name: t[i] for name, t in flat.items()} for i in range(lead.numel())]
+
+
+def stacked(trees: list[Theta], lead: torch.Size) -> dict[str, Tensor]:
+    """One dict a member as a dict of tensors (*lead, ...)."""
+    return {name: torch.stack([t[name] for t in trees]).reshape(*lead, *trees[0][name].shape) for name in trees[0]}

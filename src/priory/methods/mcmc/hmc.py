@@ -1,0 +1,81 @@
+"""Hamiltonian Monte Carlo with a trajectory length learnt by ChEES (Duane et al. 1987; Neal 2011; Hoffman, Radul and
+Sountsov 2021).
+
+Each chain is given a momentum p ~ N(0, C^-1) and follows H(w, p) = -log p(w, D) + p' C p / 2 for the length t = h T in
+steps of e. The end is taken with probability min(1, exp(H - H')), which makes up for the steps' error. h is the next
+number of Halton's sequence, the same for all chains: they go in step, and none waits for another. Cost of a
+transition: t / e gradients at all chains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from priory.errors import require
+from priory.methods.mcmc.adaptation import chees_slope, halton
+from priory.methods.mcmc.integrators import INTEGRATORS, integrate, kinetic
+from priory.methods.mcmc.sampler import DIVERGED, Move, Sampler, State, metropolis, normal, wide
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class HMC(Sampler):
+    """Hamiltonian Monte Carlo: many chains in step, with a trajectory length that is learnt from all of them.
+
+    `trajectory` fixes the longest length T (in the metric's units, in which a standard deviation is about 1) instead.
+    `integrator` is "leapfrog" or "two_stage", which takes two gradients a step and longer steps. The other options are
+    those of every `Sampler`.
+
+    >>> HMC(chains=0)
+    Traceback (most recent call last):
+    ...
+    priory.errors.InputError: The 'chains' of HMC must be a whole number from 1. Got 0 instead.
+    """
+
+    trajectory: float | None = None
+    integrator: Literal["leapfrog", "two_stage"] = "leapfrog"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ok = self.trajectory is None or (isinstance(self.trajectory, (int, float)) and 0 < self.trajectory < 1e6)
+        require(ok, "trajectory", "HMC", "be a positive number", self.trajectory)
+        known = f"be one of {', '.join(INTEGRATORS)}"
+        require(self.integrator in INTEGRATORS, "integrator", "HMC", known, self.integrator)
+
+    def transition(self, state: State, generator: torch.Generator) -> Move:
+        step, longest = state.step_size.log.exp(), state.length.log.exp()
+        if self.trajectory is not None:
+            longest = torch.full_like(step, self.trajectory)
+        length = halton(state.step + 1) * longest
+        steps = (length / step).ceil().clamp(1, self.longest)  # (*B,)
+        p = state.metric.momentum(normal(state.w, generator))
+        before = kinetic(state.metric, p) - state.value
+        w, p, value, gradient = self.follow(state, p, step, steps)
+        after = kinetic(state.metric, p) - value
+        taken = steps[..., None].expand_as(before)
+        move = metropolis(state, (w, value, gradient), before, after, taken, generator)
+        learning = state.step < state.warmup and self.trajectory is None
+        slope = self.slope(state, w, p, steps * step, move.acceptance) if learning else None
+        return replace(move, divergent=~(before - after > -DIVERGED), slope=slope)
+
+    def follow(self, state: State, p: Tensor, step: Tensor, steps: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The end of the trajectory of each member's number of steps; members that have ended take steps of none."""
+        w, value, gradient = state.w, state.value, state.gradient
+        size, most, alike = wide(step), int(steps.max()), steps.ndim == 0
+        for i in range(most):
+            now = size if alike else size * wide(i < steps)
+            w, p, value, gradient = integrate(self.integrator, state.joint, state.metric, w, p, gradient, now)
+        return w, p, value, gradient
+
+    def slope(self, state: State, w: Tensor, p: Tensor, length: Tensor, acceptance: Tensor) -> Tensor:
+        """The slope of the length's criterion, with chains that went astray at the point where they began."""
+        sound = (acceptance > 0)[..., None]
+        w, p = torch.where(sound, w, state.w), torch.where(sound, p, 0.0)
+        begin, end = (x - x.mean(-2, keepdim=True) for x in (state.w, w))
+        change = state.metric.square(end) - state.metric.square(begin)
+        return chees_slope(change, (end * p).sum(-1), length, acceptance)

@@ -1,0 +1,146 @@
+"""Metrics: what a sampler takes for the covariance of the posterior, C, so that all directions have one scale.
+
+A momentum is drawn from N(0, C^-1), moves the position at the velocity C p, and has the kinetic energy p' C p / 2. Of
+three forms, each costs an application of C and a draw a step:
+
+    Diagonal    C = diag(variance)                                            O(P)
+    LowRank     C = D (I + Q (L - I) Q') D, with D and L diagonal, Q (P, r)   O(P r)     (Bales et al. 2019)
+    Dense       C, with its Cholesky factor                                   O(P^2)
+
+Vectors are rows: tensors are (*B, K, P), with one metric for the K chains of each member.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from priory.methods.mcmc.adaptation import Moments
+
+RANK = 16  # directions that a LowRank metric keeps, at most
+PLAIN = 5.0  # draws' worth of belief that directions are independent, beside one a coordinate
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """Each coordinate has a scale of its own."""
+
+    variance: Tensor  # (*B, 1, P)
+
+    @classmethod
+    def unit(cls, w: Tensor) -> Diagonal:
+        """The metric before anything is known of w (*B, K, P)."""
+        return cls(torch.ones_like(w[..., :1, :]))
+
+    def learnt(self, moments: Moments) -> Diagonal:
+        """The metric of the draws of a window; a coordinate that didn't move keeps its scale."""
+        return Diagonal(spread(moments, self.variance))
+
+    def velocity(self, p: Tensor) -> Tensor:
+        """C p, (*B, K, P)."""
+        return self.variance * p
+
+    def momentum(self, noise: Tensor) -> Tensor:
+        """A draw of N(0, C^-1) from standard normal noise."""
+        return noise * self.variance.rsqrt()
+
+    def square(self, d: Tensor) -> Tensor:
+        """d' C^-1 d, (*B, K)."""
+        return (d.square() / self.variance).sum(-1)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Every pair of coordinates has its covariance."""
+
+    covariance: Tensor  # (*B, P, P)
+    factor: Tensor  # its lower Cholesky factor
+
+    @classmethod
+    def unit(cls, w: Tensor) -> Dense:
+        one = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device).expand(*w.shape[:-2], -1, -1)
+        return cls(one.clone(), one.clone())
+
+    def learnt(self, moments: Moments) -> Dense:
+        """The covariance of a window, drawn towards its diagonal by as many draws as there are coordinates and 5."""
+        variance = spread(moments, self.covariance.diagonal(dim1=-2, dim2=-1)[..., None, :])[..., 0, :]
+        n, size = moments.count, variance.shape[-1]
+        weight = n / (n + size + PLAIN)
+        diagonal = torch.diag_embed(variance)
+        covariance = weight * moments.scatter / max(1, n - 1) + (1 - weight) * diagonal
+        factor, failed = torch.linalg.cholesky_ex(covariance)
+        lost = (failed > 0)[..., None, None] | ~torch.isfinite(factor).all(-1).all(-1)[..., None, None]
+        return Dense(torch.where(lost, diagonal, covariance), torch.where(lost, diagonal.sqrt(), factor))
+
+    def velocity(self, p: Tensor) -> Tensor:
+        return p @ self.covariance
+
+    def momentum(self, noise: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(self.factor, noise, upper=False, left=False)
+
+    def square(self, d: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(self.factor, d.mT, upper=False).square().sum(-2)
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Each coordinate has a scale, and a few directions across them one more."""
+
+    scale: Tensor  # D, (*B, 1, P)
+    basis: Tensor  # Q (*B, P, r), orthonormal columns
+    spread: Tensor  # L (*B, 1, r)
+
+    @classmethod
+    def unit(cls, w: Tensor) -> LowRank:
+        rank = min(RANK, w.shape[-1])
+        basis = torch.eye(w.shape[-1], rank, dtype=w.dtype, device=w.device).expand(*w.shape[:-2], -1, -1).clone()
+        return cls(torch.ones_like(w[..., :1, :]), basis, w.new_ones(*w.shape[:-2], 1, rank))
+
+    def learnt(self, moments: Moments) -> LowRank:
+        """The scales of a window, and of its last draws the directions in which a unit scale is most wrong.
+
+        The spreads are drawn towards one by as many draws as there are directions and 5.
+        """
+        assert moments.recent is not None
+        scale = spread(moments, self.scale.square()).sqrt()
+        centred = (moments.recent - moments.recent.mean(-2, keepdim=True)) / scale  # (*B, R, P)
+        n, rank = centred.shape[-2], self.basis.shape[-1]
+        _, size, directions = torch.linalg.svd(centred, full_matrices=False)
+        found = size.square() / max(1, n - 1)  # (*B, min(R, P))
+        found = (n * found + (rank + PLAIN)) / (n + rank + PLAIN)
+        wrong = found.log().abs()
+        chosen = wrong.topk(rank, dim=-1).indices  # (*B, r)
+        basis = directions.gather(-2, chosen[..., None].expand(*chosen.shape, directions.shape[-1])).mT
+        return LowRank(scale, basis.contiguous(), found.gather(-1, chosen)[..., None, :])
+
+    def velocity(self, p: Tensor) -> Tensor:
+        return self.scale * self._stretched(self.scale * p, self.spread - 1)
+
+    def momentum(self, noise: Tensor) -> Tensor:
+        return self._stretched(noise, self.spread.rsqrt() - 1) / self.scale
+
+    def square(self, d: Tensor) -> Tensor:
+        return self._stretched(d / self.scale, self.spread.rsqrt() - 1).square().sum(-1)
+
+    def _stretched(self, x: Tensor, by: Tensor) -> Tensor:
+        """(I + Q diag(by) Q') x."""
+        return x + ((x @ self.basis) * by) @ self.basis.mT
+
+
+Metric = Diagonal | Dense | LowRank
+METRICS: dict[str, type[Diagonal] | type[Dense] | type[LowRank]] = {
+    "diagonal": Diagonal,
+    "dense": Dense,
+    "low_rank": LowRank,
+}
+
+
+def spread(moments: Moments, before: Tensor) -> Tensor:
+    """The variance of each coordinate in a window, (*B, 1, P), as before where it is none."""
+    variance = (moments.squares / max(1, moments.count - 1))[..., None, :]
+    return torch.where((variance > 0) & torch.isfinite(variance), variance, before)

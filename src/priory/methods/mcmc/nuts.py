@@ -1,0 +1,225 @@
+"""The No-U-Turn Sampler: trajectories that double until they turn, all chains in step (Hoffman and Gelman 2014;
+Betancourt 2017).
+
+A trajectory starts at (w, p) with p ~ N(0, C^-1) and doubles, forwards or backwards in time by a fair coin, until it
+turns, diverges, or has 2^max_depth points. A stretch of it with momenta p_a ... p_b and their sum r has turned if
+
+    r' C p_a <= 0    or    r' C p_b <= 0;
+
+this is asked of every subtree that doubling makes, and of each half with the first momentum of the other, which catches
+a turn between the halves. The next state is drawn from the points of the trajectory in proportion to exp(-H): within a
+new half progressively, and between the old half and the new with a bias towards the new.
+
+There is no recursion. All chains double together, so that the number of a point in its half says which subtrees it
+ends, and for these it is enough to remember one point a level (Phan, Pradhan and Jankowiak 2019; Lao and Dillon 2019):
+at an even point its momentum, the one before it, and the sum up to it. A chain that has stopped is masked; a transition
+takes as long as the longest of its chains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from priory.errors import require, whole
+from priory.methods.mcmc.integrators import integrate, kinetic
+from priory.methods.mcmc.sampler import DIVERGED, Move, Sampler, State, normal, probability, wide
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from priory.methods.mcmc.metrics import Metric
+
+EARLY, SHALLOW = 10, 5  # the depth is capped in the first tenth of the warm-up, when scales are not known
+LOOK = 4  # points between two looks at whether any chain goes on
+
+
+@dataclass(frozen=True)
+class NUTS(Sampler):
+    """The No-U-Turn Sampler, with multinomial draws from its trajectories.
+
+    `max_depth` caps a trajectory at 2^max_depth points. The other options are
+    those of every `Sampler`.
+
+    >>> NUTS(max_depth=0)
+    Traceback (most recent call last):
+    ...
+    priory.errors.InputError: The 'max_depth' of NUTS must be a whole number from 1. Got 0 instead.
+    """
+
+    max_depth: int = 10
+
+    trees: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(whole(self.max_depth, 1), "max_depth", "NUTS", "be a whole number from 1", self.max_depth)
+
+    def transition(self, state: State, generator: torch.Generator) -> Move:
+        p = state.metric.momentum(normal(state.w, generator))
+        # a stream of its own, of which a member may use more than another without changing what comes next
+        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        noise = torch.Generator(device=generator.device).manual_seed(seed)
+        early = state.step * EARLY < state.warmup
+        deepest = min(self.max_depth, SHALLOW) if early else self.max_depth
+        return walk(state, p, deepest, noise).move()
+
+
+@dataclass
+class Tree:
+    """A trajectory of each chain: its ends, its sum of momenta, the draw from it, and how it went, (*B, K)."""
+
+    first: Tensor  # the points of earliest and latest time, as `packed` makes them
+    last: Tensor
+    total: Tensor  # the sum of momenta, (*B, K, P)
+    chosen: Tensor
+    weight: Tensor  # log of the sum of exp(start - energy) over points
+    start: Tensor  # the energy at the start
+    active: Tensor  # whether it goes on
+    divergent: Tensor
+    acceptance: Tensor  # summed over points
+    steps: Tensor
+    depth: Tensor
+
+    def move(self) -> Move:
+        """What the transition did."""
+        w, _, gradient, value, energy = unpacked(self.chosen)
+        acceptance = self.acceptance / self.steps.clamp(min=1)
+        return Move(w, value, gradient, acceptance, energy, self.divergent, self.steps, self.depth)
+
+
+@dataclass
+class Half:
+    """What a doubling adds: its first momentum, its last point, and the rest as in a tree."""
+
+    near: Tensor
+    end: Tensor
+    total: Tensor
+    chosen: Tensor
+    weight: Tensor
+    whole: Tensor  # whether it was completed without a turn or a divergence
+
+
+def walk(state: State, p: Tensor, deepest: int, noise: torch.Generator) -> Tree:
+    """The trajectory from a momentum, doubled until every chain has stopped."""
+    energy = kinetic(state.metric, p) - state.value
+    point = packed(state.w, p, state.gradient, state.value, energy)
+    none, active = torch.zeros_like(energy), torch.isfinite(energy)
+    tree = Tree(point, point, p, point, none, energy, active, ~active, none, none, none)
+    for depth in range(deepest):
+        coins = torch.rand(2, *energy.shape, generator=noise, dtype=energy.dtype, device=energy.device)
+        double(tree, state, depth, coins[0] < 0.5, coins[1], noise)
+        if not bool(tree.active.any()):
+            break
+    return tree
+
+
+def double(tree: Tree, state: State, depth: int, forward: Tensor, coin: Tensor, noise: torch.Generator) -> None:
+    """One more doubling of the chains that are active, in the direction of each."""
+    rows = forward[..., None]
+    edge, far = torch.where(rows, tree.last, tree.first), torch.where(rows, tree.first, tree.last)
+    tree.depth = tree.depth + tree.active
+    half = grow(tree, state, depth, edge, forward, noise)
+    edge_p, far_p, end_p = momentum_of(edge), momentum_of(far), momentum_of(half.end)
+    total = tree.total + half.total
+    stretches = [(total, far_p, end_p)]
+    if depth > 0:  # of two points there is but one stretch
+        stretches += [(tree.total + half.near, far_p, half.near), (half.total + edge_p, edge_p, end_p)]
+    turned = has_turned(state.metric, stretches)
+    # biased towards the new half: taken with the ratio of its weight to the old one's, if that is below one
+    taken = half.whole & (coin.log() < half.weight - tree.weight)
+    tree.chosen = torch.where(taken[..., None], half.chosen, tree.chosen)
+    tree.weight = torch.logaddexp(tree.weight, half.weight)
+    tree.first = torch.where(rows, tree.first, half.end)
+    tree.last = torch.where(rows, half.end, tree.last)
+    tree.total, tree.active = total, half.whole & ~turned
+
+
+def grow(tree: Tree, state: State, depth: int, edge: Tensor, forward: Tensor, noise: torch.Generator) -> Half:
+    """2^depth points beyond an edge, with every subtree asked whether it has turned.
+
+    What is written of a chain after it has stopped is never read: only `going` keeps them apart.
+    """
+    size = torch.where(forward, 1.0, -1.0).to(edge.dtype)[..., None] * wide(state.step_size.log.exp())
+    w, p, gradient, _, _ = unpacked(edge)
+    logs = torch.rand(2**depth, *forward.shape, generator=noise, dtype=w.dtype, device=w.device).log_()
+    going, weight, total = tree.active, torch.full_like(tree.start, -torch.inf), torch.zeros_like(p)
+    chosen, point, near, before = edge, edge, p, p
+    marks: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by level: a momentum, the one before, the sum up to it
+    for n in range(2**depth):
+        w, p, value, gradient = integrate("leapfrog", state.joint, state.metric, w, p, gradient, size)
+        energy = kinetic(state.metric, p) - value
+        gain = tree.start - energy
+        point = packed(w, p, gradient, value, energy)
+        tree.acceptance = torch.where(going, tree.acceptance + probability(gain), tree.acceptance)
+        tree.steps = tree.steps + going
+        sound = gain > -DIVERGED
+        tree.divergent = tree.divergent | (going & ~sound)
+        going = going & sound
+        weight = torch.logaddexp(weight, gain)
+        chosen = torch.where((going & (logs[n] < gain - weight))[..., None], point, chosen)
+        if n % 2 == 0:
+            marks[level(n)] = (p, before, total)
+            near = p if n == 0 else near
+        total = total + p
+        if n % 2 == 1:
+            going = going & ~has_turned(state.metric, stretches(n, p, total, marks))
+        before = p
+        if n % LOOK == LOOK - 1 and not bool(going.any()):
+            break
+    return Half(near, point, total, chosen, weight, going)
+
+
+def stretches(
+    n: int, p: Tensor, total: Tensor, marks: dict[int, tuple[Tensor, Tensor, Tensor]]
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The stretches to ask about where the n-th point ends subtrees: each whole, and each half with one point more."""
+    found, length = [], 2
+    while (n + 1) % length == 0:
+        first, _, up_to_first = marks[level(n + 1 - length)]
+        found.append((total - up_to_first, first, p))
+        if length > 2:
+            middle, before, up_to_middle = marks[level(n + 1 - length // 2)]
+            found.append((up_to_middle - up_to_first + middle, first, middle))
+            found.append((total - up_to_middle + before, before, p))
+        length *= 2
+    return found
+
+
+def level(n: int) -> int:
+    """Where an even point is remembered: no point that is still wanted has the same."""
+    return (n // 2).bit_count()
+
+
+def has_turned(metric: Metric, stretches: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """Whether any stretch, a sum of momenta with the first and the last of them, has turned, (*B, K)."""
+    if len(stretches) == 1:
+        ((total, first, last),) = stretches
+        velocity = metric.velocity(total)
+        return torch.minimum((velocity * first).sum(-1), (velocity * last).sum(-1)) <= 0
+    total, first, last = (torch.stack(parts) for parts in zip(*stretches, strict=True))
+    velocity = metric.velocity(total)
+    return (torch.minimum((velocity * first).sum(-1), (velocity * last).sum(-1)) <= 0).any(0)
+
+
+# A point of every chain as one tensor, so that choosing between points is one operation.
+
+
+def packed(w: Tensor, p: Tensor, gradient: Tensor, value: Tensor, energy: Tensor) -> Tensor:
+    """w, p, gradient, log p(w, D) and the energy, (*B, K, 3P + 2)."""
+    return torch.cat([w, p, gradient, value[..., None], energy[..., None]], -1)
+
+
+def unpacked(point: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What `packed` put together, vectors without gaps."""
+    size = point.shape[-1] // 3
+    w, p, gradient, numbers = point.split((size, size, size, 2), -1)
+    return w.contiguous(), p.contiguous(), gradient.contiguous(), numbers[..., 0], numbers[..., 1]
+
+
+def momentum_of(point: Tensor) -> Tensor:
+    """The momenta of packed points, (*B, K, P)."""
+    size = point.shape[-1] // 3
+    return point[..., size : 2 * size]

@@ -1,0 +1,424 @@
+"""What the samplers share: many chains as one batch, a warm-up that all of them teach, and what is said afterwards.
+
+A sampler differs from another in its `transition` alone. All chains take it together, (*B, K, P), because on a small
+problem 256 chains cost little more than one. The warm-up learns a step size, a metric and, for HMC, a trajectory length
+from all chains of a member, which then share them; after it nothing changes, and the draws are exact.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from priory.errors import DivergedError, InputError, PrioryWarning, require, whole
+from priory.methods.base import Info, Options, Plan
+from priory.methods.mcmc.adaptation import Length, Moments, StepSize, first_step, windows
+from priory.methods.mcmc.integrators import integrate, kinetic
+from priory.methods.mcmc.joint import log_joint
+from priory.methods.mcmc.metrics import METRICS, Metric
+from priory.posteriors.chains import Chains
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from priory.data import Data
+    from priory.methods.mcmc.joint import Joint
+    from priory.posteriors import Posterior
+    from priory.target import Target
+
+DIVERGED = 1000.0  # nats of energy that no accurate trajectory gains
+FAR = 1e10  # free coordinates from which a posterior is taken to have no end
+MOST, FEWEST = 256, 4  # chains
+MANY = 16  # chains from which a short warm-up teaches enough, and a full covariance
+SMALL = 128  # coordinates up to which a full covariance is learnt
+WORK = 1 << 24  # rows or draws x coordinates x chains that there is room for
+SPREADING, ENOUGH = 2.0, 20  # how much wider the draws may end than they began, and how many tell
+HALVINGS = 10  # times that a start without density is drawn towards zero
+
+
+@dataclass(frozen=True)
+class Move:
+    """What one transition did to each chain: where it is, and how that went, (*B, K)."""
+
+    w: Tensor  # (*B, K, P)
+    value: Tensor
+    gradient: Tensor  # (*B, K, P)
+    acceptance: Tensor  # the probability with which the proposal was taken, or its mean over a trajectory
+    energy: Tensor  # of the state that was kept, with its momentum
+    divergent: Tensor
+    steps: Tensor  # gradients, or values where there is no gradient
+    depth: Tensor | None = None  # of a tree
+    slope: Tensor | None = None  # of the trajectory length's criterion, (*B,)
+
+
+@dataclass
+class State:
+    """Where each chain is, and what they have learnt."""
+
+    w: Tensor  # (*B, K, P)
+    value: Tensor  # log p(w, D), (*B, K)
+    gradient: Tensor  # (*B, K, P)
+    metric: Metric
+    moments: Moments
+    step_size: StepSize
+    length: Length
+    statistics: dict[str, Tensor]  # (*B, K, S), a number a draw that is kept
+    buffers: dict[str, Tensor]
+    step: int
+    warmup: int
+    joint: Joint = field(metadata={"fixed": True})
+
+
+@dataclass(frozen=True)
+class Sampler(Options):
+    """Chains that share a warm-up.
+
+    `chains` and `warmup` are chosen from the problem's size if they are not given: up to 256 chains where a gradient
+    is cheap. Each chain keeps `steps` draws (of `fit`), every `thin`-th. `accept` is the mean acceptance that the step
+    size is tuned to. `metric` is "diagonal", "dense" or "low_rank"; if it is not given, dense where many chains teach
+    it and there are few coordinates, and diagonal otherwise. Chains start where the model does; `start=Pathfinder()`
+    starts them at its draws, and a posterior at its own. `compile` puts the log density through torch's compiler,
+    which takes 10 to 60 seconds and a C++ compiler, and makes a small density about ten times as fast. Sampling ends
+    before `steps` draws where the least bulk effective sample size of a coordinate reaches `until_ess`. `store` names a
+    folder for the draws, where memory is too small for them.
+    """
+
+    chains: int | None = None
+    warmup: int | None = None
+    thin: int = 1
+    accept: float = 0.9
+    metric: Literal["diagonal", "dense", "low_rank"] | None = None
+    compile: bool = False
+    until_ess: float | None = None
+    store: str | PathLike[str] | None = None
+    start: Any = None
+
+    reads: ClassVar[Literal["batch", "pass"]] = "pass"
+    draws: ClassVar[int] = 500
+    patience: ClassVar[int] = 300  # steps of warm-up, and three times as many where there are few chains
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        for option, least in (("chains", 1), ("warmup", 0)):
+            value = getattr(self, option)
+            ok = value is None or whole(value, least)
+            require(ok, option, name, f"be a whole number from {least}", value)
+        require(whole(self.thin, 1), "thin", name, "be a whole number from 1", self.thin)
+        ok = isinstance(self.accept, float) and 0 < self.accept < 1
+        require(ok, "accept", name, "be a number between 0 and 1", self.accept)
+        require(self.metric in (None, *METRICS), "metric", name, f"be one of {', '.join(METRICS)}", self.metric)
+        require(isinstance(self.compile, bool), "compile", name, "be True or False", self.compile)
+
+    def length(self, data: Data) -> int:
+        return self.draws
+
+    def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
+        return Plan(data, self._warmup(target) + steps * self.thin)
+
+    def _warmup(self, target: Target) -> int:
+        if self.warmup is not None:
+            return int(self.warmup)
+        return self.patience if self._chains(target) >= MANY else 3 * self.patience
+
+    def _chains(self, target: Target) -> int:
+        return int(self.chains or number_of_chains(target))
+
+    def init(
+        self,
+        target: Target,
+        plan: Plan,
+        generator: torch.Generator,
+        shape: torch.Size = torch.Size(),
+        start: Posterior | None = None,
+    ) -> State:
+        name = type(self).__name__
+        written = ", ".join(target.buffers())
+        require(not written, "model", name, "have no buffers that training writes, as BatchNorm has", written)
+        empirical = bool(getattr(target.model.prior, "empirical", ()))
+        require(not empirical, "prior", name, "be a distribution, as infer='variational' makes it", "infer='empirical'")
+        lead = torch.Size([*shape, self._chains(target)])
+        w = target.start(plan.data, lead, generator, start)
+        joint = log_joint(target, plan.data, w, self.compile)
+        w, value, gradient = begin(joint, w, target, name)
+        warmup = self._warmup(target)
+        few = lead[-1] >= MANY and w.shape[-1] <= SMALL
+        metric = METRICS[self.metric or ("dense" if few else "diagonal")]
+        kept = max(0, plan.steps - warmup) // self.thin
+        state = State(
+            w,
+            value,
+            gradient,
+            metric=metric.unit(w),
+            moments=Moments.none(w, metric.__name__),
+            step_size=StepSize.at(torch.ones(shape, dtype=w.dtype, device=w.device)),
+            length=Length.at(torch.ones(shape, dtype=w.dtype, device=w.device)),
+            statistics=blank_statistics(value, kept, self.trees),
+            buffers=target.buffers(),
+            step=0,
+            warmup=warmup,
+            joint=joint,
+        )
+        self.restart(state, generator)
+        return state
+
+    trees: ClassVar[bool] = False
+
+    @abstractmethod
+    def transition(self, state: State, generator: torch.Generator) -> Move:
+        """One move of every chain."""
+
+    def acceptance_of(self, state: State, noise: Tensor, step: Tensor) -> Tensor:
+        """The mean acceptance of a single step of this size, (*B,)."""
+        p = state.metric.momentum(noise)
+        energy = kinetic(state.metric, p) - state.value
+        _, p, value, _ = integrate("leapfrog", state.joint, state.metric, state.w, p, state.gradient, wide(step))
+        return probability(energy - kinetic(state.metric, p) + value).mean(-1)
+
+    def restart(self, state: State, generator: torch.Generator) -> None:
+        """Look for a step size anew, at the start and when the metric has changed."""
+        noise = normal(state.w, generator)
+        step = first_step(lambda e: self.acceptance_of(state, noise, e), state.step_size.log.exp())
+        state.step_size = StepSize.at(step)
+        # a unit scale is crossed and come back to after pi; before the metric is learnt, a few steps
+        length = 8 * step if state.moments.count == 0 else torch.full_like(step, math.pi / 2)
+        state.length = Length.at(torch.maximum(length, 2 * step))
+
+    def step(self, target: Target, state: State, batch: Data, generator: torch.Generator) -> tuple[State, Info]:
+        move = self.transition(state, generator)
+        state.w, state.value, state.gradient = move.w, move.value, move.gradient
+        accepted = move.acceptance.mean(-1)
+        metrics: dict[str, Tensor | float] = {
+            "acceptance": accepted,
+            "step_size": state.step_size.log.exp(),
+            "divergences": move.divergent.sum(-1).to(accepted.dtype),
+            "gradients": move.steps.to(accepted.dtype).mean(-1),
+        }
+        if state.step < state.warmup:
+            self.adapt(target, state, move, accepted, generator)
+        kept, rest = divmod(state.step - state.warmup, self.thin)
+        state.step += 1
+        if state.step <= state.warmup or rest != self.thin - 1:
+            return state, Info(metrics)
+        write(state.statistics, move, kept)
+        return state, Info(metrics, draw=state.w)
+
+    def adapt(self, target: Target, state: State, move: Move, accepted: Tensor, generator: torch.Generator) -> None:
+        """Learn from one transition of the warm-up."""
+        state.step_size.hear(accepted, self.accept)
+        if move.slope is not None:
+            step = state.step_size.log.exp()
+            state.length.hear(move.slope, step, self.longest * step)
+        ends, now = windows(state.warmup), state.step + 1
+        if ends and ends[0] // 2 < now <= ends[-1]:
+            state.moments.hear(state.w)
+        if now in ends:
+            refuse_drift(target, state.w, type(self).__name__)
+            state.metric = state.metric.learnt(state.moments)
+            self.restart(state, generator)
+            state.moments = Moments.none(state.w, type(state.metric).__name__)
+        if now == state.warmup:
+            state.step_size.settle()
+            state.length.settle()
+
+    longest: ClassVar[int] = 1000  # steps of a trajectory
+
+    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Chains:
+        if draws is None:  # asked for before there is a draw: where the chains are
+            return Chains(target, state.w.flatten(0, -2)[:, None, :], state.buffers, {})
+        kept = draws.shape[-2]
+        w = draws.flatten(0, -3)
+        statistics = {name: s[..., :kept].flatten(0, -2) for name, s in state.statistics.items()}
+        planned = state.warmup + self.thin * next(iter(state.statistics.values())).shape[-1]
+        if state.step >= planned or self.until_ess is not None:
+            warn_of_drift(target, w, type(self).__name__)
+            warn_of_divergences(target, w, statistics["divergent"], type(self).__name__)
+        return Chains(target, w, state.buffers, statistics)
+
+
+# Where chains begin.
+
+
+def number_of_chains(target: Target) -> int:
+    """As many chains as there is room for: 256 on small problems, 4 on large ones, a power of two between."""
+    work = target.size * max(Sampler.draws, target.num_data or 1)
+    return max(FEWEST, min(MOST, 1 << max(0, (WORK // work).bit_length() - 1)))
+
+
+def begin(joint: Joint, w: Tensor, target: Target, owner: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Starts that have a density, with their values and gradients.
+
+    A start without is halved until it has: zero is where a density is tried when a fit begins. One that never has
+    begins where another chain does. A member none of whose chains has a density stays where it is, at minus infinity.
+    """
+    first = w
+    value, gradient = joint(w)
+    for _ in range(HALVINGS):
+        alive = usable(value, gradient)
+        if bool(alive.all()):
+            return w, value, gradient
+        w = torch.where(alive[..., None], w, w / 2)
+        value, gradient = joint(w)
+    alive = usable(value, gradient)
+    if not bool(alive.any()):
+        raise InputError(no_start(joint, first, target, owner))
+    # the place of a chain that lives, for each that doesn't: the k-th living one, taken in turn
+    order = alive.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices
+    living = alive.sum(-1, keepdim=True).clamp(min=1)
+    turn = order.gather(-1, torch.arange(alive.shape[-1], device=w.device).expand(alive.shape) % living)
+    place = torch.where(alive, torch.arange(alive.shape[-1], device=w.device), turn)
+    every = place[..., None].expand(w.shape)
+    w, gradient, value = w.gather(-2, every), gradient.gather(-2, every), value.gather(-1, place)
+    alive = usable(value, gradient)
+    lost = ~alive[..., None]
+    return w.masked_fill(lost, 0.0), value.masked_fill(~alive, -math.inf), gradient.masked_fill(lost, 0.0)
+
+
+def usable(value: Tensor, gradient: Tensor) -> Tensor:
+    """Whether log p and its gradient are numbers, (*B,)."""
+    return torch.isfinite(value) & torch.isfinite(gradient).all(-1)
+
+
+def no_start(joint: Joint, w: Tensor, target: Target, owner: str) -> str:
+    """Why no chain could start, with the parameters of the first."""
+    value, gradient = joint(w)
+    value, gradient, one = value.flatten()[0], gradient.flatten(0, -2)[0], w.flatten(0, -2)[0]
+    params = {n: x.tolist() if x.numel() < 6 else "..." for n, x in target.model.layout.constrain(one).items()}
+    wrong = [b.name for b in target.model.layout.blocks if not bool(torch.isfinite(gradient[b.start : b.stop]).all())]
+    got = f"{float(value):g}" if not math.isfinite(float(value)) else f"no gradient for {', '.join(wrong)}"
+    return f"The log density must be finite where {owner} starts, as at {params}. Got {got} there, and at every start."
+
+
+# What a transition is made of.
+
+
+def normal(w: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard normal noise like w."""
+    return torch.randn(w.shape, generator=generator, dtype=w.dtype, device=w.device)
+
+
+def uniform(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Uniform noise on (0, 1) like a tensor."""
+    return torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def wide(step: Tensor) -> Tensor:
+    """A number a member (*B,) beside vectors (*B, K, P)."""
+    return step[..., None, None]
+
+
+def probability(log_ratio: Tensor) -> Tensor:
+    """min(1, exp(log_ratio)), and zero for what is not a number."""
+    return log_ratio.exp().clamp(max=1.0).nan_to_num(nan=0.0)
+
+
+def metropolis(
+    state: State,
+    proposal: tuple[Tensor, Tensor, Tensor],
+    before: Tensor,
+    after: Tensor,
+    steps: Tensor,
+    generator: torch.Generator,
+) -> Move:
+    """Take a proposal (w, log p, gradient) with probability min(1, exp(before - after)), for energies (*B, K)."""
+    w, value, gradient = proposal
+    ratio = before - after
+    acceptance = probability(ratio)
+    taken = uniform(ratio, generator) < acceptance
+    rows = taken[..., None]
+    return Move(
+        torch.where(rows, w, state.w),
+        torch.where(taken, value, state.value),
+        torch.where(rows, gradient, state.gradient),
+        acceptance,
+        torch.where(taken, after, before),
+        torch.zeros_like(taken),
+        steps,
+    )
+
+
+# What is kept, and what is said.
+
+
+def blank_statistics(value: Tensor, kept: int, trees: bool) -> dict[str, Tensor]:
+    """Room for a number a draw, (*B, K, S)."""
+    room = value.new_zeros(*value.shape, kept)
+    found = {"energy": room, "acceptance": room.clone(), "divergent": room.bool(), "steps": room.int()}
+    return {**found, "tree_depth": room.int()} if trees else found
+
+
+def write(statistics: dict[str, Tensor], move: Move, kept: int) -> None:
+    """Keep what a move tells at the place of the draw that is kept."""
+    statistics["energy"][..., kept] = move.energy
+    statistics["acceptance"][..., kept] = move.acceptance
+    statistics["divergent"][..., kept] = move.divergent
+    statistics["steps"][..., kept] = move.steps
+    if move.depth is not None:
+        statistics["tree_depth"][..., kept] = move.depth
+
+
+def refuse_drift(target: Target, w: Tensor, owner: str) -> None:
+    """Stop where chains run away: no posterior with an end is so wide in free coordinates."""
+    far = w.abs().flatten(0, -2).amax(0)
+    if float(far.max()) < FAR:
+        return
+    name = name_of(target, int(far.argmax()))
+    raise DivergedError(
+        f"The chains of {owner} drift off: '{name}' has reached {float(far.max()):.1g} in free coordinates. The "
+        "posterior seems to be improper in it: give it a prior, or a narrower one."
+    )
+
+
+def warn_of_drift(target: Target, w: Tensor, owner: str) -> None:
+    """Say when draws (K, S, P) still spread: the middle half of a last fifth is far wider than that of a first."""
+    fifth = w.shape[1] // 5
+    if w.shape[0] < 2 * MANY or fifth < ENOUGH:
+        return
+    early, late = (middle(some.flatten(0, 1)) for some in (w[:, :fifth], w[:, -fifth:]))
+    growth = (late / early.clamp(min=torch.finfo(w.dtype).tiny)).nan_to_num(nan=1.0)
+    place = int(growth.argmax())
+    if float(growth[place]) < SPREADING:
+        return
+    warnings.warn(
+        f"The chains of {owner} still spread: the draws of '{name_of(target, place)}' end {float(growth[place]):.1f} "
+        "times as wide as they began. The posterior is improper in it, which a prior mends, or the warm-up too short.",
+        PrioryWarning,
+        stacklevel=5,
+    )
+
+
+def middle(w: Tensor) -> Tensor:
+    """The range of the middle half of draws (n, P), which long tails don't move: (P,)."""
+    ordered = w.sort(0).values
+    return ordered[3 * len(w) // 4] - ordered[len(w) // 4]
+
+
+def name_of(target: Target, place: int) -> str:
+    """The parameter that a coordinate belongs to, with its entry where there are several."""
+    block = next(b for b in target.model.layout.blocks if b.start <= place < b.stop)
+    return block.name + (f"[{place - block.start}]" if block.stop - block.start > 1 else "")
+
+
+def warn_of_divergences(target: Target, w: Tensor, divergent: Tensor, owner: str) -> None:
+    """Say how many transitions diverged, and what is special about the draws (K, S, P) where they did."""
+    count = int(divergent.sum())
+    if count == 0:
+        return
+    there, all_ = w[divergent], w.flatten(0, 1)
+    spread = all_.std(0).clamp(min=torch.finfo(w.dtype).tiny)
+    off = (there.mean(0) - all_.mean(0)) / spread
+    off = off.nan_to_num(nan=0.0)
+    place = int(off.abs().argmax())
+    side = "low" if float(off[place]) < 0 else "high"
+    warnings.warn(
+        f"{count} of the {divergent.numel():,} transitions of {owner} diverged, most where '{name_of(target, place)}' "
+        f"is {side}, {abs(float(off[place])):.1f} standard deviations from its mean: what is drawn there can't be "
+        "trusted. Write the model so that its parameters are less dependent, or raise 'accept'.",
+        PrioryWarning,
+        stacklevel=5,
+    )

@@ -1,0 +1,146 @@
+"""What stochastic-gradient samplers share: how long each step is, when noise is added, and which draws are kept.
+
+A constant rate keeps every `thin`-th draw after `burn_in`. A cyclical one (Zhang, Li, Zhang, Chen and Wilson 2020)
+goes through M cycles of L = ceil(steps / M) steps, in each of which it begins large, to find another mode, and ends
+small, to draw from it:
+
+    rate_k = rate / 2 (1 + cos(pi r_k)),        r_k = (k mod L) / L
+
+While r_k is below `exploring` no noise is added and nothing is kept: that part of a cycle is its burn-in.
+
+The rate is that of stochastic gradient descent on the loss a datum: with N data at temperature T, the step on the log
+joint is T rate / N. It says how fast a chain moves and how large its discretisation error is, and leaves the target
+alone, which is the whole posterior at any N.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from priory.errors import require, whole
+from priory.methods.base import Options
+from priory.methods.optimise import default_steps
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from priory.data import Data
+    from priory.methods.base import Plan
+    from priory.posteriors import Posterior
+    from priory.target import Target
+
+KEPT = 1_000  # draws a chain, at most, unless `thin` is given
+
+
+@dataclass(frozen=True)
+class Cyclical(Options):
+    """Cycles of a rate that falls from its largest to zero; the draws are of the last part of each.
+
+    >>> Cyclical(cycles=0)
+    Traceback (most recent call last):
+    ...
+    priory.errors.InputError: The 'cycles' of Cyclical must be a whole number from 1. Got 0 instead.
+    """
+
+    cycles: int = 4
+    exploring: float = 0.8
+
+    def __post_init__(self) -> None:
+        require(whole(self.cycles, 1), "cycles", "Cyclical", "be a whole number from 1", repr(self.cycles))
+        number = isinstance(self.exploring, (int, float)) and 0 <= self.exploring < 1
+        require(number, "exploring", "Cyclical", "be a number from 0 and below 1", repr(self.exploring))
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """The rate of each step, whether noise is added, whether a preconditioner may change, whether the draw is kept."""
+
+    rates: list[float]
+    noisy: list[bool]
+    adapts: list[bool]
+    keeps: list[bool]
+
+    @classmethod
+    def of(cls, sampler: GradientSampler, steps: int) -> Timetable:
+        """The timetable of a fit of so many steps."""
+        cyclical = sampler.schedule if isinstance(sampler.schedule, Cyclical) else None
+        cycle = steps if cyclical is None else math.ceil(steps / cyclical.cycles)
+        share = [k % cycle / cycle for k in range(steps)]
+        falling = [1.0 if cyclical is None else 0.5 * (1 + math.cos(math.pi * r)) for r in share]
+        burn_in, owner = sampler.burn_in, type(sampler).__name__
+        if burn_in is None:
+            burn_in = steps // 2 if cyclical is None else 0
+        exploring = 0.0 if cyclical is None else cyclical.exploring
+        noisy = [r >= exploring for r in share]
+        must = f"have steps left to draw in: a cycle of {cycle} ends before the share {exploring} of exploring does"
+        require(any(noisy), "schedule", owner, must, sampler.schedule)
+        adapts = [k < burn_in or not noise for k, noise in enumerate(noisy)]
+        places = [k for k, adapting in enumerate(adapts) if not adapting]
+        thin = sampler.thin or max(1, math.ceil(len(places) / KEPT))
+        places = places[thin - 1 :: thin]
+        require(bool(places), "burn_in", owner, f"leave a draw of {steps} steps to keep, {thin} steps apart", burn_in)
+        kept = set(places)
+        rates = [sampler.rate * f for f in falling]
+        return cls(rates, noisy, adapts, [k in kept for k in range(steps)])
+
+    def place(self, step: int) -> int:
+        """Where a step stands in the lists; those of a loop that goes on are as the last."""
+        return min(step, len(self.rates) - 1)
+
+
+@dataclass(frozen=True)
+class GradientSampler(Options):
+    """The options that stochastic-gradient samplers share, and where their chains begin."""
+
+    learning_rate: float | None
+    chains: int = 4
+    burn_in: int | None = None
+    thin: int | None = None
+    schedule: Literal["constant"] | Cyclical = "constant"
+
+    def __post_init__(self) -> None:
+        owner, rate = type(self).__name__, self.rate
+        ok = isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 < rate < math.inf
+        require(ok, "learning_rate", owner, "be a positive number", repr(rate))
+        require(whole(self.chains, 1), "chains", owner, "be a whole number from 1", repr(self.chains))
+        ok = self.burn_in is None or whole(self.burn_in, 0)
+        require(ok, "burn_in", owner, "be a whole number from 0", repr(self.burn_in))
+        ok = self.thin is None or whole(self.thin, 1)
+        require(ok, "thin", owner, "be a whole number from 1", repr(self.thin))
+        ok = self.schedule == "constant" or isinstance(self.schedule, Cyclical)
+        require(ok, "schedule", owner, "be 'constant' or Cyclical()", repr(self.schedule))
+
+    @property
+    def rate(self) -> float:
+        """The learning rate as given, or the sampler's own."""
+        raise NotImplementedError
+
+    def length(self, data: Data) -> int:
+        return default_steps(data.steps_per_epoch, epochs=200, least=4_000, most=50_000)
+
+    def begin(
+        self, target: Target, plan: Plan, generator: torch.Generator, shape: torch.Size, start: Posterior | None
+    ) -> Tensor:
+        """Where the chains begin, (*shape, chains, P)."""
+        return target.start(plan.data, torch.Size([*shape, self.chains]), generator, start)
+
+
+def check_target(target: Target, owner: str) -> None:
+    """Refuse a network whose log-likelihood is no function of the weights alone."""
+    written = ", ".join(target.buffers())
+    must = "have no buffers that training writes, as BatchNorm has: call net.eval() before Model"
+    require(not written, "model", owner, must, written)
+
+
+def step_size(target: Target, rate: float) -> float:
+    """The step on the tempered log joint, T rate / N, so that a rate is as stable at any N and T."""
+    return target.temperature * rate / (target.num_data or 1)
+
+
+def standard_normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Fresh noise in the shape of a tensor."""
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)

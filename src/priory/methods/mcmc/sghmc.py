@@ -1,0 +1,106 @@
+"""Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014): Langevin dynamics with momentum.
+
+    v <- (1 - a) v + e g(w) + sqrt(2 a e) xi,     w <- w + v,       g an estimate of grad log p(w, D),  xi ~ N(0, I)
+
+with the friction a in (0, 1) and e = T rate / N on the tempered joint, as in SGLD. Friction takes out the energy that
+minibatch noise puts in. The noise has to be 2 a e in this order of the two updates: on a Gaussian of precision Q the
+draws have the covariance
+
+    Q^-1 (I - e Q / (2 (2 - a)))^-1
+
+whatever the friction, where 2 a e less its square, the noise of an exact Ornstein-Uhlenbeck step, would take away a
+share of a / 2. Minibatch noise of covariance C multiplies it by about 1 + e C / (2 a): lower the rate, or raise the
+friction. Chen et al. subtract an estimate of it from the noise; here it is zero, as their default is. A chain needs
+about 1 / a steps to turn, and a friction of 1 is SGLD. Cost of a step: one pass of the network and O(P) a chain.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from priory.errors import require
+from priory.methods.base import Info, Plan
+from priory.methods.mcmc.schedules import GradientSampler, Timetable, check_target, standard_normal, step_size
+from priory.posteriors.chains import Chains
+
+if TYPE_CHECKING:
+    from priory.data import Batch, Data
+    from priory.posteriors import Posterior
+    from priory.target import Target
+
+
+@dataclass
+class State:
+    """Where the chains are, and how they move."""
+
+    w: Tensor  # (*B, K, P)
+    v: Tensor  # (*B, K, P)
+    step: int
+    timetable: Timetable = field(metadata={"fixed": True})
+
+
+@dataclass(frozen=True)
+class SGHMC(GradientSampler):
+    """Stochastic gradient Hamiltonian Monte Carlo; `steps` of the fit count minibatches.
+
+    `learning_rate` is that of gradient descent with momentum 1 - `friction` on the loss a datum. The other options are
+    those of SGLD.
+
+    >>> SGHMC(friction=0)
+    Traceback (most recent call last):
+    ...
+    priory.errors.InputError: The 'friction' of SGHMC must be a number above 0, up to 1. Got 0 instead.
+    """
+
+    learning_rate: float = 0.01
+    friction: float = 0.1
+    start: Any = None
+
+    reads: ClassVar[Literal["batch", "pass"]] = "batch"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number = isinstance(self.friction, (int, float)) and not isinstance(self.friction, bool)
+        ok = number and 0 < self.friction <= 1
+        require(ok, "friction", "SGHMC", "be a number above 0, up to 1", repr(self.friction))
+
+    @property
+    def rate(self) -> float:
+        return self.learning_rate
+
+    def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
+        check_target(target, "SGHMC")
+        Timetable.of(self, steps)  # refuses options that leave nothing to keep
+        return Plan(data, steps)
+
+    def init(
+        self,
+        target: Target,
+        plan: Plan,
+        generator: torch.Generator,
+        shape: torch.Size = torch.Size(),
+        start: Posterior | None = None,
+    ) -> State:
+        w = self.begin(target, plan, generator, shape, start)
+        table = Timetable.of(self, plan.steps)
+        v = math.sqrt(step_size(target, table.rates[0])) * standard_normal(w, generator)
+        return State(w, v, 0, table)
+
+    def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+        now, k = state.timetable, state.timetable.place(state.step)
+        value, gradient = target.log_joint_and_grad(state.w, batch)
+        size = step_size(target, now.rates[k])
+        state.v.mul_(1 - self.friction).add_(gradient, alpha=size)
+        if now.noisy[k]:
+            state.v.add_(standard_normal(state.v, generator), alpha=math.sqrt(2 * self.friction * size))
+        state.w.add_(state.v)
+        state.step += 1
+        return state, Info({"loss": -target.temperature * value.mean(-1)}, state.w if now.keeps[k] else None)
+
+    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Chains:
+        return Chains.kept(target, draws, state.w)

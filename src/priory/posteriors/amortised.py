@@ -1,0 +1,95 @@
+"""A point in theta with an encoder, which gives q(z | y) for any y: what is left of a variational auto-encoder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from priory.errors import InputError, require, whole
+from priory.latent.base import read
+from priory.latent.vae import OWN, VAE
+from priory.posteriors.base import Evidence, Posterior
+from priory.streams import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from priory.target import Target
+
+DRAWS = 64  # of z a row, for the bound that stands for the evidence
+
+
+class AmortisedPosterior(Posterior):
+    """delta(theta - theta*), with q(z | y) for whatever y is asked of."""
+
+    kind: ClassVar[str] = "amortised"
+    point: ClassVar[bool] = True
+
+    def __init__(self, target: Target, w: Tensor) -> None:
+        super().__init__(target)
+        model = target.model
+        assert isinstance(model, VAE)
+        self.latent, self.w = model, w.detach().clone()
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        return self.w.expand(n, -1)
+
+    @property
+    def mean(self) -> dict[str, Tensor]:
+        return {name: t.clone() for name, t in self.latent.layout.constrain(self.w).items()}
+
+    def evidence(self) -> Evidence:
+        """The tighter bound of log p(y | theta*) for the data of the fit, by 64 draws of z a row."""
+        if self.data is None:
+            raise InputError("A posterior from a file has no data: use .log_likelihood(data).")
+        total = sum(float(values.double().sum()) for values in self._iwae(self.data, DRAWS, 0))
+        return Evidence(total, "lower bound of the log-likelihood at theta")
+
+    # Of data, in blocks.
+
+    def encode(self, data: Any) -> tuple[Tensor, Tensor]:
+        """The mean and the standard deviation of q(z | y) for each row of some data, each (n, latent)."""
+        with torch.no_grad():
+            parts = [self.latent.encode(self.mean, y) for y in self._blocks(data)]
+        return torch.cat([m for m, _ in parts]), torch.cat([s for _, s in parts]).exp()
+
+    def log_likelihood(self, data: Any, samples: int = DRAWS, seed: int = 0) -> Tensor:
+        """A lower bound of log p(y_n | theta*) for each row, (n,): the ELBO for one draw, IWAE's for more."""
+        require(whole(samples, 1), "samples", "log_likelihood", "be a whole number from 1", repr(samples))
+        return torch.cat(list(self._iwae(data, int(samples), seed)))
+
+    def generate(self, n: int, seed: int = 0) -> Tensor:
+        """n rows drawn from the model: z from its prior, y from the likelihood."""
+        require(whole(n, 1), "n", "generate", "be a whole number from 1", repr(n))
+        model, generator = self.latent, stream(seed, "generate", device=self.model.device)
+        assert model.shapes is not None
+        theta = self.mean
+        own = {name.removeprefix(OWN): t for name, t in theta.items() if name.startswith(OWN)}
+        with torch.no_grad():
+            outputs = model.decode(theta, model.noise(n, 1, generator)[0], torch.Size(model.shapes[0]))
+            return model.likelihood.draw(outputs, own, generator)
+
+    def _iwae(self, data: Any, samples: int, seed: int) -> Iterator[Tensor]:
+        model, generator = self.latent, stream(seed, "predict", device=self.model.device)
+        with torch.no_grad():
+            for y in self._blocks(data):
+                yield model.iwae(self.mean, y, model.noise(len(y), samples, generator))
+
+    def _blocks(self, data: Any) -> Iterator[Tensor]:
+        rows = read(data)
+        rows = rows if rows is data else rows.prepared(self.latent.prepare)
+        for (y,) in rows.blocks(self.latent.block):
+            yield y
+
+    # Files.
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"w": self.w}
+
+    @classmethod
+    def of_tensors(
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+    ) -> AmortisedPosterior:
+        return cls(target, tensors["w"])

@@ -1,0 +1,150 @@
+"""q(theta) in closed form, and q(z) for any data: what variational EM leaves of a conjugate model."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from priory.data import as_batch, check_finite
+from priory.errors import InputError, require, whole
+from priory.latent.base import read
+from priory.latent.conjugate import Conjugate
+from priory.likelihoods import Gaussian
+from priory.posteriors.base import Evidence, Posterior
+from priory.predictive import Prediction
+from priory.streams import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from priory.latent.base import Rows
+    from priory.latent.conjugate import Phi
+    from priory.target import Target
+
+FRAME = "frame."  # what a file puts before the names of what the model keeps of its data
+PHI = "q."  # and before the numbers of q
+
+
+class ConjugatePosterior(Posterior):
+    """q(theta), whose numbers are `phi`, with the bound that it reached."""
+
+    kind: ClassVar[str] = "conjugate"
+
+    def __init__(self, target: Target, phi: Phi, bound: float, converged: bool) -> None:
+        super().__init__(target)
+        model = target.model
+        assert isinstance(model, Conjugate)
+        self.latent = model
+        self.phi = {name: t.detach().clone() for name, t in phi.items()}
+        self.bound, self.converged = bound, converged
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        return self.latent.layout.unconstrain(self.latent.sample_q(self.phi, n, generator))
+
+    def sample(self, n: int = 1, seed: int | None = None) -> dict[str, Tensor]:
+        """n draws of every parameter by name, each (n, ...), straight from q: also at the edge of a support."""
+        require(whole(n, 1), "n", "sample", "be a whole number from 1", n)
+        if seed is None and self._generator is None:
+            self._generator = stream(self.seed, "sample", device=self.model.device)
+        generator = self._generator if seed is None else stream(seed, "sample", device=self.model.device)
+        assert generator is not None
+        return self.latent.sample_q(self.phi, n, generator)
+
+    @property
+    def mean(self) -> dict[str, Tensor]:
+        return {name: t.clone() for name, t in self.latent.mean_q(self.phi).items()}
+
+    def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
+        """log q(theta) at named parameters."""
+        self.latent.layout.unconstrain(params)  # refuses names and shapes that are not the model's
+        return self.latent.log_q(self.phi, dict(params))
+
+    def evidence(self) -> Evidence:
+        """The bound: log p(y) is higher by KL(q || p(z, theta | y))."""
+        return Evidence(self.bound, "lower bound")
+
+    @property
+    def log_evidence_of_labels(self) -> Evidence:
+        """The bound with the log of the number of copies that q has by exchanging labels: k! for a mixture.
+
+        q is near one of them. A mixture of all is as good an approximation of each, and has a bound that is higher by
+        just this where they don't overlap (Bishop, 2006, section 10.2.4). Numbers of components are compared by it.
+        """
+        return Evidence(self.bound + self.latent.symmetry(self.phi), "lower bound with all exchanges of labels")
+
+    # Of data, in blocks.
+
+    def responsibilities(self, data: Any) -> Tensor:
+        """q(z_n = k) for each row of some data, (n, K)."""
+        function = getattr(self.latent, "responsibilities_q", None)
+        if function is None:
+            raise InputError(f"{self.latent!r} has no responsibilities: its z is not one of K components.")
+        with torch.no_grad():
+            return torch.cat([function(self.phi, rows) for rows in self._blocks(data)])
+
+    def predict_labels(self, data: Any) -> Tensor:
+        """The component that each row most likely comes from, (n,)."""
+        return self.responsibilities(data).argmax(1)
+
+    def log_predictive(self, data: Any, samples: int = 256, seed: int = 0) -> Tensor:
+        """log E_q[p(y_n | theta)] for each row of some data, (n,): in closed form where there is one, else by draws."""
+        require(whole(samples, 1), "samples", "log_predictive", "be a whole number from 1", repr(samples))
+        with torch.no_grad():
+            return torch.cat([self._predictive(rows, int(samples), seed) for rows in self._blocks(data)])
+
+    def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
+        """What is known of y at new inputs x, for a regression."""
+        function = getattr(self.latent, "outputs", None)
+        if function is None:
+            raise InputError(f"{self.latent!r} has no inputs to predict from: use log_predictive or sample.")
+        require(whole(samples, 1), "samples", "predict", "be a whole number from 1", repr(samples))
+        assert self.latent.shapes is not None
+        (inputs,) = as_batch((x,), "of x")
+        must, got = f"have rows of the shape {self.latent.shapes[0]}", f"the shape {tuple(inputs.shape)}"
+        require(tuple(inputs.shape[1:]) == self.latent.shapes[0] and len(inputs) > 0, "x", "predict", must, got)
+        check_finite(inputs, "inputs")
+        draws = self.latent.sample_q(self.phi, int(samples), stream(seed, "predict", device=self.model.device))
+        model = self.latent
+        outputs, noise = function(draws, inputs.to(model.device, model.dtype))
+        likelihood = Gaussian()
+        prepare = lambda y: likelihood.prepare(y, model.dtype).to(model.device)  # noqa: E731
+        return Prediction(likelihood, outputs, {"noise": noise}, torch.Size(), prepare, int(seed))
+
+    def _predictive(self, rows: Rows, samples: int, seed: int) -> Tensor:
+        exact = self.latent.predictive_q(self.phi, rows)
+        if exact is not None:
+            return exact
+        draws = self.latent.sample_q(self.phi, samples, stream(seed, "predict", device=self.model.device))
+        each = [self.latent.log_marginal({name: t[i] for name, t in draws.items()}, rows) for i in range(samples)]
+        return torch.stack(each).logsumexp(0) - torch.tensor(float(samples)).log()
+
+    def _blocks(self, data: Any) -> Iterator[Rows]:
+        rows, model = read(data), copy.copy(self.latent)
+        if len(rows.some(1)) == len(model.parts):
+            model.given = ()  # what weighted or told the rows of the fit need not be known of others
+        for batch in rows.prepared(model.prepare).blocks(model.block):
+            yield model.rows(batch)
+
+    # Files.
+
+    def tensors(self) -> dict[str, Tensor]:
+        frame = {FRAME + name: t for name, t in self.latent.frame.items()}
+        return {**{PHI + name: t for name, t in self.phi.items()}, **frame}
+
+    def own(self) -> dict[str, Any]:
+        return {"bound": self.bound, "converged": self.converged}
+
+    @classmethod
+    def of_tensors(
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+    ) -> ConjugatePosterior:
+        model = target.model
+        assert isinstance(model, Conjugate)
+        assert model.shapes is not None
+        part = lambda prefix: {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
+        same = model.in_shapes(model.shapes, model.dtype, model.device, **part(FRAME))
+        return cls(replace(target, model=same), part(PHI), own["bound"], own["converged"])

@@ -1,0 +1,44 @@
+"""A fit of a latent model by EM through the one driver, and small data sets."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from priory.latent import Latent
+from priory.loop import Run, make_target
+from priory.methods.em import EM
+from priory.posteriors.latent import LatentPoint
+
+
+def fitted(
+    model: Latent, data: Any, method: EM | None = None, steps: int = 200, seed: int = 0, batch_size: int | None = None
+) -> LatentPoint:
+    method = method or EM()
+    model, rows = model.meet(data, batch_size)
+    target = make_target(model, rows)
+    run = Run(target, method, method.plan(target, rows, steps, seed), seed, None)
+    run.go(False, [])
+    posterior = run.posterior()
+    assert isinstance(posterior, LatentPoint)
+    return posterior
+
+
+@pytest.fixture(scope="session")
+def fit_by_em() -> Callable[..., LatentPoint]:
+    return fitted
+
+
+def random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.fixture(scope="session")
+def clouds() -> Tensor:
+    """120 rows of three overlapping clouds in three columns, far from zero and of unequal scales."""
+    centres = torch.tensor([[0.0, 0.0, 0.0], [2.0, 1.0, 0.0], [0.0, 2.0, 2.5]], dtype=torch.float64)
+    mixing = random(1, 3, 3, 3) / 2 + torch.eye(3)
+    rows = (random(2, 3, 40, 3) @ mixing + centres[:, None]).reshape(-1, 3)
+    return rows * torch.tensor([1.0, 10.0, 0.1], dtype=torch.float64) + torch.tensor([50.0, -20.0, 3.0]).double()

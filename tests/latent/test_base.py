@@ -1,0 +1,169 @@
+"""A model in twenty lines, Fisher's identity, and how models meet data."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+from torch.utils.data import DataLoader, TensorDataset
+
+from priory.data import Data
+from priory.errors import DivergedError, InputError
+from priory.flat import Param
+from priory.latent import Expectation, GaussianMixture, Latent, PoissonMixture, Rows, expect, score
+from priory.latent.base import Theta, read, some
+from priory.methods.em import EM
+from priory.streams import stream
+
+# A person's own model: counts of which some are zero because nobody looked (zero-inflated Poisson).
+
+
+class ZeroInflated(Latent):
+    def params(self, *shapes):
+        return {"off": Param((), constraints.unit_interval), "rate": Param((), constraints.positive)}
+
+    def e_step(self, theta: Theta, rows: Rows) -> Expectation:
+        y = rows["y"]
+        on = torch.log1p(-theta["off"]) + y * theta["rate"].log() - theta["rate"] - torch.lgamma(y + 1)
+        off = torch.where(y == 0, theta["off"].log(), -torch.inf)
+        q = rows.counted(torch.sigmoid(off - on))  # of a row that is off
+        left = rows.counted(torch.ones_like(y)) - q
+        sums = {"off": q.sum(), "on": left.sum(), "total": (left * y).sum()}
+        return Expectation(sums | {"base": -rows.counted(torch.lgamma(y + 1)).sum()}, torch.logaddexp(on, off))
+
+    def complete(self, theta: Theta, statistics) -> Tensor:
+        s = statistics
+        off, on = s["off"] * theta["off"].log(), s["on"] * (torch.log1p(-theta["off"]) - theta["rate"])
+        return off + on + s["total"] * theta["rate"].log() + s["base"]
+
+
+class WithClosedForm(ZeroInflated):
+    def m_step(self, statistics, theta):
+        s = statistics
+        return {"off": s["off"] / (s["off"] + s["on"]), "rate": s["total"] / s["on"]}
+
+
+class Wrong(ZeroInflated):
+    def m_step(self, statistics, theta):
+        s = statistics
+        return {"off": s["off"] / (s["off"] + s["on"]), "rate": 1.5 * s["total"] / s["on"]}
+
+
+COUNTS = torch.tensor([0.0] * 12 + [1, 2, 2, 3, 3, 3, 4, 5, 7], dtype=torch.float64)
+
+
+def test_a_model_of_twenty_lines_reaches_the_maximum_by_gradients_and_by_its_closed_form(fit_by_em):
+    for model in (ZeroInflated(), WithClosedForm()):
+        posterior = fit_by_em(model, COUNTS, EM(tolerance=1e-14), steps=400)
+        off, rate = posterior.mean["off"], posterior.mean["rate"]
+        # where the likelihood is highest: rate / (1 - exp(-rate)) is the mean of what isn't zero, and p(0) its share
+        assert float(rate / (1 - (-rate).exp())) == pytest.approx(30 / 9, rel=1e-6)
+        assert float(off + (1 - off) * (-rate).exp()) == pytest.approx(12 / 21, rel=1e-6)
+        assert float(posterior.history["bound"].diff().min()) > -1e-9
+
+
+def test_a_wrong_m_step_is_an_error_that_keeps_the_state_before_it(fit_by_em):
+    with pytest.raises(DivergedError, match=r"bound of EM fell by .* of Wrong\(\) don't belong together") as caught:
+        fit_by_em(Wrong(), COUNTS)
+    assert set(caught.value.posterior.mean) == {"off", "rate"}
+
+
+def test_a_gradient_m_step_reaches_the_closed_form():
+    model, rows = WithClosedForm().meet(COUNTS)
+    theta = {"off": torch.tensor(0.3).double(), "rate": torch.tensor(1.5).double()}
+    (found,) = expect(model, [theta], rows.blocks(7))
+    closed, climbed = model.m_step(found.statistics, theta), ZeroInflated.m_step(model, found.statistics, theta)
+    for name in closed:
+        torch.testing.assert_close(climbed[name], closed[name], rtol=1e-6, atol=1e-8)
+
+
+def test_fishers_identity_is_the_gradient_of_the_log_likelihood():
+    model, rows = ZeroInflated().meet(COUNTS)
+    theta = {"off": torch.tensor(0.3).double(), "rate": torch.tensor(1.5).double()}
+    u = model.layout.unconstrain(theta).requires_grad_()
+    model.log_marginal(model.layout.constrain(u), model.rows((COUNTS,))).sum().backward()
+    torch.testing.assert_close(score(model, theta, rows), u.grad, rtol=1e-10, atol=1e-10)
+
+
+def test_statistics_and_bounds_add_up_over_blocks_loaders_and_data_sets(clouds):
+    model, rows = GaussianMixture(2).meet(clouds)
+    theta = model.begin(model.rows((clouds,)), "k-means++", stream(0, "test"))
+    (whole,) = expect(model, [theta], rows.blocks(1000))
+    loader = DataLoader(TensorDataset(clouds), batch_size=11)
+    for batches in (rows.blocks(7), read(loader).blocks(7), Data.of(list_of(clouds)).blocks(50)):
+        (parts,) = expect(model, [theta], batches)
+        torch.testing.assert_close(parts.bound, whole.bound, rtol=1e-12, atol=0)
+        torch.testing.assert_close(parts.statistics["sums"], whole.statistics["sums"], rtol=1e-10, atol=1e-10)
+
+
+class list_of(torch.utils.data.Dataset):  # noqa: N801 - reads as a function
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Tensor:
+        return self.x[i]
+
+
+def test_the_sum_over_equal_minibatches_that_each_stand_for_all_is_that_of_the_data_times_their_number(clouds):
+    model, rows = GaussianMixture(2).meet(clouds)
+    theta = model.begin(model.rows((clouds,)), "random", stream(0, "test"))
+    (whole,) = expect(model, [theta], rows.blocks(1000))
+    parts = [expect(model, [theta], [batch], 4.0)[0] for batch in rows.blocks(30)]
+    mean = torch.stack([p.statistics["sums"] for p in parts]).mean(0)
+    torch.testing.assert_close(mean, whole.statistics["sums"], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(torch.stack([p.bound for p in parts]).mean(0), whole.bound, rtol=1e-12, atol=0)
+
+
+def test_meeting_data_leaves_the_model_as_it_was_and_takes_their_type(clouds):
+    model = GaussianMixture(2)
+    single, _ = model.meet(clouds.float())
+    double, _ = model.meet(clouds[:, :2])
+    assert model.shapes is None
+    assert (single.dtype, single.layout["means"].shape) == (torch.float32, (2, 3))
+    assert (double.dtype, double.layout["means"].shape) == (torch.float64, (2, 2))
+    assert PoissonMixture(2).meet(torch.arange(5))[0].dtype == torch.float64
+
+
+def test_a_sample_of_the_rows_is_all_of_few_and_spread_over_many():
+    few = torch.arange(10.0)
+    assert torch.equal(some(read(few), 10, 4, stream(0, "test"))[0], few)
+    (many,) = some(read(torch.arange(50_000.0)), 1000, 999, stream(0, "test"))
+    assert 850 < len(many) < 1150  # five standard deviations: false alarms below 1e-6
+    assert abs(float(many.mean()) - 25_000) < 5 * 50_000 / (12 * 850) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "sentence"),
+    [
+        (GaussianMixture(2), None, "The 'data' of fit must be given to a latent model. Got None instead."),
+        (GaussianMixture(2, given="weights"), torch.ones(4, 1), "must have 2 parts: y, weights. Got 1 instead."),
+        (GaussianMixture(2), (torch.ones(4, 1), torch.ones(4)), "must have 1 part: y. Got 2 instead."),
+        (GaussianMixture(2), (torch.ones(4, 1), torch.ones(3)), "rows, as many in each part"),
+        (
+            GaussianMixture(2),
+            torch.tensor([1.0, torch.inf]),
+            "be finite, or NaN where a value is missing. Got inf in row 1",
+        ),
+        (ZeroInflated(), torch.tensor([1.0, torch.nan]), "The 'y' of ZeroInflated() must be finite. Got nan in row 1"),
+        (
+            GaussianMixture(2, given="weights"),
+            (torch.ones(2, 1), torch.tensor([1.0, -1.0])),
+            "finite numbers from 0, one a row",
+        ),
+        (GaussianMixture(2, given="weights"), (torch.ones(2, 1), torch.zeros(2)), "be above 0 for some row"),
+        (GaussianMixture(2, given="z"), (torch.ones(2, 1), torch.tensor([0.0, 1.0])), "be whole numbers, one a row"),
+        (GaussianMixture(2, given="z"), (torch.ones(2, 1), torch.tensor([0, 2])), "be from 0 to 1, or -1"),
+    ],
+)
+def test_data_that_a_model_cannot_have_made_are_refused_in_one_sentence(model, data, sentence):
+    with pytest.raises(InputError) as caught:
+        model.meet(data)
+    assert sentence in str(caught.value)
+
+
+def test_rows_of_another_shape_than_the_model_met_are_refused(clouds):
+    model, _ = GaussianMixture(2).meet(clouds)
+    with pytest.raises(InputError, match=r"must have rows of the shape \(3,\). Got the shape \(2,\) instead"):
+        model.meet(clouds[:, :2])

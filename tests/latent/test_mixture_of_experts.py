@@ -1,0 +1,163 @@
+"""Mixtures of experts: the gate's parabola lies below, and EM climbs the likelihood."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.distributions import Categorical, MixtureSameFamily, Normal
+from torch.func import functional_call
+
+from priory.errors import InputError
+from priory.latent import expect, score
+from priory.latent.mixture_of_experts import MixtureOfExperts
+from priory.methods.em import EM
+from priory.posteriors.latent import LatentPoint
+from priory.streams import stream
+
+
+def random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def data(n: int = 80) -> tuple[Tensor, Tensor]:
+    """Two lines, one for low and one for high values of the first column, far from zero."""
+    x = random(0, n, 2)
+    y = torch.where(x[:, 0] > 0, 2 * x[:, 1] + 3, -x[:, 1]) + 0.3 * random(1, n)
+    return 5 * x + 20, 10 * y - 7
+
+
+def network(k: int = 2) -> nn.Module:
+    gate = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, k)).double()
+    for i, p in enumerate(gate.parameters()):
+        p.data = 0.5 * random(10 + i, *p.shape)
+    return gate
+
+
+def met(k: int = 2, gate: nn.Module | None = None):
+    model, rows = MixtureOfExperts(k, gate).meet(data())
+    theta = model.begin(model.rows(data()), "random", stream(0, "test"))
+    moved = {name: t + 0.3 * random(5, *t.shape) if name.startswith("gate.") else t for name, t in theta.items()}
+    return model, rows, moved
+
+
+@pytest.mark.parametrize("gate", [None, network()])
+def test_the_density_is_that_of_a_mixture_with_the_gates_weights(gate):
+    model, _, theta = met(2, gate)
+    x, y = data()
+    scaled = (x - x.mean(0)) / x.std(0, correction=0)
+    named = {name.removeprefix("gate."): t for name, t in theta.items() if name.startswith("gate.")}
+    logits = functional_call(gate or nn.Linear(2, 2).double(), named, (scaled,))
+    means = x @ theta["coefficients"].T + theta["intercepts"]
+    exact = MixtureSameFamily(Categorical(logits=logits), Normal(means, theta["variances"].sqrt()))
+    torch.testing.assert_close(model.log_marginal(theta, model.rows((x, y))), exact.log_prob(y), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(model.e_step(theta, model.rows((x, y))).bound, exact.log_prob(y), rtol=1e-9, atol=1e-9)
+    weights, at, spread = model.predictive(theta, x)
+    torch.testing.assert_close(weights, logits.softmax(1), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(at, means, rtol=1e-12, atol=0)
+    torch.testing.assert_close(spread, theta["variances"].expand_as(means), rtol=0, atol=0)
+    q = model.responsibilities(theta, model.rows((x, y)))
+    by_bayes = (logits.log_softmax(1) + Normal(means, theta["variances"].sqrt()).log_prob(y[:, None])).softmax(1)
+    torch.testing.assert_close(q, by_bayes, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("gate", [None, network(3)])
+def test_fishers_identity_holds_and_q_at_theta_has_the_entropy_as_its_distance_from_the_bound(gate):
+    model, rows, theta = met(3, gate)
+    u = model.layout.unconstrain(theta).requires_grad_()
+    model.log_marginal(model.layout.constrain(u), model.rows(data())).sum().backward()
+    torch.testing.assert_close(score(model, theta, rows), u.grad, rtol=1e-7, atol=1e-6)
+    (found,) = expect(model, [theta], rows.blocks(30))
+    q = model.responsibilities(theta, model.rows(data()))
+    entropy = -torch.xlogy(q, q).sum()
+    torch.testing.assert_close(model.complete(theta, found.statistics) + entropy, found.bound, rtol=1e-9, atol=0)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_the_parabola_of_a_linear_gate_is_below_q_everywhere(seed):
+    model, _, theta = met(3)
+    rows = model.rows(data())
+    q = model.responsibilities(theta, rows).mT
+    below = model.parabola(theta, rows, q)
+    other = {name: t + 2 * random(seed + i, *t.shape) for i, (name, t) in enumerate(theta.items())}
+    for at, touches in ((theta, True), (other, False)):
+        w = torch.cat([t.reshape(-1) for t in model.weights(at).values()])
+        parabola = below["gate"] + below["gate_slope"] @ w - 0.5 * w @ below["gate_curvature"] @ w
+        true = (q * model.log_gate(at, rows)).sum()
+        assert float(true - parabola) > -1e-8
+        if touches:
+            torch.testing.assert_close(parabola, true, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 10**6), k=st.integers(2, 4))
+def test_the_bound_never_falls_with_a_linear_gate(seed, k):
+    model, rows = MixtureOfExperts(k).meet(data(40))
+    theta, before = model.begin(model.rows(data(40)), "random", stream(seed, "begin")), -math.inf
+    for _ in range(10):
+        (found,) = expect(model, [theta], rows.blocks(100))
+        assert float(found.bound) >= before - 1e-10 * abs(float(found.bound))
+        before, theta = float(found.bound), model.m_step(found.statistics, theta)
+
+
+@pytest.mark.parametrize("gate", [None, network()])
+def test_em_finds_which_rows_belong_to_which_line(gate, fit_by_em):
+    x, y = data()
+    posterior = fit_by_em(MixtureOfExperts(2, gate), (x, y), EM(tolerance=1e-5, restarts=2), steps=60, seed=1)
+    expert = posterior.predict_labels((x, y))
+    high = x[:, 0] > 20
+    agree = float((expert == high).double().mean())
+    assert max(agree, 1 - agree) > 0.95
+    slopes = sorted(posterior.mean["coefficients"][:, 1].tolist())
+    assert slopes == pytest.approx([-2.0, 4.0], abs=0.5)  # -1 and 2 in units of 10 / 5; standard errors are below 0.1
+    same = LatentPoint.of_tensors(posterior.target, posterior.tensors(), {}, **posterior.own())
+    torch.testing.assert_close(same.log_likelihood((x, y)), posterior.log_likelihood((x, y)), rtol=0, atol=0)
+
+
+def test_a_persons_gate_is_left_as_it_was(fit_by_em):
+    gate = network()
+    before = [p.detach().clone() for p in gate.parameters()]
+    fit_by_em(MixtureOfExperts(2, gate), data(), steps=3)
+    assert all(torch.equal(p, b) for p, b in zip(gate.parameters(), before, strict=True))
+
+
+def test_weights_are_repetitions_and_known_z_stay(fit_by_em):
+    x, y = data(40)
+    _, _, theta = met()
+    counts = torch.arange(40) % 3
+    counted = fit_by_em(MixtureOfExperts(2, given="weights"), (x, y, counts.double()), EM(start=theta), steps=1)
+    model, rows = MixtureOfExperts(2, given="weights").meet((x, y, counts.double()))
+    (weighted,) = expect(model, [theta], rows.blocks(100))
+    model.given = ()
+    (repeated,) = expect(model, [theta], [(x.repeat_interleave(counts, 0), y.repeat_interleave(counts))])
+    for name, t in weighted.statistics.items():
+        torch.testing.assert_close(repeated.statistics[name], t, rtol=1e-9, atol=1e-9)
+    assert counted.log_evidence.value > float(weighted.bound)
+    z = (x[:, 0] > 20).long()
+    known, rows = MixtureOfExperts(2, given="z").meet((x, y, z))
+    assert torch.equal(known.responsibilities(theta, known.rows((x, y, z))).argmax(1), z)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: MixtureOfExperts(1), "The 'k' of MixtureOfExperts must be a whole number from 2. Got 1 instead."),
+        (lambda: MixtureOfExperts(2, gate=3), "must be a torch.nn.Module, or None. Got 3 instead."),
+        (lambda: MixtureOfExperts(2, gate=nn.ReLU()), "The 'gate' of MixtureOfExperts must have parameters."),
+        (lambda: MixtureOfExperts(2, floor=0), "must lie between 0 and 1"),
+        (lambda: MixtureOfExperts(2, given="y"), "must be 'weights', 'z' or both"),
+        (lambda: MixtureOfExperts(2, gate=nn.Linear(3, 2)).meet(data()), "must take rows of 2 numbers. Got an error"),
+        (
+            lambda: MixtureOfExperts(3, gate=nn.Linear(2, 2)).meet(data()),
+            "must give 3 numbers a row. Got the shape (2, 2)",
+        ),
+        (lambda: MixtureOfExperts(2).meet(data()[0]), "must have 2 parts: x, y. Got 1 instead."),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(make, sentence):
+    with pytest.raises(InputError) as caught:
+        make()
+    assert sentence in str(caught.value)

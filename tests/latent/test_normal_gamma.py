@@ -1,0 +1,176 @@
+"""The univariate normal by coordinate ascent, against the exact Normal-Gamma and quadrature."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from priory.errors import InputError
+from priory.latent.base import Rows, expect
+from priory.latent.conjugate import OverPhi
+from priory.latent.normal_gamma import NormalGamma
+from priory.loop import Run, make_target
+from priory.methods.variational_em import VariationalEM
+from priory.posteriors.conjugate import ConjugatePosterior
+from priory.store import load
+from priory.testing import assert_mean_close
+
+PRIOR = NormalGamma(mean=0.5, strength=0.7, shape=1.5, rate=2.0)
+
+
+def column(n: int, seed: int = 0) -> Tensor:
+    return 3 + 2 * torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def fitted(model: NormalGamma, y: Tensor, method: VariationalEM | None = None, steps: int = 300) -> ConjugatePosterior:
+    method = method or VariationalEM(tolerance=1e-15)
+    met, rows = model.meet(y)
+    target = make_target(met, rows)
+    run = Run(target, method, method.plan(target, rows, steps, 0), 0, None)
+    run.go(False, [])
+    return run.posterior()  # pyright: ignore[reportReturnType]
+
+
+def joint(mu: Any, tau: Any, y: Tensor) -> Any:
+    """log p(y, mu, tau), by scipy."""
+    rows = sum(stats.norm.logpdf(value, mu, tau**-0.5) for value in y.tolist())
+    return rows + stats.norm.logpdf(mu, 0.5, (0.7 * tau) ** -0.5) + stats.gamma.logpdf(tau, 1.5, scale=1 / 2.0)
+
+
+def integral(log_q: Any, value: Any, centre: float, precision: Any) -> float:
+    """The integral of exp(log_q) value over mu and tau: sums over mu = centre + x / sqrt(precision) and log tau."""
+    x, u = np.linspace(-15, 15, 601), np.linspace(-14, 5, 761)
+    tau = np.exp(u)[:, None]
+    root = np.sqrt(precision(tau))
+    mu = centre + x / root
+    inside = np.exp(log_q(mu, tau)) * value(mu, tau) * tau / root
+    return float(inside.sum() * (x[1] - x[0]) * (u[1] - u[0]))
+
+
+def test_the_exact_evidence_is_the_integral():
+    y = column(3)
+    found = integral(
+        lambda mu, tau: joint(mu, tau, y), lambda mu, tau: 1.0, PRIOR.exact_posterior(y)["mean"], lambda tau: tau
+    )
+    assert PRIOR.exact_posterior(y)["log_evidence"] == pytest.approx(math.log(found), abs=1e-8)
+
+
+def test_the_prior_agrees_with_scipy():
+    model = PRIOR.meet(column(3))[0]
+    theta = {"mean": torch.tensor(1.2, dtype=torch.float64), "precision": torch.tensor(0.4, dtype=torch.float64)}
+    assert float(model.log_prior(theta)) == pytest.approx(float(joint(1.2, 0.4, torch.empty(0))), abs=1e-10)
+
+
+def test_the_bound_is_the_integral_of_its_definition():
+    y = column(3)
+    posterior = fitted(PRIOR, y, steps=1)
+    phi = {name: float(t) for name, t in posterior.phi.items()}
+
+    def log_q(mu: Any, tau: Any) -> Any:
+        of_mean = stats.norm.logpdf(mu, phi["m"], phi["l"] ** -0.5)
+        return of_mean + stats.gamma.logpdf(tau, phi["a"], scale=1 / phi["b"])
+
+    found = integral(log_q, lambda mu, tau: joint(mu, tau, y) - log_q(mu, tau), phi["m"], lambda tau: phi["l"])
+    assert posterior.bound == pytest.approx(found, abs=1e-8)
+
+
+def test_the_evidence_is_the_bound_plus_the_divergence():
+    y = column(10)
+    posterior, exact = fitted(PRIOR, y), PRIOR.exact_posterior(y)
+    phi = {name: float(t) for name, t in posterior.phi.items()}
+    tau, log_tau = phi["a"] / phi["b"], float(posterior.phi["a"].digamma() - posterior.phi["b"].log())
+    # E_q[log of the exact Normal-Gamma posterior], written out
+    square = (phi["m"] - exact["mean"]) ** 2 + 1 / phi["l"]
+    of_mean = 0.5 * (math.log(exact["strength"] / (2 * math.pi)) + log_tau - exact["strength"] * tau * square)
+    a, b = exact["shape"], exact["rate"]
+    of_precision = a * math.log(b) - math.lgamma(a) + (a - 1) * log_tau - b * tau
+    entropy = stats.norm.entropy(scale=phi["l"] ** -0.5) + stats.gamma.entropy(phi["a"], scale=1 / phi["b"])
+    divergence = -float(entropy) - of_mean - of_precision
+    assert divergence > 0
+    assert posterior.log_evidence.value + divergence == pytest.approx(exact["log_evidence"], abs=1e-9)
+
+
+def test_the_mean_is_exact_and_the_precision_nearly():
+    y = column(50)
+    posterior, exact = fitted(PRIOR, y), PRIOR.exact_posterior(y)
+    assert float(posterior.mean["mean"]) == pytest.approx(exact["mean"], rel=1e-12)
+    # q(tau) has half a count more, and pays for it with the variance of q(mu): the means agree at the fixed point
+    assert float(posterior.mean["precision"]) == pytest.approx(exact["shape"] / exact["rate"], rel=1e-9)
+    assert 0 < exact["log_evidence"] - posterior.log_evidence.value < 0.01
+
+
+def test_under_a_flat_prior_the_expected_precision_is_that_of_the_sample():
+    # a = (N + 1) / 2 and b = (sum of squares + 1 / E[tau]) / 2 have the fixed point E[tau] = N / sum of squares
+    y = column(20)
+    posterior = fitted(NormalGamma(0.0, strength=1e-9, shape=1e-9, rate=1e-9), y)
+    assert 1 / float(posterior.mean["precision"]) == pytest.approx(float(y.var(correction=0)), rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_bound_never_falls_and_restarts_agree(seed: int):
+    y = column(7, seed)
+    posterior = fitted(PRIOR, y, VariationalEM(start="random", restarts=3, tolerance=1e-14))
+    bound = posterior.history["bound"]
+    assert float(bound.diff().min()) >= -1e-10 * float(bound.abs().max())
+    assert posterior.converged
+    assert posterior.bound == pytest.approx(fitted(PRIOR, y).bound, abs=1e-9)
+
+
+def test_the_bound_from_statistics_is_that_from_rows():
+    y = column(9)
+    posterior = fitted(PRIOR, y)
+    model = posterior.latent
+    (found,) = expect(OverPhi(model), [posterior.phi], [(y,)])
+    again = model.complete_q(posterior.phi, found.statistics) - model.kl_q(posterior.phi)
+    assert float(again) == pytest.approx(posterior.bound, rel=1e-12)
+    theta = posterior.mean
+    point = model.e_step(theta, Rows({"y": y}))
+    assert float(model.complete(theta, point.statistics)) == pytest.approx(float(point.bound.sum()), rel=1e-12)
+
+
+def test_draws_have_the_moments_of_q_and_log_prob_is_their_density():
+    posterior = fitted(PRIOR, column(12))
+    phi, draws = posterior.phi, posterior.sample(4000, seed=1)
+    assert_mean_close(draws["mean"], phi["m"])
+    assert_mean_close(draws["precision"], phi["a"] / phi["b"])
+    q = stats.norm.logpdf(1.5, float(phi["m"]), float(phi["l"]) ** -0.5)
+    q += stats.gamma.logpdf(0.5, float(phi["a"]), scale=1 / float(phi["b"]))
+    at = {"mean": torch.tensor(1.5).double(), "precision": torch.tensor(0.5).double()}
+    assert float(posterior.log_prob(at)) == pytest.approx(float(q), abs=1e-10)
+
+
+def test_a_file_gives_the_same_posterior_back(tmp_path: Path):
+    y = column(12)
+    posterior = fitted(PRIOR, y)
+    posterior.save(tmp_path / "normal.priory")
+    again = load(tmp_path / "normal.priory", PRIOR.meet(y[:3])[0])
+    assert isinstance(again, ConjugatePosterior)
+    assert again.phi.keys() == posterior.phi.keys()
+    assert all(torch.equal(again.phi[name], t) for name, t in posterior.phi.items())
+    assert again.log_evidence == posterior.log_evidence
+    assert torch.equal(again.log_predictive(y), posterior.log_predictive(y))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"mean": math.inf}, "The 'mean' of NormalGamma must be a finite number. Got inf instead."),
+        ({"strength": 0}, "The 'strength' of NormalGamma must be a positive number. Got 0 instead."),
+        ({"shape": -1.0}, "The 'shape' of NormalGamma must be a positive number. Got -1.0 instead."),
+        ({"rate": "a"}, "The 'rate' of NormalGamma must be a positive number. Got 'a' instead."),
+    ],
+)
+def test_bad_input_gets_one_sentence(options: dict[str, Any], sentence: str):
+    with pytest.raises(InputError) as caught:
+        NormalGamma(**options)
+    assert str(caught.value) == sentence
+
+
+def test_two_columns_are_refused():
+    with pytest.raises(InputError, match=r"must be one column, \(n,\)"):
+        NormalGamma().meet(torch.zeros(3, 2))

@@ -1,0 +1,190 @@
+"""The variational auto-encoder, where the decoder is linear and the exact answer is probabilistic PCA."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
+
+from priory.errors import InputError
+from priory.latent.base import Rows
+from priory.latent.normal_gamma import NormalGamma
+from priory.latent.vae import VAE
+from priory.likelihoods import Bernoulli, Gaussian
+from priory.loop import fit, make_target
+from priory.methods.amortised_em import AmortisedEM
+from priory.methods.base import Method
+from priory.methods.em import EM
+from priory.posteriors.amortised import AmortisedPosterior
+from priory.store import load
+from priory.testing import assert_mean_close
+
+
+def random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def rows(n: int = 200) -> Tensor:
+    """n rows of four columns with two directions of more variance than the noise."""
+    loading = torch.tensor([[2.0, 0.0], [0.0, 1.5], [1.0, 0.5], [-1.0, 1.0]], dtype=torch.float64)
+    return random(0, n, 2) @ loading.T + 0.5 * random(1, n, 4) + 1
+
+
+def principal(y: Tensor, k: int = 2) -> tuple[dict[str, Tensor], Tensor]:
+    """PPCA by maximum likelihood (Tipping and Bishop, 1999), as parameters of a linear VAE, and log p(y) a row."""
+    centre = y.mean(0)
+    values, vectors = torch.linalg.eigh((y - centre).T @ (y - centre) / len(y))
+    values, vectors = values.flip(0), vectors.flip(1)
+    noise = values[k:].mean()
+    loading = vectors[:, :k] * (values[:k] - noise).sqrt()
+    inner = values[:k]  # W'W + noise I, which is diagonal
+    back = loading.T / inner[:, None]
+    theta = {
+        "encoder.weight": torch.cat([back, torch.zeros_like(back)]),
+        "encoder.bias": torch.cat([-back @ centre, 0.5 * (noise / inner).log()]),
+        "decoder.weight": loading,
+        "decoder.bias": centre,
+        "likelihood.noise": noise.sqrt(),
+    }
+    exact = MultivariateNormal(centre, loading @ loading.T + noise * torch.eye(y.shape[1]).double()).log_prob(y)
+    return theta, exact
+
+
+def linear(seed: int = 0) -> VAE:
+    torch.manual_seed(seed)
+    return VAE(nn.Linear(4, 4).double(), nn.Linear(2, 4).double(), latent=2)
+
+
+def fitted(model: VAE, y: Tensor, method: AmortisedEM, **options: Any) -> AmortisedPosterior:
+    met, data = model.meet(y, options.pop("batch_size", None))
+    posterior = fit(met, data, method, progress=False, **options)
+    assert isinstance(posterior, AmortisedPosterior)
+    return posterior
+
+
+def test_both_bounds_touch_the_log_likelihood_where_q_is_exact():
+    y = rows(20)
+    model, (theta, exact) = linear().meet(y)[0], principal(y)
+    for draws in (1, 3):
+        noise = random(draws, draws, 20, 2)
+        torch.testing.assert_close(model.elbo(theta, y, noise), exact, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(model.iwae(theta, y, noise), exact, rtol=1e-10, atol=1e-10)
+
+
+def test_elsewhere_the_elbo_is_lower_by_the_divergence_and_iwae_lies_between():
+    y = rows(5)
+    model, (theta, exact) = linear().meet(y)[0], principal(y)
+    away = {**theta, "encoder.bias": theta["encoder.bias"] + torch.tensor([0.3, -0.2, 0.4, 0.1]).double()}
+    shift, stretch = torch.tensor([0.3, -0.2]).double(), torch.tensor([0.4, 0.1]).double()
+    std = theta["encoder.bias"][2:].exp()
+    gap = 0.5 * ((2 * stretch).exp() + (shift / std).square() - 1 - 2 * stretch).sum()  # of normals, KL(q || p)
+    noise = random(3, 4000, 5, 2)
+    assert_mean_close(model.log_weights(away, y, noise), exact - gap)  # 5 comparisons: a false alarm in 350,000
+    tighter = torch.stack([model.iwae(away, y, random(100 + i, 20, 5, 2)) for i in range(200)]).mean(0)
+    assert bool((tighter > exact - 0.5 * gap).all())
+    assert bool((tighter < exact).all())
+
+
+def test_the_gradient_of_the_bound_is_that_of_the_likelihood_where_q_is_exact():
+    # Fisher's identity: KL(q || p) is zero and flat there, and PPCA's maximum has no slope
+    y = rows(50)
+    model, (theta, _) = linear().meet(y)[0], principal(y)
+    noise = random(5, 400, 50, 2)
+    total = lambda w: model.log_weights(model.layout.constrain(w), y, noise).sum(1)  # noqa: E731
+    slopes = torch.autograd.functional.jacobian(total, model.layout.unconstrain(theta))  # a draw each
+    assert isinstance(slopes, Tensor)
+    assert_mean_close(slopes, 0.0)  # 33 comparisons: a false alarm in 50,000
+
+
+def test_e_steps_close_the_gap_and_m_steps_reach_ppca():
+    y = rows()
+    _, exact = principal(y)
+    method = AmortisedEM(learning_rate=0.03, samples=4)
+    posterior = fitted(linear(), y, method, steps=900, batch_size=100)
+    assert posterior.log_evidence.value == pytest.approx(float(exact.sum()), abs=4.0)  # 0.02 nats a row
+    assert posterior.log_evidence.value < float(exact.sum())
+    noise = principal(y)[0]["likelihood.noise"]
+    assert float(posterior.mean["likelihood.noise"]) == pytest.approx(float(noise), rel=0.1)
+    mean, std = posterior.encode(y[:7])
+    assert mean.shape == std.shape == (7, 2)
+    assert posterior.generate(5).shape == (5, 4)
+
+
+def test_e_steps_alone_bring_q_to_the_posterior():
+    y = rows()
+    theta, exact = principal(y)
+    model, data = linear().meet(y)
+    silent = {**theta, "encoder.weight": 0 * theta["encoder.weight"], "encoder.bias": 0 * theta["encoder.bias"]}
+    first = AmortisedPosterior(make_target(model, data), model.layout.unconstrain(silent))
+    method = AmortisedEM(learning_rate=0.03, samples=2, e_steps=300, start=first)
+    posterior = fit(model, data, method, steps=1, progress=False)
+    assert isinstance(posterior, AmortisedPosterior)
+    assert float((exact - first.log_likelihood(y, samples=1)).mean()) > 1.0
+    assert abs(float((exact - posterior.log_likelihood(y, samples=1)).mean())) < 0.1
+
+
+def test_minibatches_stand_for_all_rows():
+    y = rows()
+    whole = fitted(linear(), y, AmortisedEM(learning_rate=1e-9, samples=64), steps=1, batch_size=200)
+    some = fitted(linear(), y, AmortisedEM(learning_rate=1e-9, samples=64), steps=20, batch_size=20)
+    assert float(some.history["bound"][:10].mean()) == pytest.approx(float(whole.history["bound"][0]), rel=0.05)
+
+
+@pytest.mark.parametrize("bound", ["elbo", "iwae"])
+def test_a_network_and_binary_rows_raise_their_bound(bound: Any):
+    y = (rows(100) > 1).double()
+    torch.manual_seed(0)
+    encoder, decoder = (
+        nn.Sequential(nn.Linear(a, 8), nn.Tanh(), nn.Linear(8, b)).double() for a, b in ((4, 4), (2, 4))
+    )
+    before = [p.clone() for p in encoder.parameters()]
+    model = VAE(encoder, decoder, 2, Bernoulli())
+    posterior = fitted(model, y, AmortisedEM(bound, samples=2, learning_rate=0.02), steps=300, batch_size=50)
+    history = posterior.history["bound"]
+    assert float(history[-50:].mean()) > float(history[:5].mean()) + 20
+    assert all(torch.equal(a, b) for a, b in zip(before, encoder.parameters(), strict=True))
+    assert set(posterior.generate(9).unique().tolist()) <= {0.0, 1.0}
+
+
+def test_a_file_gives_the_same_posterior_back(tmp_path: Path):
+    y = rows(30)
+    posterior = fitted(linear(), y, AmortisedEM(), steps=3)
+    posterior.save(tmp_path / "vae.priory")
+    again = load(tmp_path / "vae.priory", linear().meet(y[:3])[0])
+    assert isinstance(again, AmortisedPosterior)
+    assert torch.equal(again.log_likelihood(y), posterior.log_likelihood(y))
+    with pytest.raises(InputError, match="A posterior from a file has no data"):
+        _ = again.log_evidence
+
+
+def test_it_is_a_method_with_an_e_step():
+    assert isinstance(AmortisedEM(), Method)
+    y = rows(10)
+    model, (theta, exact) = linear().meet(y)[0], principal(y)
+    torch.testing.assert_close(model.e_step(theta, Rows({"y": y})).bound, exact, rtol=1e-10, atol=1e-10)
+
+
+def test_bad_input_gets_one_sentence():
+    net = nn.Linear(4, 4).double()
+    with pytest.raises(InputError, match=r"The 'encoder' of VAE must be an nn.Module. Got int instead."):
+        VAE(3, net, 2)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="The 'decoder' of VAE must have no buffers"):
+        VAE(net, nn.BatchNorm1d(2), 2)
+    with pytest.raises(InputError, match=r"The 'likelihood' of VAE must be a likelihood. Got str instead."):
+        VAE(net, net, 2, "gaussian")  # pyright: ignore[reportArgumentType]
+    wrong: dict[str, Any] = {"samples": 0, "e_steps": -1, "bound": "kl", "learning_rate": 0.0, "schedule": "linear"}
+    for name, value in wrong.items():
+        with pytest.raises(InputError, match=f"The '{name}' of AmortisedEM must be"):
+            AmortisedEM(**{name: value})
+    with pytest.raises(InputError, match=r"The 'encoder' of VAE must give \(1, 6\) for one row. Got \(1, 4\) instead."):
+        fitted(VAE(net, nn.Linear(3, 4).double(), 3, Gaussian()), rows(9), AmortisedEM(), steps=1)
+    with pytest.raises(InputError, match=r"The 'decoder' of VAE must take \(1, 2\). It raised: "):
+        fitted(VAE(net, nn.Linear(3, 4).double(), 2), rows(9), AmortisedEM(), steps=1)
+    met, data = NormalGamma().meet(rows(9)[:, 0])
+    with pytest.raises(InputError, match=r"The 'model' of AmortisedEM must be a latent.VAE"):
+        fit(met, data, AmortisedEM(), steps=1, progress=False)
+    met, data = linear().meet(rows(9))
+    with pytest.raises(InputError, match="has no closed M-step: fit it by AmortisedEM"):
+        fit(met, data, EM(), steps=1, progress=False)

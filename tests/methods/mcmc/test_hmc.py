@@ -1,0 +1,62 @@
+"""Hamiltonian Monte Carlo keeps the contract, and its length is what ChEES wants on a Gaussian."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import priory as pr
+from priory import Param
+from priory.data import Data
+from priory.methods.mcmc import HMC
+from priory.streams import stream
+from priory.target import Target
+from priory.testing.contract import CLAUSES, records_one_number_a_step
+
+
+@pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.__name__)
+def test_hmc_keeps_the_contract(clause):
+    # the history has the steps of the warm-up too, and the clause counts draws
+    clause(HMC(chains=16, accept=0.95, warmup=0 if clause is records_one_number_a_step else 100))
+
+
+def standard(p: dict[str, Tensor]) -> Tensor:
+    return -0.5 * p["w"].square().sum(-1)
+
+
+def test_the_length_ends_where_chees_is_largest_for_a_gaussian():
+    """Averaged over h uniform, E[d^2] of a unit Gaussian is largest where tan 2T = 2T: T = 2.2467."""
+    target, data = Target(pr.Density(standard, {"w": Param((20,))}, batched=True), None), Data.of(None)
+    method = HMC(chains=128, warmup=400, accept=0.95)
+    generator = stream(0, "hmc")
+    state = method.init(target, method.plan(target, data, 1, 0), generator)
+    for _ in range(400):
+        state, _ = method.step(target, state, data, generator)
+    assert float(state.length.log.exp()) == pytest.approx(2.2467, rel=0.15)
+
+
+def test_a_fixed_trajectory_takes_the_steps_that_its_length_needs():
+    target, data = Target(pr.Density(standard, {"w": Param((2,))}, batched=True), None), Data.of(None)
+    method = HMC(chains=8, warmup=0, trajectory=3.0)
+    generator = stream(0, "hmc")
+    state = method.init(target, method.plan(target, data, 4, 0), generator)
+    state.step_size.log = torch.tensor(math.log(0.1), dtype=torch.float64)
+    steps = [int(method.step(target, state, data, generator)[1].metrics["gradients"]) for _ in range(4)]
+    assert steps == [15, 8, 23, 4]  # of lengths 1.5, 0.75, 2.25, 0.375: Halton's sequence
+
+
+def test_members_of_different_lengths_do_not_meet():
+    """Two members in one batch, of which the second needs a tenth of the step, move as each would alone."""
+    scale = torch.tensor([1.0, 0.1], dtype=torch.float64)
+    target, data = Target(pr.Density(standard, {"w": Param((2,))}, batched=True), None), Data.of(None)
+    method = HMC(chains=3, warmup=0, trajectory=1.0)
+    ends = []
+    for members in ([0, 1], [0], [1]):
+        state = method.init(target, method.plan(target, data, 1, 0), stream(0, "hmc"), torch.Size([len(members)]))
+        noise = torch.randn(2, 3, 2, generator=stream(1, "hmc"), dtype=torch.float64)
+        state.w = noise[members]
+        state.value, state.gradient = state.joint(state.w)
+        step = scale[members]
+        ends.append(method.follow(state, noise.flip(0)[members], step, (1.0 / step).ceil())[0])
+    torch.testing.assert_close(ends[0], torch.cat(ends[1:]), rtol=1e-12, atol=1e-12)

@@ -1,0 +1,93 @@
+"""Each integrator with each metric is reversible and of volume one, and as accurate as its order says."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import jacrev
+
+from priory.methods.mcmc.integrators import INTEGRATORS, integrate, kinetic
+from priory.methods.mcmc.metrics import METRICS, Dense, Diagonal, LowRank, Metric
+from priory.streams import stream
+
+DOUBLE, SIZE = torch.float64, 4
+
+
+def randn(*shape: int, name: str = "noise") -> Tensor:
+    return torch.randn(*shape, generator=stream(0, "integrators", name), dtype=DOUBLE)
+
+
+def metric_of(name: str) -> Metric:
+    scale = randn(1, SIZE, name="scale").exp()
+    if name == "diagonal":
+        return Diagonal(scale)
+    if name == "low_rank":
+        return LowRank(scale, torch.linalg.qr(randn(SIZE, 2)).Q, randn(1, 2, name="spread").exp())
+    root = randn(SIZE, SIZE, name="root")
+    covariance = root @ root.mT + torch.eye(SIZE, dtype=DOUBLE)
+    return Dense(covariance, torch.linalg.cholesky(covariance))
+
+
+def joint(w: Tensor) -> tuple[Tensor, Tensor]:
+    """log p = -sum w^4 / 4 - (w_0 w_1)^2 / 2, which is not Gaussian."""
+    square = (w[..., 0] * w[..., 1]).square()
+    cross = torch.stack([w[..., 0] * w[..., 1] ** 2, w[..., 1] * w[..., 0] ** 2], -1)
+    gradient = -(w**3) - torch.cat([cross, torch.zeros_like(w[..., 2:])], -1)
+    return -w.pow(4).sum(-1) / 4 - square / 2, gradient
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("integrator", INTEGRATORS)
+def test_a_trajectory_with_its_momentum_turned_leads_back(integrator, metric):
+    m, w, p = metric_of(metric), randn(3, SIZE, name="w"), randn(3, SIZE, name="p")
+    step = torch.tensor([[0.1], [0.07], [-0.05]], dtype=DOUBLE)
+    at = (w, p, *joint(w))
+    for _ in range(7):
+        at = integrate(integrator, joint, m, at[0], at[1], at[3], step)
+    assert float((at[0] - w).abs().min()) > 1e-3
+    back = (at[0], -at[1], *at[2:])
+    for _ in range(7):
+        back = integrate(integrator, joint, m, back[0], back[1], back[3], step)
+    torch.testing.assert_close(back[0], w, rtol=0, atol=1e-10)
+    torch.testing.assert_close(-back[1], p, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("integrator", INTEGRATORS)
+def test_a_trajectory_keeps_volume(integrator, metric):
+    m = metric_of(metric)
+
+    def flow(z: Tensor) -> Tensor:
+        w, p = z[None, :SIZE], z[None, SIZE:]
+        at = (w, p, *joint(w))
+        for _ in range(4):
+            at = integrate(integrator, joint, m, at[0], at[1], at[3], torch.tensor(0.05, dtype=DOUBLE))
+        return torch.cat([at[0][0], at[1][0]])
+
+    jacobian = jacrev(flow)(randn(2 * SIZE, name="z"))
+    assert isinstance(jacobian, Tensor)
+    assert float((jacobian - torch.eye(2 * SIZE, dtype=DOUBLE)).abs().max()) > 0.1
+    assert abs(float(torch.linalg.det(jacobian)) - 1) < 1e-10
+
+
+@pytest.mark.parametrize("integrator", INTEGRATORS)
+def test_halving_the_step_divides_the_error_of_the_energy_by_four(integrator):
+    m, w, p = metric_of("dense"), 0.5 * randn(1, SIZE, name="w"), randn(1, SIZE, name="p")
+
+    def error(steps: int) -> float:
+        at = (w, p, *joint(w))
+        for _ in range(steps):
+            at = integrate(integrator, joint, m, at[0], at[1], at[3], torch.tensor(0.4 / steps, dtype=DOUBLE))
+        return float(kinetic(m, at[1]) - at[2] - kinetic(m, p) + joint(w)[0])
+
+    assert error(64) / error(128) == pytest.approx(4, rel=0.05)
+
+
+def test_one_leapfrog_step_is_the_formula():
+    w, p = torch.tensor([[1.0]], dtype=DOUBLE), torch.tensor([[2.0]], dtype=DOUBLE)
+    m = Diagonal(torch.tensor([[3.0]], dtype=DOUBLE))
+    # g = -w^3 here: half a kick of -0.05, a drift of 0.1 * 3 * 1.95, half a kick at 1.585
+    step = torch.tensor(0.1, dtype=DOUBLE)
+    at = integrate("leapfrog", lambda v: (-(v[..., 0] ** 4) / 4, -(v**3)), m, w, p, -(w**3), step)
+    assert float(at[0]) == pytest.approx(1.585, abs=1e-12)
+    assert float(at[1]) == pytest.approx(1.95 - 0.05 * 1.585**3, abs=1e-12)
+    assert float(kinetic(m, p)) == pytest.approx(6.0, abs=1e-12)

@@ -1,0 +1,91 @@
+"""A metric's three uses agree with one covariance, and that is the one of the draws that it was learnt from."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from priory.methods.mcmc.adaptation import RECENT, Moments
+from priory.methods.mcmc.metrics import METRICS, PLAIN, Dense, Diagonal, LowRank
+from priory.streams import stream
+
+DOUBLE = torch.float64
+SIZE = 5
+
+
+def draws(steps: int = 6, chains: int = 40) -> Tensor:
+    """Correlated draws of two members, (steps, 2, chains, P)."""
+    noise = torch.randn(steps, 2, chains, SIZE, generator=stream(0, "metrics"), dtype=DOUBLE)
+    mix = torch.randn(2, SIZE, SIZE, generator=stream(1, "metrics"), dtype=DOUBLE)
+    return noise @ mix + 3.0
+
+
+def heard(w: Tensor, metric: str) -> Moments:
+    moments = Moments.none(w[0], METRICS[metric].__name__)
+    for step in w:
+        moments.hear(step)
+    return moments
+
+
+def applied(metric: Diagonal | Dense | LowRank) -> Tensor:
+    """C of each member, (2, P, P), from the velocities of unit momenta."""
+    return metric.velocity(torch.eye(SIZE, dtype=DOUBLE).expand(2, -1, -1))
+
+
+def test_moments_are_those_of_all_draws_of_all_chains():
+    w = draws()
+    moments = heard(w, "dense")
+    every = w.movedim(0, 1).flatten(1, 2)  # (2, steps x chains, P)
+    centred = every - every.mean(1, keepdim=True)
+    assert moments.count == 240
+    torch.testing.assert_close(moments.mean, every.mean(1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(moments.squares, centred.square().sum(1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(moments.scatter, centred.mT @ centred, rtol=1e-11, atol=1e-11)
+
+
+def test_a_diagonal_metric_has_the_variances():
+    w = draws()
+    metric = Diagonal.unit(w[0]).learnt(heard(w, "diagonal"))
+    every = w.movedim(0, 1).flatten(1, 2)
+    torch.testing.assert_close(metric.variance[:, 0], every.var(1), rtol=1e-12, atol=1e-12)
+
+
+def test_a_dense_metric_has_the_covariance_drawn_towards_its_diagonal():
+    w = draws()
+    metric = Dense.unit(w[0]).learnt(heard(w, "dense"))
+    weight = 240 / (240 + SIZE + PLAIN)
+    for member in (0, 1):
+        full = torch.cov(w[:, member].flatten(0, 1).mT)
+        expected = weight * full + (1 - weight) * full.diag().diag()
+        torch.testing.assert_close(metric.covariance[member], expected, rtol=1e-11, atol=1e-11)
+
+
+def test_a_low_rank_metric_of_full_rank_has_the_covariance_of_the_last_draws_drawn_towards_one():
+    w = draws(steps=8, chains=RECENT // 8)  # all of them are the last ones
+    metric = LowRank.unit(w[0]).learnt(heard(w, "low_rank"))
+    for member in (0, 1):
+        full = torch.cov(w[:, member].flatten(0, 1).mT)
+        d = full.diagonal().sqrt()
+        correlation = full / d[:, None] / d
+        shrunk = (RECENT * correlation + (SIZE + PLAIN) * torch.eye(SIZE, dtype=DOUBLE)) / (RECENT + SIZE + PLAIN)
+        torch.testing.assert_close(applied(metric)[member], shrunk * d[:, None] * d, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_momenta_have_the_inverse_of_the_covariance_and_squares_measure_by_it(name):
+    w = draws()
+    metric = METRICS[name].unit(w[0]).learnt(heard(w, name))
+    covariance, unit = applied(metric), torch.eye(SIZE, dtype=DOUBLE).expand(2, -1, -1)
+    factor = metric.momentum(unit)  # rows are what unit noise leads to
+    torch.testing.assert_close(factor.mT @ factor, torch.linalg.inv(covariance), rtol=1e-9, atol=1e-9)
+    d = draws()[0]
+    expected = (d @ torch.linalg.inv(covariance) * d).sum(-1)
+    torch.testing.assert_close(metric.square(d), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_coordinate_that_did_not_move_keeps_its_scale(name):
+    w = draws().clone()
+    w[..., 2] = 1.5
+    covariance = applied(METRICS[name].unit(w[0]).learnt(heard(w, name)))
+    assert bool(torch.isfinite(covariance).all())
+    assert bool((torch.linalg.eigvalsh(covariance) > 0).all())

@@ -1,0 +1,165 @@
+"""The iterative trees of NUTS are those of the recursion, leaf by leaf, and NUTS keeps the contract."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import priory as pr
+from priory import Param
+from priory.data import Data
+from priory.methods.mcmc import NUTS
+from priory.methods.mcmc.integrators import integrate, kinetic
+from priory.methods.mcmc.metrics import Diagonal
+from priory.methods.mcmc.nuts import level, walk
+from priory.methods.mcmc.sampler import State
+from priory.streams import stream
+from priory.target import Target
+from priory.testing.contract import CLAUSES, records_one_number_a_step
+
+DOUBLE = torch.float64
+CHAINS, DEEPEST = 24, 6
+
+
+@pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.__name__)
+def test_nuts_keeps_the_contract(clause):
+    # the history has the steps of the warm-up too, and the clause counts draws
+    clause(NUTS(chains=16, max_depth=5, accept=0.95, warmup=0 if clause is records_one_number_a_step else 60))
+
+
+class Recursion:
+    """One chain's tree by recursion, as the papers write it; points are (w, p, gradient, value)."""
+
+    def __init__(self, state: State, chain: int, p: Tensor, noise: torch.Generator) -> None:
+        self.state, self.chain, self.noise = state, chain, noise
+        self.first = self.last = (state.w[chain], p[chain], state.gradient[chain], state.value[chain])
+        self.start = self.energy(self.first)
+        self.points = [self.first]  # in the order of time
+        self.chosen, self.weight, self.steps, self.depth, self.divergent = self.first, 0.0, 0, 0, False
+
+    def energy(self, point: Any) -> float:
+        return float(kinetic(self.state.metric, point[1][None])[0] - point[3])
+
+    def turned(self, points: list[Any], a: Tensor, b: Tensor) -> bool:
+        total = torch.stack([point[1] for point in points]).sum(0)
+        velocity = self.state.metric.velocity(total[None])[0]
+        return bool(velocity @ a <= 0) or bool(velocity @ b <= 0)
+
+    def any_turn(self, left: list[Any], right: list[Any]) -> bool:
+        """Of two neighbours, in either order: the whole, and each with the nearest point of the other."""
+        return (
+            self.turned(left + right, left[0][1], right[-1][1])
+            or self.turned([*left, right[0]], left[0][1], right[0][1])
+            or self.turned([left[-1], *right], left[-1][1], right[-1][1])
+        )
+
+    def build(self, edge: Any, depth: int, sign: float) -> tuple[list[Any], bool]:
+        """The points beyond an edge, outwards, and whether none of their subtrees has turned."""
+        if depth == 0:
+            step = sign * self.state.step_size.log.exp()
+            w, p, value, gradient = integrate(
+                "leapfrog", self.one, self.state.metric, edge[0][None], edge[1][None], edge[2][None], step
+            )
+            point = (w[0], p[0], gradient[0], value[0])
+            self.steps += 1
+            gain = self.start - self.energy(point)
+            self.divergent = self.divergent or not gain > -1000
+            uniform = self.logs[len(self.gains), self.chain]
+            self.gains.append(gain)
+            if not self.divergent and float(uniform) < gain - float(torch.tensor(self.gains).double().logsumexp(0)):
+                self.proposal = point
+            return [point], not self.divergent
+        left, sound = self.build(edge, depth - 1, sign)
+        if not sound:
+            return left, False
+        right, sound = self.build(left[-1], depth - 1, sign)
+        return left + right, sound and not self.any_turn(left, right)
+
+    def one(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        every = self.state.w.clone()
+        every[self.chain] = w[0]
+        value, gradient = self.state.joint(every)
+        return value[self.chain, None], gradient[self.chain, None]
+
+    def run(self, deepest: int) -> None:
+        for depth in range(deepest):
+            coins = torch.rand(2, CHAINS, generator=self.noise, dtype=DOUBLE)
+            self.logs = torch.rand(2**depth, CHAINS, generator=self.noise, dtype=DOUBLE).log()
+            self.gains: list[float] = []
+            self.depth += 1
+            forward = bool(coins[0, self.chain] < 0.5)
+            edge = self.points[-1] if forward else self.points[0]
+            new, sound = self.build(edge, depth, 1.0 if forward else -1.0)
+            if not sound:
+                return
+            weight = float(torch.tensor(self.gains).double().logsumexp(0))
+            if math.log(float(coins[1, self.chain])) < weight - self.weight:
+                self.chosen = self.proposal
+            self.weight = float(torch.logaddexp(torch.tensor(self.weight), torch.tensor(weight)))
+            old = self.points if forward else self.points[::-1]  # so that the new ones follow
+            stop = self.any_turn(old, new)
+            self.points = [*self.points, *new] if forward else [*new[::-1], *self.points]
+            if stop:
+                return
+
+
+def banana(p: dict[str, Tensor]) -> Tensor:
+    x, y, z = p["w"].unbind(-1)
+    return -0.5 * (x.square() + 4 * (y - x.square()).square() + 0.1 * z.square())
+
+
+@pytest.mark.parametrize("step", [0.03, 0.12, 0.7])  # deep trees, middling ones, and divergences
+def test_trees_are_those_of_the_recursion(step):
+    density = pr.Density(banana, {"w": Param((3,))}, batched=True)
+    target, data = Target(density, None), Data.of(None)
+    method = NUTS(chains=CHAINS, warmup=0)
+    state = method.init(target, method.plan(target, data, 1, 0), stream(0, "nuts"))
+    state.w = torch.randn(CHAINS, 3, generator=stream(1, "nuts"), dtype=DOUBLE)
+    state.value, state.gradient = state.joint(state.w)
+    state.step_size.log = torch.tensor(math.log(step), dtype=DOUBLE)
+    state.metric = Diagonal(torch.tensor([[1.0, 2.0, 5.0]], dtype=DOUBLE))
+    p = state.metric.momentum(torch.randn(CHAINS, 3, generator=stream(2, "nuts"), dtype=DOUBLE))
+    tree = walk(state, p, DEEPEST, stream(3, "nuts"))
+    move = tree.move()
+    depths = set()
+    for chain in range(CHAINS):
+        slow = Recursion(state, chain, p, stream(3, "nuts"))
+        slow.run(DEEPEST)
+        assert int(move.steps[chain]) == slow.steps
+        assert move.depth is not None
+        assert int(move.depth[chain]) == slow.depth
+        assert bool(move.divergent[chain]) == slow.divergent
+        torch.testing.assert_close(move.w[chain], slow.chosen[0], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(move.value[chain], slow.chosen[3], rtol=1e-10, atol=1e-10)
+        depths.add(slow.depth)
+    assert len(depths) > 1
+    assert step < 0.5 or bool(move.divergent.any())
+
+
+def test_no_point_that_is_still_wanted_is_remembered_in_the_place_of_another():
+    """For each subtree that an odd point ends, its first and its middle point are the last ones of their levels."""
+    last: dict[int, int] = {}
+    for n in range(1024):
+        if n % 2 == 0:
+            last[level(n)] = n
+            continue
+        length = 2
+        while (n + 1) % length == 0:
+            assert last[level(n + 1 - length)] == n + 1 - length
+            if length > 2:
+                assert last[level(n + 1 - length // 2)] == n + 1 - length // 2
+            length *= 2
+
+
+def test_the_depth_is_capped_where_it_is_told_and_early_in_the_warm_up():
+    density = pr.Density(lambda p: -0.5 * p["w"].square().sum(-1), {"w": Param((2,))}, batched=True)
+    target, data = Target(density, None), Data.of(None)
+    for method, expected in ((NUTS(chains=4, warmup=0, max_depth=3), 3), (NUTS(chains=4, warmup=100), 5)):
+        state = method.init(target, method.plan(target, data, 1, 0), stream(0, "nuts"))
+        state.step_size.log = torch.tensor(math.log(1e-3), dtype=DOUBLE)
+        move = method.transition(state, stream(1, "nuts"))
+        assert move.depth is not None
+        assert move.depth.tolist() == [expected] * 4
+        assert move.steps.tolist() == [2**expected - 1] * 4

@@ -1,0 +1,310 @@
+"""What every sampler keeps: detailed balance, exact moments, statistics, and sentences about what goes wrong."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import priory as pr
+from priory import Param
+from priory.data import Data
+from priory.errors import DivergedError, InputError, PrioryWarning
+from priory.loop import make_target
+from priory.methods.mcmc import HMC, MALA, NUTS, RandomWalk
+from priory.methods.mcmc.metrics import METRICS, Dense, Diagonal, LowRank
+from priory.methods.mcmc.sampler import Sampler, State, number_of_chains
+from priory.streams import stream
+from priory.target import Target
+from priory.testing import assert_covariance_close, assert_mean_close
+
+DOUBLE = torch.float64
+KERNELS = (
+    HMC(warmup=0, trajectory=1.7),
+    HMC(warmup=0, trajectory=1.7, integrator="two_stage"),
+    NUTS(warmup=0, max_depth=4),
+    MALA(warmup=0),
+    RandomWalk(warmup=0),
+)
+
+
+def skewed() -> pr.Density:
+    """Two logarithms of gamma variables, of shapes 2 and 5, the second three times as wide: not symmetric at all."""
+
+    def log_prob(p: dict[str, Tensor]) -> Tensor:
+        a, b = p["w"][..., 0], p["w"][..., 1] / 3
+        return 2 * a - a.exp() + 5 * b - b.exp()
+
+    return pr.Density(log_prob, {"w": Param((2,))}, batched=True)
+
+
+def exact_draws(n: int) -> Tensor:
+    generator = stream(0, "samplers", "exact")
+    two, five = (
+        -torch.rand(n, k, generator=generator, dtype=DOUBLE).log().sum(-1) for k in (2, 5)
+    )  # a gamma of whole shape is a sum of exponentials
+    return torch.stack([two.log(), 3 * five.log()], -1)
+
+
+def state_at(method: Sampler, density: pr.Density, w: Tensor, step: float, metric: Any = None) -> State:
+    """A state of chains at w, with this step size and metric, after its warm-up."""
+    target, data = Target(density, None), Data.of(None)
+    method = type(method)(**{**vars(method), "chains": len(w)})
+    state = method.init(target, method.plan(target, data, 1, 0), stream(0, "samplers"))
+    state.w, (state.value, state.gradient) = w, state.joint(w)
+    state.step_size.log = torch.tensor(math.log(step), dtype=DOUBLE)
+    state.metric = state.metric if metric is None else metric
+    return state
+
+
+def metric_of(name: str) -> Any:
+    scale, basis = torch.tensor([[0.8, 4.0]], dtype=DOUBLE), torch.tensor([[0.6], [0.8]], dtype=DOUBLE)
+    if name == "diagonal":
+        return Diagonal(scale)
+    if name == "low_rank":
+        return LowRank(scale.sqrt(), basis, torch.tensor([[2.5]], dtype=DOUBLE))
+    covariance = torch.tensor([[0.9, 0.4], [0.4, 3.0]], dtype=DOUBLE)
+    return Dense(covariance, torch.linalg.cholesky(covariance))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("method", KERNELS, ids=repr)
+def test_a_transition_keeps_detailed_balance(method, metric):
+    """From exact draws, (start, end) and (end, start) have one law: f(a) g(b) - g(a) f(b) is zero on average.
+
+    Six comparisons of 4000 independent chains at 5 standard errors, in 15 cases: false alarms at 5e-5.
+    """
+    start = exact_draws(4000)
+    state = state_at(method, skewed(), start, 0.6, metric_of(metric))
+    move = method.transition(state, stream(1, "samplers"))
+    end, energy = move.w, move.energy
+    assert bool(torch.isfinite(energy).all())
+    assert float((end != start).any(-1).double().mean()) > 0.3
+    f = (start, end)
+    functions = [lambda w: w[:, 0], lambda w: w[:, 1] / 3, lambda w: w[:, 0] ** 2, lambda w: (w[:, 0] > 0.3).double()]
+    pairs = [(i, j) for i in range(4) for j in range(i)]
+    apart = [functions[i](f[0]) * functions[j](f[1]) - functions[j](f[0]) * functions[i](f[1]) for i, j in pairs]
+    assert_mean_close(torch.stack(apart, -1), 0.0)
+
+
+@pytest.mark.parametrize("method", KERNELS, ids=repr)
+def test_exact_draws_stay_exact(method):
+    """Five transitions from exact draws: means and covariances of 4000 independent chains, psi(k) and psi'(k) of the
+    gamma's logarithm. 5 comparisons at 5 standard errors in 5 cases: false alarms at 1.5e-5.
+    """
+    state = state_at(method, skewed(), exact_draws(4000), 0.9, metric_of("dense"))
+    generator = stream(2, "samplers")
+    for _ in range(5):
+        move = method.transition(state, generator)
+        state.w, state.value, state.gradient = move.w, move.value, move.gradient
+        state.step += 1
+    shapes = torch.tensor([2.0, 5.0], dtype=DOUBLE)
+    mean = torch.special.digamma(shapes) * torch.tensor([1.0, 3.0])
+    variance = torch.special.polygamma(1, shapes) * torch.tensor([1.0, 9.0])
+    assert_mean_close(state.w, mean)
+    assert_covariance_close(state.w, variance.diag())
+    torch.testing.assert_close(state.joint(state.w)[0], state.value, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(state.joint(state.w)[1], state.gradient, rtol=1e-10, atol=1e-10)
+
+
+def gaussian(size: int = 3) -> tuple[pr.Density, Tensor, Tensor]:
+    root = torch.randn(size, size, generator=stream(3, "samplers"), dtype=DOUBLE)
+    covariance = root @ root.mT + 0.1 * torch.eye(size, dtype=DOUBLE)
+    mean, precision = torch.arange(1.0, size + 1, dtype=DOUBLE), torch.linalg.inv(covariance)
+
+    def log_prob(p: dict[str, Tensor]) -> Tensor:
+        d = p["w"] - mean
+        return -0.5 * (d @ precision * d).sum(-1)
+
+    return pr.Density(log_prob, {"w": Param((size,))}, batched=True), mean, covariance
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("method", [HMC, NUTS])
+def test_a_fit_has_the_moments_of_a_gaussian(method, metric):
+    """One mean a chain is independent of the others. 3 + 6 comparisons of 64 chains at 5 standard errors, in 6 cases:
+    false alarms at 3e-5.
+    """
+    density, mean, covariance = gaussian()
+    posterior: Any = pr.fit(density, None, method(chains=64, warmup=120, metric=metric), steps=40, progress=False)
+    w = posterior.w
+    assert w.shape == (64, 40, 3)
+    assert_mean_close(w.mean(1), mean)
+    products = (w - mean)[..., :, None] * (w - mean)[..., None, :]
+    assert_mean_close(products.mean(1), covariance)
+
+
+def test_a_temperature_multiplies_the_covariance():
+    density, mean, covariance = gaussian()
+    method = HMC(chains=64, warmup=120)
+    options: dict[str, Any] = {"temperature": 3.0, "tempers": "posterior"}
+    posterior: Any = pr.fit(density, None, method, steps=40, progress=False, **options)
+    products = (posterior.w - mean)[..., :, None] * (posterior.w - mean)[..., None, :]
+    assert_mean_close(products.mean(1), 3 * covariance)  # 6 comparisons: false alarms at 3.5e-6
+
+
+def test_the_warm_up_finds_the_metric_and_the_acceptance():
+    density, _, covariance = gaussian()
+    target, data = Target(density, None), Data.of(None)
+    method = HMC(chains=64, warmup=200)
+    generator = stream(4, "samplers")
+    state = method.init(target, method.plan(target, data, 30, 0), generator)
+    accepted = []
+    for _ in range(230):
+        state, info = method.step(target, state, data, generator)
+        accepted.append(float(torch.as_tensor(info.metrics["acceptance"])))
+        assert (info.draw is None) == (len(accepted) <= 200)
+    assert isinstance(state.metric, Dense)
+    ratio = torch.linalg.eigvals(torch.linalg.solve(covariance, state.metric.covariance)).real
+    assert 0.6 < float(ratio.min()) < float(ratio.max()) < 1.7
+    assert 0.8 < sum(accepted[200:]) / 30 < 0.98
+
+
+@pytest.mark.parametrize("method", [HMC, NUTS, MALA, RandomWalk])
+def test_every_draw_has_its_statistics(method):
+    density, *_ = gaussian()
+    posterior: Any = pr.fit(density, None, method(chains=4, warmup=20, thin=2), steps=7, progress=False)
+    found = posterior.statistics
+    assert {"energy", "acceptance", "divergent", "steps"} <= found.keys()
+    assert ("tree_depth" in found) == (method is NUTS)
+    assert all(t.shape == (4, 7) for t in found.values())
+    assert len(posterior.history["acceptance"]) == 20 + 2 * 7
+    value = Target(density, None).log_joint_and_grad(posterior.w, ())[0]
+    assert bool((found["energy"] >= -value - 1e-9).all())  # the kinetic energy is not negative
+    assert not bool(found["divergent"].any())
+
+
+@pytest.mark.parametrize("method", [HMC(chains=3, warmup=24), NUTS(chains=3, warmup=24)], ids=repr)
+def test_a_fit_that_was_interrupted_goes_on_with_the_same_bits(method, tmp_path):
+    """At three places: before the first window of the metric, between windows, and among the draws."""
+    density, *_ = gaussian()
+    whole: Any = pr.fit(density, None, method, steps=10, progress=False)
+    for stop in (3, 15, 29):
+        keep = pr.Checkpoint(tmp_path / f"{stop}", every=1)
+
+        def interrupt(moment: Any, stop: int = stop) -> None:
+            if moment.step >= stop:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            pr.fit(density, None, method, steps=10, progress=False, checkpoint=keep, callbacks=[interrupt])
+        again: Any = pr.fit(density, None, method, steps=10, progress=False, checkpoint=keep)
+        assert torch.equal(again.w, whole.w)
+        assert all(torch.equal(again.statistics[n], t) for n, t in whole.statistics.items())
+
+
+def test_chains_start_where_pathfinder_leads():
+    density, *_ = gaussian()
+    method = HMC(chains=16, warmup=30, start=pr.Pathfinder(paths=2, draws=100))
+    assert pr.fit(density, None, method, steps=5, progress=False).sample(2)["w"].shape == (2, 3)
+
+
+def test_the_number_of_chains_follows_the_size_of_the_problem():
+    density, *_ = gaussian()
+    assert number_of_chains(Target(density, None)) == 256
+    net = nn.Sequential(nn.Linear(8, 50), nn.Tanh(), nn.Linear(50, 1))
+    target = Target(pr.Model(net, pr.Gaussian()), 1000)
+    assert number_of_chains(target) == 32
+    assert number_of_chains(Target(pr.Model(nn.Linear(1000, 100), pr.Gaussian()), 50_000)) == 4
+
+
+# What goes wrong.
+
+
+def density_of(log_prob: Any, size: int = 1) -> pr.Density:
+    return pr.Density(log_prob, {"w": Param((size,))}, batched=True)
+
+
+def test_divergences_are_counted_and_located():
+    """A funnel: its neck, where the scale is small, is too narrow for any step of the rest."""
+
+    def funnel(p: dict[str, Tensor]) -> Tensor:
+        scale, rest = p["w"][..., 0], p["w"][..., 1:]
+        return -scale.square() / 18 - 0.5 * (rest.square().sum(-1) * (-scale).exp()) - 0.5 * 9 * scale
+
+    method = HMC(chains=32, warmup=100, accept=0.6)
+    with pytest.warns(PrioryWarning, match=r"of the 1,600 transitions of HMC diverged, most where 'w\[0\]' is low"):
+        posterior: Any = pr.fit(density_of(funnel, 10), None, method, steps=50, progress=False)
+    assert int(posterior.statistics["divergent"].sum()) > 0
+
+
+def test_a_flat_direction_is_named():
+    density = density_of(lambda p: -0.5 * p["w"][..., 0].square() + 0 * p["w"][..., 1], 2)
+    with pytest.warns(PrioryWarning, match=r"still spread.*'w\[1\]'.*improper"):
+        pr.fit(density, None, HMC(chains=32, warmup=40, metric="diagonal"), steps=120, progress=False)
+
+
+def test_chains_that_run_away_are_stopped():
+    density = density_of(lambda p: p["w"].sum(-1))
+    with pytest.raises(DivergedError, match=r"chains of HMC drift off: 'w' has reached .* improper"):
+        pr.fit(density, None, HMC(chains=4, warmup=100), steps=10, progress=False)
+
+
+def test_a_density_without_a_value_at_any_start_is_refused_with_its_parameters():
+    """It is finite at zero, where it is tried first, and nowhere near it."""
+    density = density_of(lambda p: torch.where(p["w"] == 0, 0.0, -math.inf).sum(-1) + 0 * p["w"].sum(-1), 2)
+    with pytest.raises(InputError, match=r"must be finite where NUTS starts, as at {'w': \[.*Got -inf there"):
+        pr.fit(density, None, NUTS(chains=4), steps=5, progress=False)
+
+
+def test_a_start_without_a_value_is_drawn_towards_zero():
+    density = density_of(lambda p: torch.where(p["w"].abs() < 0.1, -50 * p["w"].square(), -math.inf).sum(-1))
+    posterior: Any = pr.fit(density, None, MALA(chains=16, warmup=60), steps=20, progress=False)
+    assert float(posterior.w.abs().max()) < 0.1
+    assert float(posterior.w.std()) > 0.02
+
+
+def test_a_density_of_the_wrong_shape_is_refused():
+    with pytest.raises(InputError, match="must return a single number"):
+        pr.fit(pr.Density(lambda p: -p["w"].square(), {"w": Param((3,))}), None, HMC(), progress=False)
+
+
+def test_a_density_that_is_not_differentiable_is_refused():
+    with pytest.raises(InputError, match="must be differentiable"):
+        pr.fit(pr.Density(lambda p: -p["w"].detach().square(), {"w": Param()}), None, HMC(), progress=False)
+
+
+def test_a_network_with_running_statistics_is_refused():
+    model = pr.Model(nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)), pr.Gaussian(0.1))
+    with pytest.raises(InputError, match="'model' of HMC must have no buffers that training writes"):
+        pr.fit(model, (torch.randn(8, 1), torch.randn(8)), HMC(), steps=1, progress=False)
+
+
+@pytest.mark.parametrize("method", [HMC, NUTS, MALA, RandomWalk])
+@pytest.mark.parametrize(
+    ("option", "value", "must"),
+    [
+        ("chains", 0, "a whole number from 1"),
+        ("chains", 2.5, "a whole number from 1"),
+        ("warmup", -1, "a whole number from 0"),
+        ("thin", 0, "a whole number from 1"),
+        ("accept", 1.0, "a number between 0 and 1"),
+        ("accept", "high", "a number between 0 and 1"),
+        ("metric", "kronecker", "one of diagonal, dense, low_rank"),
+        ("compile", 1, "True or False"),
+    ],
+)
+def test_an_option_that_is_none_is_refused(method, option, value, must):
+    with pytest.raises(InputError, match=f"The '{option}' of {method.__name__} must be {must}"):
+        method(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "value"),
+    [(HMC, "trajectory", 0), (HMC, "trajectory", "long"), (HMC, "integrator", "euler"), (NUTS, "max_depth", 0)],
+)
+def test_an_option_of_one_method_is_refused_likewise(method, option, value):
+    with pytest.raises(InputError, match=f"The '{option}' of {method.__name__} must be"):
+        method(**{option: value})
+
+
+def test_members_have_step_sizes_and_metrics_of_their_own():
+    density, *_ = gaussian()
+    target, data = make_target(density, Data.of(None)), Data.of(None)
+    method = HMC(chains=4, warmup=4)
+    state = method.init(target, method.plan(target, data, 2, 0), stream(5, "samplers"), torch.Size([2]))
+    assert state.w.shape == (2, 4, 3)
+    assert state.step_size.log.shape == (2,)
+    assert isinstance(state.metric, Diagonal)
+    assert state.metric.variance.shape == (2, 1, 3)
