@@ -221,8 +221,12 @@ class LayerNoise:
         factor: float,
         buffers: Mapping[str, Tensor],
         generator: torch.Generator,
+        noise: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The same with the last gradient as it is before its inner derivative, (P,), which comes beside it."""
+        """The same with the last gradient as it is before its inner derivative, (P,), which comes beside it.
+
+        Flipout takes `noise` for its eps, (P,), if it is given.
+        """
         inputs, targets = batch[:-1], batch[-1]
         shape = (model.layout.size,)
         require(m.shape == shape, "m", "LayerNoise", f"have the shape {shape}", tuple(m.shape))
@@ -231,6 +235,12 @@ class LayerNoise:
             self.examine(inputs, buffers)
         if self._size != model.layout.size:
             self._make_room(model.layout.size)
+        if noise is not None:
+            self._noise = noise
+        elif self.kind == "flipout":
+            self._noise = torch.empty_like(m) if self._given else self._noise
+            self._noise.normal_(generator=generator)
+        self._given = noise is not None
         w, forward = self._draw(m, scale, len(targets), generator)
         # Without a buffer to add to, a gradient is handed over as it is: two passes over the weights less.
         self.network.let_go_of_gradients()
@@ -251,6 +261,7 @@ class LayerNoise:
         like = self.network.initial
         self._size = size
         self._w, self._noise, self._second = like.new_zeros(3, size).unbind()
+        self._given = False  # whether the noise is somebody else's memory
         self._toward, self._spread = like.new_zeros(2, size).unbind()
         self._seconds: dict[str, Tensor] = {}
         tiny = torch.finfo(like.dtype).tiny
@@ -279,7 +290,7 @@ class LayerNoise:
             for run in self._once:
                 w[run].addcmul_(scale[run], self._noise[run].normal_(generator=generator))
             return w, lambda layer, x: local(layer, checked(layer, x, rows), generator)
-        torch.mul(scale, self._noise.normal_(generator=generator), out=self._second)
+        torch.mul(scale, self._noise, out=self._second)
         for run in self._once:
             w[run].add_(self._second[run])
         shares = [rows * width for layer in self._layers for width in layer.widths]

@@ -57,6 +57,7 @@ class State:
     adam: Adam
     buffers: dict[str, Tensor]
     kept: Tensor | None  # (S, *B, P), the noise that the next step mirrors
+    base: Tensor | None  # (S, *B, P), the eps of flipout, which two batches share: each has signs of its own
     layers: LayerNoise | None = field(metadata={"fixed": True})
     noise: Tensor = field(metadata={"scratch": True})  # (S, *B, P), as drawn
     w: Tensor = field(metadata={"scratch": True})  # (S, *B, P)
@@ -151,6 +152,7 @@ class MeanField(VariationalMethod):
             Adam.of(variational, learning),
             target.buffers(shape, start),
             kept=torch.zeros_like(work) if self.antithetic and self.samples % 2 else None,
+            base=torch.zeros_like(work) if self.estimator == "flipout" else None,
             layers=self._layers(target, plan),
             noise=work,
             w=torch.empty_like(work),
@@ -286,12 +288,14 @@ class MeanField(VariationalMethod):
         torch.exp(log_s, out=state.scale)
         target = target.settled(Diagonal(m, log_s))
         noise = None
+        if state.base is not None and state.adam.step % 2 == 0:
+            state.base.normal_(generator=generator)
         if m.ndim == 1 and self.samples == 1:
-            value, gradient, push, noise = self._noisy(target, state, m, state.scale, batch, generator, 0)
+            value, gradient, push, noise = self._noisy(target, state, m, state.scale, batch, generator, 0, 0)
         else:
             size, found = m.shape[-1], []
             for i, (loc, scale) in enumerate(zip(m.reshape(-1, size), state.scale.reshape(-1, size), strict=True)):
-                passes = (self._noisy(target, state, loc, scale, batch, generator, i) for _ in range(self.samples))
+                passes = (self._noisy(target, state, loc, scale, batch, generator, i, s) for s in range(self.samples))
                 each = [(v, g.clone(), s.clone() if e is None else s * e) for v, g, s, e in passes]
                 found.append([torch.stack(part).mean(0) for part in zip(*each, strict=True)])
             value, gradient, push = (torch.stack(part) for part in zip(*found, strict=True))
@@ -318,6 +322,7 @@ class MeanField(VariationalMethod):
         batch: Batch,
         generator: torch.Generator,
         member: int,
+        sample: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """log p(D|w) of one noisy pass, its gradient in the means, and that in the scales, perhaps as two factors.
 
@@ -327,4 +332,5 @@ class MeanField(VariationalMethod):
         assert isinstance(model, Model)
         assert state.layers is not None
         buffers = model.member(state.buffers, member)
-        return state.layers.in_parts(model, loc, scale, batch, target.factor(batch), buffers, generator)
+        noise = None if state.base is None else state.base.view(self.samples, -1, loc.shape[-1])[sample, member]
+        return state.layers.in_parts(model, loc, scale, batch, target.factor(batch), buffers, generator, noise)

@@ -40,6 +40,8 @@ SMALL = 128  # coordinates up to which a full covariance is learnt
 WORK = 1 << 24  # rows or draws x coordinates x chains that there is room for
 SPREADING, ENOUGH = 2.0, 20  # how much wider the draws may end than they began, and how many tell
 HALVINGS = 10  # times that a start without density is drawn towards zero
+RESCUE_EVERY = 10  # transitions of the first window
+BEHIND = (20.0, 5.0)  # nats below the middle chain, and as many more a coordinate, at which a chain is lost
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,8 @@ class Sampler(Options):
             step = state.step_size.log.exp()
             state.length.hear(move.slope, step, self.longest * step)
         ends, now = windows(state.warmup), state.step + 1
+        if ends and now < ends[0] and now % RESCUE_EVERY == 0:
+            rescue(state)
         if ends and ends[0] // 2 < now <= ends[-1]:
             state.moments.hear(state.w)
         if now in ends:
@@ -267,16 +271,32 @@ def begin(joint: Joint, w: Tensor, target: Target, owner: str) -> tuple[Tensor, 
     alive = usable(value, gradient)
     if not bool(alive.any()):
         raise InputError(no_start(joint, first, target, owner))
-    # the place of a chain that lives, for each that doesn't: the k-th living one, taken in turn
+    w, value, gradient = replaced(alive, w, value, gradient)
+    alive = usable(value, gradient)
+    lost = ~alive[..., None]
+    return w.masked_fill(lost, 0.0), value.masked_fill(~alive, -math.inf), gradient.masked_fill(lost, 0.0)
+
+
+def replaced(alive: Tensor, w: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The chains, with the place of one that lives for each that doesn't: the k-th living one, taken in turn."""
     order = alive.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices
     living = alive.sum(-1, keepdim=True).clamp(min=1)
     turn = order.gather(-1, torch.arange(alive.shape[-1], device=w.device).expand(alive.shape) % living)
     place = torch.where(alive, torch.arange(alive.shape[-1], device=w.device), turn)
     every = place[..., None].expand(w.shape)
-    w, gradient, value = w.gather(-2, every), gradient.gather(-2, every), value.gather(-1, place)
-    alive = usable(value, gradient)
-    lost = ~alive[..., None]
-    return w.masked_fill(lost, 0.0), value.masked_fill(~alive, -math.inf), gradient.masked_fill(lost, 0.0)
+    return w.gather(-2, every), value.gather(-1, place), gradient.gather(-2, every)
+
+
+def rescue(state: State) -> None:
+    """Bring a chain that is hopelessly below the others to where one of them is, while they still learn.
+
+    A few that never move would be lost for good: the mean acceptance of the others is all that the step size hears.
+    """
+    middle = state.value.nanmedian(-1, keepdim=True).values
+    alive = state.value > middle - (BEHIND[0] + BEHIND[1] * state.w.shape[-1])
+    alive |= ~torch.isfinite(middle)  # a member without a density has nobody to be brought to
+    if not bool(alive.all()):
+        state.w, state.value, state.gradient = replaced(alive, state.w, state.value, state.gradient)
 
 
 def usable(value: Tensor, gradient: Tensor) -> Tensor:
