@@ -83,8 +83,8 @@ def test_the_same_seed_prints_the_same_scores(tmp_path: Path) -> None:
     [
         (["--data", "none.csv"], "must be the path of a CSV file, or one of diabetes"),
         (["--data", "iris", "--target", "colour"], "must be a column of iris"),
-        (["--data", "iris", "--methods", "magic"], "The 'methods' of compare must be among map, flow, full_rank"),
-        (["--data", "iris", "--methods", ","], "must name at least one of map, flow, full_rank"),
+        (["--data", "iris", "--methods", "magic"], "The 'methods' of compare must be among hmc, mala, map, nuts"),
+        (["--data", "iris", "--methods", ","], "must name at least one of hmc, mala, map, nuts"),
         (["--data", "iris", "--hidden", "many"], "must be whole numbers with commas, such as 50 or 50,50. Got 'many'"),
         (["--data", "iris", "--test", "2"], "a fraction between 0 and 1. Got 2.0 instead"),
         (["--data", "iris", "--epochs", "0"], "must be a whole number, at least 1. Got 0 instead"),

@@ -22,6 +22,7 @@ from priory import methods
 from priory.cli.tables import SHIPPED, Table, read_table
 from priory.comparison import TITLES, Comparison, Units, compare, counted, split_rows
 from priory.errors import InputError, MissingExtra, extra, require, whole
+from priory.methods.ascent import Ascent
 from priory.priors.base import FLAT
 from priory.priors.rules import RULES
 
@@ -29,11 +30,12 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 
 def known_methods() -> dict[str, str]:
-    """Methods that need no argument, by the name they have on the command line: mean_field for MeanField."""
+    """Methods for a network that need no argument, by their name on the command line: mean_field for MeanField."""
     found = {}
     for name in methods.__all__:
         one = getattr(methods, name)
-        if dataclasses.is_dataclass(one) and hasattr(one, "init") and hasattr(one, "step"):
+        latent = isinstance(one, type) and issubclass(one, (Ascent, methods.AmortisedEM))
+        if not latent and dataclasses.is_dataclass(one) and hasattr(one, "init") and hasattr(one, "step"):
             needed = (part.default is part.default_factory is dataclasses.MISSING for part in dataclasses.fields(one))
             if not any(needed):
                 found[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()] = name
