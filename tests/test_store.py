@@ -41,6 +41,11 @@ def density() -> pr.Density:
     return pr.Density(lambda p: -p["mean"].square().sum() - (p["spread"] - 1).square(), params)
 
 
+def autoencoder() -> pr.latent.VAE:
+    torch.manual_seed(0)
+    return pr.latent.VAE(nn.Linear(3, 2).double(), nn.Linear(1, 3).double(), 1, pr.Gaussian(0.5))
+
+
 def network(net: Callable[[], nn.Module], method: object, **options: object) -> Posterior:
     model = pr.Model(net(), pr.Gaussian())
     return pr.fit(model, (X, Y), method, steps=6, batch_size=8, seed=5, progress=False, **options)
@@ -68,6 +73,23 @@ FITTED: dict[str, tuple[Callable[[], Posterior], Callable[[], pr.Model | pr.Dens
         lambda: pr.Model(normed(), pr.Gaussian()),
     ),
     "draws of a density": (lambda: pr.fit(density(), None, pr.Pathfinder(), progress=False), density),
+    "laplace of a density": (lambda: pr.fit(density(), None, pr.Laplace(), progress=False), density),
+    "chains of a density": (
+        lambda: pr.fit(density(), None, pr.RandomWalk(chains=4, warmup=50), steps=30, progress=False),
+        density,
+    ),
+    "latent density of a mixture": (
+        lambda: pr.fit(pr.latent.GaussianMixture(2, covariance="spherical"), X, pr.EM(), progress=False),
+        lambda: pr.latent.GaussianMixture(2, covariance="spherical"),
+    ),
+    "conjugate density of a normal": (
+        lambda: pr.fit(pr.latent.NormalGamma(0.0, 1.0, 1.0, 1.0), Y, pr.VariationalEM(), progress=False),
+        lambda: pr.latent.NormalGamma(0.0, 1.0, 1.0, 1.0),
+    ),
+    "amortised density of a network": (
+        lambda: pr.fit(autoencoder(), X, pr.AmortisedEM(), steps=6, progress=False),
+        autoencoder,
+    ),
     "diagonal_gaussian that is tempered": (
         lambda: network(plain, pr.MeanField(), temperature=0.5, tempers="posterior"),
         lambda: pr.Model(plain(), pr.Gaussian()),
