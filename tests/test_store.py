@@ -79,8 +79,8 @@ FITTED: dict[str, tuple[Callable[[], Posterior], Callable[[], pr.Model | pr.Dens
         density,
     ),
     "latent density of a mixture": (
-        lambda: pr.fit(pr.latent.GaussianMixture(2, covariance="spherical"), X, pr.EM(), progress=False),
-        lambda: pr.latent.GaussianMixture(2, covariance="spherical"),
+        lambda: pr.fit(pr.latent.GaussianMixture(2, covariance="tied"), X, pr.EM(), progress=False),
+        lambda: pr.latent.GaussianMixture(2, covariance="tied"),
     ),
     "conjugate density of a normal": (
         lambda: pr.fit(pr.latent.NormalGamma(0.0, 1.0, 1.0, 1.0), Y, pr.VariationalEM(), progress=False),
