@@ -19,31 +19,21 @@ python examples/two_gaussians.py --out pictures
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from drawing import BLUE, GREEN, GREY, INK, VERMILION, dress, folder_for_pictures, legend, save, sheet
+from drawing import BLUE, GREEN, INK, dress, folder_for_pictures, legend, save, sheet
 from torch import Tensor
 from torch.distributions import Normal
 
 import priory as pr
-from priory.latent import GaussianMixture, expect
+from priory.latent import GaussianMixture
+from priory.plot import em
 from priory.posteriors import LatentPoint
 from priory.streams import stream
 
 PI, MEANS, SCALES = 0.64, (54.6, 80.1), (5.9, 5.9)
 FIRST, FRAMES = 78.0, 3  # where the picture's mean begins, and how many iterations it shows
 Theta = dict[str, Tensor]
-
-
-class Frame(NamedTuple):
-    """One iteration, with all but the mean of the short waits held."""
-
-    here: float  # theta_t
-    after: float  # theta_{t+1}, where the bound is highest
-    grid: Tensor  # values of the mean
-    log_likelihood: Tensor  # log p(y | theta) on the grid
-    bound: Tensor  # Q(theta, theta_t) + H(q_t) on the grid
 
 
 def made(rows: int = 272) -> tuple[Tensor, Tensor]:
@@ -86,38 +76,12 @@ def ordered(theta: Theta) -> Theta:
     return {name: t[theta["means"].argsort()] for name, t in theta.items()}
 
 
-def iterations(y: Tensor, theta: Theta, first: float = FIRST, count: int = FRAMES) -> list[Frame]:
+def iterations(y: Tensor, theta: Theta, first: float = FIRST, count: int = FRAMES) -> list[em.Turn]:
     """EM in the mean of the short waits alone, from `first`, with the other parameters as they are in theta."""
-    model, data = GaussianMixture(2).meet(y)
-    grid = torch.linspace(36, 96, 241, dtype=torch.float64)
-
-    def at(mean: Tensor) -> Theta:
-        return {**theta, "means": torch.stack([mean, theta["means"][1]])}
-
-    def log_likelihood(mean: Tensor) -> Tensor:
-        return expect(model, [at(mean)], data.blocks(len(y)))[0].bound
-
-    frames, here = [], torch.tensor(first, dtype=torch.float64)
-    for _ in range(count):
-        (found,) = expect(model, [at(here)], data.blocks(len(y)))  # the E-step
-        entropy = found.bound - model.complete(at(here), found.statistics)
-        bound = torch.stack([model.complete(at(mean), found.statistics) for mean in grid]) + entropy
-        after = model.m_step(found.statistics, at(here))["means"][0]  # the M-step: a mean's doesn't need the others
-        curve = torch.stack([log_likelihood(mean) for mean in grid])
-        frames.append(Frame(float(here), float(after), grid, curve, bound))
-        here = after
-    return frames
+    return em.turns(GaussianMixture(2), y, em.entries(theta, ("means", 0)), [first], [(36, 96)], count)
 
 
-def value(curve: Tensor, frame: Frame, mean: float) -> float:
-    """A curve of the frame at one mean, between the points of its grid."""
-    step = float(frame.grid[1] - frame.grid[0])
-    place = (mean - float(frame.grid[0])) / step
-    left = min(int(place), len(frame.grid) - 2)
-    return float(torch.lerp(curve[left], curve[left + 1], place - left))
-
-
-def draw(y: Tensor, z: Tensor, seen: Theta, unseen: Theta, frames: list[Frame], folder: Path) -> Path:
+def draw(y: Tensor, z: Tensor, seen: Theta, unseen: Theta, frames: list[em.Turn], folder: Path) -> Path:
     """The rows with both answers, and three iterations."""
     figure, (rows, *panels) = sheet(2, 2, 10.5, 7.2)
     grid = torch.linspace(30, 110, 300, dtype=torch.float64)
@@ -133,20 +97,11 @@ def draw(y: Tensor, z: Tensor, seen: Theta, unseen: Theta, frames: list[Frame], 
         rows.plot(grid.tolist(), density.tolist(), color=INK, linestyle=style, linewidth=1.6, label=name)
     rows.set_ylim(0, 0.068)
     legend(rows, "upper left", 2)
-    top = float(frames[0].log_likelihood.max())
     for t, (ax, frame) in enumerate(zip(panels, frames, strict=True)):
-        dress(ax, f"Iteration {t + 1}", "the mean of the short waits", "nats")
-        curve, bound = frame.log_likelihood, frame.bound
-        ax.plot(frame.grid.tolist(), curve.tolist(), color=INK, linewidth=1.8, label=r"$\log p(y \mid \theta)$")
-        ax.plot(
-            frame.grid.tolist(), bound.tolist(), color=VERMILION, linewidth=1.8, label=r"$Q(\theta, \theta_t) + H(q_t)$"
-        )
-        low, peak, risen = value(curve, frame, frame.here), float(bound.max()), value(curve, frame, frame.after)
-        ax.plot([frame.here], [low], "o", color=VERMILION, markersize=7, label=r"$\theta_t$, where the bound touches")
-        ax.plot([frame.after] * 2, [peak, risen], ":", color=GREY, linewidth=1.4)
-        ax.plot([frame.after], [risen], "D", color=BLUE, markersize=6, label=r"$\theta_{t+1}$, above the bound's top")
-        ax.set_ylim(top - 820, top + 60)
-    legend(panels[0], "center left")
+        title = f"Iteration {t + 1}: up by {frame.at_after - frame.at_here:.1f} nats"
+        em.bound(frame, ["the mean of the short waits"], title=title, ax=ax).legend().remove()
+    names = panels[0].get_legend_handles_labels()
+    figure.legend(*names, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     return save(figure, folder, "two_gaussians.png")
 
 
@@ -170,7 +125,9 @@ def main(folder: Path) -> None:
     print(f"log p(y | theta) rose from {bound[0]:.4f} to {bound[-1]:.4f} in {len(bound)} iterations, and never fell.")
     frames = iterations(y, theta)
     for t, frame in enumerate(frames):
-        print(f"iteration {t + 1} of the picture: the mean goes from {frame.here:.3f} to {frame.after:.3f}")
+        print(
+            f"iteration {t + 1} of the picture: the mean goes from {float(frame.here):.3f} to {float(frame.after):.3f}"
+        )
     draw(y, z, seen.mean, theta, frames, folder)
 
 

@@ -834,11 +834,11 @@ class Two(nn.Module):
 
 
 PREDICT: dict[str, tuple[Any, str]] = {
-    "NaN": (put(X, (7, 0), NAN), r"inputs of .* must be finite. Got NaN in row 7"),
-    "infinity": (put(X, (7, 0), INF), r"inputs of .* must be finite. Got infinity in row 7"),
+    "NaN": (put(X, (7, 0), NAN), r"The 'x' of predict must be finite. Got NaN in row 7"),
+    "infinity": (put(X, (7, 0), INF), r"The 'x' of predict must be finite. Got infinity in row 7"),
     "nothing": (X[:0], r"'x' of predict must have rows.*Got .*\(0, 3\)"),
     "no part": ((), r"'x' of predict must have rows"),
-    "a number": (3.0, r"Part 0 of x must have rows. Got a single number"),
+    "a number": (3.0, r"The 'x' of predict must have rows. Got a single number"),
     "too wide": (numbers(5, 4), r"network must take the inputs. Got \(5, 4\)"),
     "two inputs": ((X, X), r"network must take the inputs. Got \(20, 3\).*\(20, 3\).*raised"),
     "rows that differ": ((X, X[:3]), r"'x' of predict must have rows, as many in each part. Got .*\(20, 3\), \(3, 3\)"),

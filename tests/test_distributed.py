@@ -1,6 +1,9 @@
 """Chains on several processes: each has noise of its own, and all end with the chains of all."""
 
+import os
+import re
 import shutil
+import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -149,6 +152,21 @@ def test_processes_killed_at_different_steps_go_on_together_with_the_same_bits(f
 
 def test_a_process_ends_where_another_had_ended(found):
     assert torch.equal(found[0]["ended"], found[0]["enough"])
+
+
+def test_the_script_of_the_documentation_runs_under_torchrun(tmp_path: Path):
+    page = Path(__file__).resolve().parents[1] / "docs" / "mcmc.md"
+    found = re.search(r"^```py\n(# chains\.py\n.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    (tmp_path / "chains.py").write_text(found.group(1), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "chains.py"]
+    paths = os.pathsep.join(path for path in sys.path if path)
+    ran = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": paths}
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "torch.Size([16, 50, 3])" in ran.stdout
+    assert (tmp_path / "posterior.priory").exists()
 
 
 def test_a_method_without_chains_does_on_each_process_what_it_does_on_one(found):

@@ -263,6 +263,26 @@ def test_a_closed_link_has_every_property_of_a_prediction(link: str) -> None:
 
 
 @pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("spread", [1e-4, 1.0, 100.0])
+def test_the_mutual_information_of_a_closed_link_is_a_part_of_its_entropy(link: str, spread: float) -> None:
+    for likelihood, m in ((pr.Categorical(), 3 * normal(40, 3)), (pr.Bernoulli(), 3 * normal(40))):
+        prediction = made(likelihood, m, covariances(40, m[0].numel(), spread), link=link)
+        assert bool((prediction.mutual_information >= 0).all())
+        assert bool((prediction.mutual_information <= prediction.entropy).all())
+
+
+def test_the_mutual_information_of_the_probit_is_its_entropy_less_the_mean_entropy() -> None:
+    """The mean over N(m, V) by quadrature; the probit's own error and 4,000 draws leave a tenth."""
+    m, v = torch.tensor([-1.0, 0.0, 2.0]).double(), torch.tensor([0.5, 1.0, 2.0]).double()
+    prediction = made(pr.Bernoulli(), m, v[:, None, None], link="probit", samples=4000)
+    x = torch.linspace(-10, 10, 20001, dtype=torch.float64)[:, None]
+    p = torch.sigmoid(m + v.sqrt() * x)
+    weight = torch.exp(-0.5 * x**2) / math.sqrt(2 * math.pi) * 1e-3
+    within = (weight * (torch.special.entr(p) + torch.special.entr(1 - p))).sum(0)
+    torch.testing.assert_close(prediction.mutual_information, prediction.entropy - within, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("link", LINKS)
 def test_large_logits_and_variances_stay_finite(link: str) -> None:
     m, v = 1e3 * normal(4, 3), covariances(4, 3, 1e6)
     for dtype in (torch.float32, torch.float64):

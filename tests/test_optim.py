@@ -12,6 +12,7 @@ from torch.nn.functional import mse_loss
 
 import priory as pr
 from priory.data import Data
+from priory.errors import DivergedError
 from priory.loop import make_target
 from priory.methods.base import Plan
 from priory.methods.natural import NaturalGradient
@@ -439,13 +440,61 @@ def test_a_step_without_a_block_inside_one_and_blocks_in_blocks_are_refused():
             optimizer.mean()
 
 
-def test_a_backward_pass_after_the_block_is_an_error_and_not_a_wrong_gradient():
+def test_a_block_without_a_backward_pass_is_an_error_and_leaves_the_mean():
     net = network()
-    optimizer, (X, y) = optimizer_of(net), regression()
+    optimizer, (X, y), before = optimizer_of(net), regression(), bits(net)
+    with pytest.raises(pr.InputError, match="must hold the backward pass"), optimizer.sampled():
+        mse_loss(net(X), y)  # whose backward pass would come after the block
+    with pytest.raises(pr.InputError, match="must hold the backward pass"), optimizer.sampled():
+        (mse_loss(net(X), y).backward(), net.zero_grad())
+    with pytest.raises(pr.InputError, match="must hold the backward pass"):
+        optimizer.step(lambda: mse_loss(net(X), y))
+    assert same(before, bits(net))
+    train(net, optimizer, 1)  # it goes on
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_were_cleared_before_the_step_are_missed(set_to_none):
+    net = network()
+    optimizer, (X, y), before = optimizer_of(net), regression(), bits(net)
     with optimizer.sampled():
-        loss = mse_loss(net(X), y)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
+        mse_loss(net(X), y).backward()
+    net.zero_grad(set_to_none)
+    with pytest.raises(pr.InputError, match="must come before the gradients of its blocks are cleared"):
+        optimizer.step()
+    assert same(before, bits(net))
+
+
+def test_a_gradient_that_is_no_number_stops_before_the_step():
+    net = network()
+    optimizer, (X, y), before = optimizer_of(net), regression(), bits(net)
+    with optimizer.sampled():
+        (mse_loss(net(X), y) * torch.nan).backward()
+    with pytest.raises(DivergedError, match=r"parameter of shape \(4, 3\) is not finite, so that the step"):
+        optimizer.step()
+    assert same(before, bits(net))
+    assert all(bool(torch.isfinite(s).all()) for s in optimizer.std().values())
+    optimizer.zero_grad()
+    train(net, optimizer, 1)
+
+
+def test_a_state_of_another_optimizer_is_refused_in_a_sentence():
+    net = network()
+    optimizer = optimizer_of(net)
+    other = torch.optim.Adam(net.parameters()).state_dict()
+    sentence = "The 'state_dict' of VariationalOnlineNewton must be one of its own. Got that of another, with"
+    with pytest.raises(pr.InputError, match=sentence):
+        optimizer.load_state_dict(other)
+    with pytest.raises(pr.InputError, match=sentence):
+        optimizer.load_state_dict({**other, "seed": 0, "draws": 0})
+
+
+def test_an_option_that_a_group_does_not_have_is_refused():
+    net, group = network(), {"params": [nn.Parameter(torch.zeros(1))], "learning_rate": 0.1}
+    with pytest.raises(pr.InputError, match=r"must have no options but lr, betas, .*clip\. Got learning_rate instead"):
+        optimizer_of(net).add_param_group(group)
+    with pytest.raises(pr.InputError, match="Got prior_precison instead"):
+        VariationalOnlineNewton([{"params": net.parameters(), "prior_precison": 3.0}], 24, prior_precision=1.0)
 
 
 def test_a_group_says_its_prior_as_a_precision():

@@ -8,10 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.distributions import Distribution, HalfCauchy, Normal
 
 import priory as pr
 from priory.errors import PrioryWarning
-from priory.vectorise import TRACES, Vectorised, value_and_grad
+from priory.vectorise import TRACES, Vectorised, unchecked, value_and_grad
 
 F64 = torch.float64
 P = 4
@@ -198,3 +199,30 @@ def test_a_density_that_takes_leading_dimensions_itself_gives_the_same_fit() -> 
     ]
     for name in params:
         torch.testing.assert_close(posteriors[0].mean[name], posteriors[1].mean[name], rtol=1e-12, atol=1e-12)
+
+
+def test_distributions_that_check_their_arguments_are_vectorised_and_check_again_afterwards() -> None:
+    """The check asks a batch for one answer; warnings are errors here."""
+
+    def log_prob(w: Tensor) -> Tensor:
+        scale = HalfCauchy(torch.tensor(2.0, dtype=F64)).log_prob(w[0].exp())
+        return scale + Normal(w[1], w[0].exp()).log_prob(w[2:]).sum()
+
+    before = Distribution._validate_args
+    w = randn(5, P)
+    vectorised = Vectorised(log_prob, "the test")
+    value, gradient = vectorised.values_and_grads(w)
+    torch.testing.assert_close(vectorised.values(w), value, rtol=1e-12, atol=0)
+    assert not vectorised.loop
+    assert Distribution._validate_args == before
+    each = [value_and_grad(log_prob, row) for row in w]
+    close((value, gradient), (torch.stack([v for v, _ in each]), torch.stack([g for _, g in each])))
+    with pytest.raises(ValueError, match="found invalid values"):
+        Normal(0.0, -1.0)
+
+
+def test_the_check_of_arguments_comes_back_after_an_error() -> None:
+    before = Distribution._validate_args
+    with pytest.raises(KeyError), unchecked():
+        raise KeyError
+    assert Distribution._validate_args == before

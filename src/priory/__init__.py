@@ -26,6 +26,7 @@ _WHERE = {
     "NUTS": "priory.methods",
     "SGHMC": "priory.methods",
     "SGLD": "priory.methods",
+    "SWAG": "priory.methods",
     "AmortisedEM": "priory.methods",
     "Bernoulli": "priory.likelihoods",
     "Categorical": "priory.likelihoods",
@@ -33,12 +34,15 @@ _WHERE = {
     "Cyclical": "priory.methods",
     "Density": "priory.density",
     "DivergedError": "priory.errors",
+    "Dropout": "priory.methods",
     "EarlyStop": "priory.callbacks",
+    "Ensemble": "priory.methods",
     "Flow": "priory.methods",
     "FullRank": "priory.methods",
     "Gaussian": "priory.likelihoods",
     "InputError": "priory.errors",
     "Laplace": "priory.methods",
+    "LastLayer": "priory.methods",
     "LowRank": "priory.methods",
     "MeanField": "priory.methods",
     "MixtureOfGaussians": "priory.methods",
@@ -53,6 +57,7 @@ _WHERE = {
     "StudentT": "priory.likelihoods",
     "Subnetwork": "priory.methods",
     "VariationalEM": "priory.methods",
+    "average": "priory.stacking",
     "compare": "priory.comparison",
     "explain_kl": "priory.divergences",
     "fit": "priory.loop",
@@ -60,6 +65,7 @@ _WHERE = {
     "kl": "priory.divergences",
     "load": "priory.store",
     "renyi": "priory.divergences",
+    "stack": "priory.stacking",
 }
 _MODULES = (
     "constraints",
@@ -83,6 +89,7 @@ __all__ = [
     "NUTS",
     "SGHMC",
     "SGLD",
+    "SWAG",
     "AmortisedEM",
     "Bernoulli",
     "Categorical",
@@ -90,12 +97,15 @@ __all__ = [
     "Cyclical",
     "Density",
     "DivergedError",
+    "Dropout",
     "EarlyStop",
+    "Ensemble",
     "Flow",
     "FullRank",
     "Gaussian",
     "InputError",
     "Laplace",
+    "LastLayer",
     "LowRank",
     "MeanField",
     "MixtureOfGaussians",
@@ -111,6 +121,7 @@ __all__ = [
     "Subnetwork",
     "VariationalEM",
     "__version__",
+    "average",
     "compare",
     "constraints",
     "curvature",
@@ -128,6 +139,7 @@ __all__ = [
     "plot",
     "priors",
     "renyi",
+    "stack",
     "testing",
 ]
 
@@ -162,11 +174,15 @@ if TYPE_CHECKING:
         NUTS,
         SGHMC,
         SGLD,
+        SWAG,
         AmortisedEM,
         Cyclical,
+        Dropout,
+        Ensemble,
         Flow,
         FullRank,
         Laplace,
+        LastLayer,
         LowRank,
         MeanField,
         MixtureOfGaussians,
@@ -177,6 +193,7 @@ if TYPE_CHECKING:
         VariationalEM,
     )
     from priory.model import Model
+    from priory.stacking import average, stack
     from priory.store import load
 
 

@@ -127,6 +127,17 @@ class Data:
             held += 1  # a last batch of one row, which batch normalisation can't take
         return self._part(order[held:]), self._part(order[:held])
 
+    def numbered(self) -> Data:
+        """The same rows with their numbers as a last part, for rows in memory."""
+        assert self.tensors is not None
+        assert self.num_data is not None
+        return replace(self, tensors=(*self.tensors, torch.arange(self.num_data)))
+
+    def unnumbered(self) -> Data:
+        """The rows without their last part."""
+        assert self.tensors is not None
+        return replace(self, tensors=self.tensors[:-1])
+
     def prepared(self, prepare: Callable[[Batch], Batch]) -> Data:
         """The same rows, each batch passed through `prepare`; what is in memory is prepared at once."""
         tensors = None if self.tensors is None else prepare(self.tensors)

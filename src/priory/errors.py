@@ -7,6 +7,8 @@ mend the call without reading a traceback.
 from __future__ import annotations
 
 import importlib
+import sys
+import warnings
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +58,15 @@ def require(ok: bool, name: str, owner: str, must: str, got: object) -> None:
 def _short(got: object) -> str:
     text = " ".join((got if isinstance(got, str) else repr(got)).split())
     return text if len(text) <= 120 else text[:117] + "..."
+
+
+def warn(message: str) -> None:
+    """Say something as a `PrioryWarning` that points at the person's own line: the last outside of this package."""
+    level, frame = 1, sys._getframe()
+    # torch's frames may lie between two of ours, as those of vmap do
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("priory", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, PrioryWarning, stacklevel=level)
 
 
 def whole(value: object, least: int) -> bool:

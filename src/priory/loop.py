@@ -30,7 +30,7 @@ from priory.latent import Latent
 from priory.likelihoods.scale import LocationScale
 from priory.methods.base import After, Method, Plan
 from priory.model import Model
-from priory.posteriors import Posterior
+from priory.posteriors import Mixture, Posterior
 from priory.posteriors.chains import Chains
 from priory.progress import Progress
 from priory.store import checksum, fixed, prior_at_two_places
@@ -101,11 +101,12 @@ def fit(
         model, rows = model.meet(data, batch_size)
     else:
         rows = data if isinstance(data, Data) else Data.of(data, batch_size).prepared(model.prepare)
-    target = make_target(model, rows, temperature, tempers)
+    drops = bool(getattr(getattr(method, "inner", method), "drops", False))
+    target = make_target(model, rows, temperature, tempers, drops)
     if isinstance(model, Model) and rows.tensors is not None and rows is not data:
         warn_of_scale(model, rows.tensors)
     start: Any = None if own else method.start
-    after = isinstance(method, After)
+    after = isinstance(getattr(method, "inner", method), After)  # an ensemble is what its members are
     if after:
         method.plan(target, rows, method.length(rows), seed)  # what it refuses, it refuses before anything is trained
     if start is None and isinstance(method, After):
@@ -145,7 +146,7 @@ def fit(
     run.draws = place_of_draws(method, run.keeper)
     run.go(progress, list(callbacks))
     posterior = run.posterior()
-    if spread(method) and isinstance(posterior, Chains):
+    if spread(method):
         join(posterior)
     posterior.data = rows
     return posterior
@@ -180,8 +181,12 @@ def place_of_draws(method: Method, keeper: Keeper | None) -> KeptDraws:
     return KeptDraws() if keeper is None else KeptDraws(keeper.folder, stamp)
 
 
-def join(posterior: Chains) -> None:
-    """Bring in the chains of the other processes, the first process's first."""
+def join(posterior: Posterior) -> None:
+    """Bring in the chains or the members of the other processes, the first process's first."""
+    if isinstance(posterior, Mixture):
+        posterior.join()
+    if not isinstance(posterior, Chains):
+        return
     draws = int(gather(torch.tensor([posterior.num_draws], device=posterior.w.device)).min())
     posterior.w = gather(posterior.w[:, :draws])
     posterior.statistics = {name: gather(t[:, :draws]) for name, t in posterior.statistics.items()}
@@ -194,14 +199,22 @@ def check_method(method: Any, name: str, owner: str) -> None:
     require(ok, name, owner, "be a method such as MeanField()", got)
 
 
-def make_target(model: Model | Density, rows: Data, temperature: float = 1.0, tempers: Any = "likelihood") -> Target:
-    """The Target of prepared data, after one trial evaluation on a few rows and a look at every target in memory."""
+def make_target(
+    model: Model | Density, rows: Data, temperature: float = 1.0, tempers: Any = "likelihood", drops: bool = False
+) -> Target:
+    """The Target of prepared data, after one trial evaluation on a few rows and a look at every target in memory.
+
+    `drops` says that the method draws the masks of dropout itself.
+    """
     if isinstance(model, Model):
         require(rows.num_data is not None, "data", "fit", "be inputs and targets, such as (X, y)", None)
     some = rows.some(128) if rows.num_data is not None else ()
     event = some[-1].shape[1:] if some and isinstance(model, Model) else torch.Size()
     target = Target(model, rows.num_data, temperature, tempers, event, rows.single)
-    model.check(target.form(some))
+    if isinstance(model, Model):
+        model.check(some, drops)
+    else:
+        model.check(target.form(some))
     if rows.tensors is not None and isinstance(model, Model):
         model.prepare(rows.tensors)  # again, now that the network's outputs are known: labels must fit them
     return target

@@ -100,13 +100,40 @@ class Model:
         """Targets as the likelihood takes them."""
         return self.likelihood.prepare(targets, self.dtype).to(self.device)
 
-    def check(self, batch: Batch) -> None:
-        """One trial pass: the network takes the inputs, fits the likelihood, is finite, and draws nothing at random."""
-        *inputs, targets = batch
+    def check(self, batch: Batch, drops: bool = False) -> None:
+        """One trial pass: the network takes the inputs, fits the likelihood, is finite, and draws nothing at random.
+
+        For a method that draws dropout's masks itself, the network's own does nothing.
+        """
+        self.network.silence(modules=drops)
+        outputs, drew = self._try(batch)
+        if drew and drops:
+            self.network.silence(modules=True, functions=True)
+            outputs, drew = self._try(batch)
+        if drew:
+            raise InputError(
+                "The network must not draw random numbers of its own. Got dropout in training mode instead: "
+                "call net.eval(), or set its p to 0, before Model; or fit with Dropout()."
+            )
+        targets = batch[-1]
+        require(outputs.requires_grad, "output", "the network", "depend on its parameters", "a detached tensor")
+        outputs = outputs.detach()
+        rows = outputs.ndim >= 1 and len(outputs) == len(targets)
+        got = f"the shape {tuple(outputs.shape)}"
+        require(rows, "output", "the network", f"have a row for each of the {len(targets)} inputs", got)
+        arranged = self.likelihood.arrange(outputs, targets.shape[1:])
+        self.likelihood.check(arranged, targets)
+        finite = bool(torch.isfinite(outputs).all())
+        require(finite, "output", "the network", "be finite at its initial weights", "NaN or infinity")
+        self._example = arranged[:1]
+
+    def _try(self, batch: Batch) -> tuple[Tensor, bool]:
+        """The outputs of a pass in training mode, and whether it drew random numbers."""
+        inputs = batch[:-1]
         before = torch.get_rng_state(), (torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None)
         try:
             with torch.enable_grad():
-                outputs = self.network.try_once(tuple(inputs))
+                outputs = self.network.try_once(inputs)
             drew = not torch.equal(before[0], torch.get_rng_state())
             if before[1] is not None:
                 drew = drew or not torch.equal(before[1], torch.cuda.get_rng_state(self.device))
@@ -120,21 +147,7 @@ class Model:
             torch.set_rng_state(before[0])
             if before[1] is not None:
                 torch.cuda.set_rng_state(before[1], self.device)
-        if drew:
-            raise InputError(
-                "The network must not draw random numbers of its own. Got dropout in training mode instead: "
-                "call net.eval(), or set its p to 0, before Model."
-            )
-        require(outputs.requires_grad, "output", "the network", "depend on its parameters", "a detached tensor")
-        outputs = outputs.detach()
-        rows = outputs.ndim >= 1 and len(outputs) == len(targets)
-        got = f"the shape {tuple(outputs.shape)}"
-        require(rows, "output", "the network", f"have a row for each of the {len(targets)} inputs", got)
-        arranged = self.likelihood.arrange(outputs, targets.shape[1:])
-        self.likelihood.check(arranged, targets)
-        finite = bool(torch.isfinite(outputs).all())
-        require(finite, "output", "the network", "be finite at its initial weights", "NaN or infinity")
-        self._example = arranged[:1]
+        return outputs, drew
 
     # Where a fit begins.
 

@@ -16,7 +16,8 @@ import copy
 import functools
 import itertools
 import math
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from priory.errors import InputError, require
 from priory.flat import Param
+from priory.masks import Quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -109,6 +111,7 @@ class Network:
         self.written: tuple[str, ...] = ()  # buffers that a pass in training mode writes; `try_once` finds out
         self._in_use: dict[str, Tensor] = {}
         self._mode: bool | None = None
+        self.silent = self.quiet = False  # whether dropout does nothing: modules, functions
         self._counted: dict[tuple[torch.Size, ...], int] = {}
         self.set_mode(train=False)
 
@@ -129,6 +132,16 @@ class Network:
                         f"The 'net' of Model must keep its parameters in modules. Got them in '{key}', a "
                         f"{type(value).__name__}, instead: use nn.ParameterList or nn.ParameterDict."
                     )
+
+    @property
+    def leaves(self) -> dict[str, nn.Parameter]:
+        """The skeleton's parameters by name."""
+        return self._leaves
+
+    @property
+    def places(self) -> list[slice]:
+        """Where each parameter lies in the vector, in their order."""
+        return [place for _, place in self._places]
 
     # One vector: the skeleton's parameters are views of it.
 
@@ -165,7 +178,8 @@ class Network:
             self.use_buffers(buffers)
         self.set_mode(train)
         try:
-            outputs = self.skeleton(*inputs)
+            with self._quiet():
+                outputs = self.skeleton(*inputs)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -199,7 +213,8 @@ class Network:
         """The outputs at one vector as a pure function, for vmap; in the mode that was set last."""
         views = {n: w[place].view(leaf.shape) for n, (leaf, place) in zip(self._leaves, self._places, strict=True)}
         named = {**buffers, **views}
-        return checked(functional_call(self.skeleton, named, inputs))
+        with self._quiet():
+            return checked(functional_call(self.skeleton, named, inputs))
 
     # Buffers and modes.
 
@@ -260,8 +275,16 @@ class Network:
         if self._mode is train:
             return
         for name, module in self.skeleton.named_modules():
-            module.training = train and self._training[name]
+            module.training = train and self._training[name] and not (self.silent and drops(module))
         self._mode = train
+
+    def silence(self, modules: bool, functions: bool = False) -> None:
+        """Let dropout, of modules and as a function, do nothing in training too; or let it be."""
+        self.silent, self.quiet, self._mode = modules, functions, None
+        self.set_mode(train=False)
+
+    def _quiet(self) -> AbstractContextManager[Any]:
+        return Quiet() if self.quiet and self._mode else nullcontext()
 
     # Starting points other than the given one.
 
@@ -324,6 +347,11 @@ def tensors(value: object) -> Iterator[Tensor]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors(item)
+
+
+def drops(module: nn.Module) -> bool:
+    """Whether a module has dropout of its own in training."""
+    return isinstance(module, nn.modules.dropout._DropoutNd) or float(getattr(module, "dropout", None) or 0) > 0
 
 
 def hooked(*modules: nn.Module) -> bool:

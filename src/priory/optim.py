@@ -14,7 +14,8 @@ gradient d = -g / N, so that with N = `num_data`, at a draw w = m + s eps, s = S
     M <- beta1 M + (1 - beta1) mean of d,      m <- m - lr clip((N M / (1 - beta1^k) + T lambda m) / (T S))
 
 where the means are over the blocks `sampled()` since the last step, each of which counts equally, and over the
-processes of `torch.distributed`; k counts steps. Between the blocks the parameters are the mean m.
+processes of `torch.distributed`; k counts steps. Between the blocks the parameters are the mean m. As blocks are
+averaged here, gradient accumulation leaves out the division by the number of blocks that other optimizers need.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ import torch
 from torch import Tensor, distributed
 from torch.optim import Optimizer
 
-from priory.errors import InputError, require, whole
+from priory.distributed import rank, world
+from priory.errors import DivergedError, InputError, require, whole
 from priory.methods.natural import keep_positive, number
 from priory.streams import stream
 
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 OWNER = "VariationalOnlineNewton"
+OPTIONS = ("lr", "betas", "prior_precision", "initial_scale", "clip")  # that a group may have of its own
+BESIDE = ("params", "name", "initial_lr")  # what else torch and its schedulers keep in a group
 LOW = (torch.float16, torch.bfloat16)  # types in which a small step of the mean would be lost
 
 
@@ -94,6 +98,8 @@ class VariationalOnlineNewton(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with the options that differ from the others'."""
         require("weight_decay" not in param_group, "group", OWNER, "have a prior_precision, N wd", "a weight_decay")
+        unknown = ", ".join(str(name) for name in param_group if name not in (*OPTIONS, *BESIDE))
+        require(not unknown, "group", OWNER, f"have no options but {', '.join(OPTIONS)}", unknown)
         options = {**self.defaults, **param_group}
         for name in ("lr", "prior_precision"):
             require(positive(options[name]), name, OWNER, "be a positive number", options[name])
@@ -113,8 +119,8 @@ class VariationalOnlineNewton(Optimizer):
         """Put a draw of w into the parameters; on the way out, also by an exception, the mean comes back, to the bit.
 
         Gradients of a loss that is a mean over rows count towards the next step, unless `train` is False (to predict).
-        Several blocks are averaged, each counting equally. A `torch.amp.GradScaler` that scales the loss goes into
-        `scaler`. The backward pass belongs inside of the block.
+        Several blocks are averaged, each counting equally, so that their losses must not be divided by their number.
+        A `torch.amp.GradScaler` that scales the loss goes into `scaler`. The backward pass belongs inside of the block.
         """
         if self._inside:
             raise InputError("The blocks 'sampled' of VariationalOnlineNewton must not be nested.")
@@ -167,6 +173,11 @@ class VariationalOnlineNewton(Optimizer):
         used = [(p, p.grad, eps) for p, eps in noise.items() if p.grad is not None]
         if any(gradient.is_sparse for _, gradient, _ in used):
             raise InputError("The gradients of VariationalOnlineNewton must be dense. Got a sparse one instead.")
+        if not used and world() == 1:  # another process may have used what this one hasn't
+            raise InputError(
+                "A block 'sampled' of VariationalOnlineNewton must hold the backward pass: no parameter has a gradient "
+                "at its end. To predict, it is sampled(train=False)."
+            )
         for p, gradient, eps in used:
             product = eps.mul_(gradient).div_(scale)
             self._products[p] = product if p not in self._products else self._products[p].add_(product)
@@ -194,7 +205,10 @@ class VariationalOnlineNewton(Optimizer):
                 loss = closure()
         if self._blocks == 0:
             raise InputError("The 'step' of VariationalOnlineNewton must follow a block 'with optimizer.sampled():'.")
-        for p, (group, gradient, product) in self._averages().items():
+        found = self._averages()
+        refuse_cleared([(gradient, product) for _, gradient, product in found.values()])
+        refuse_broken([(gradient, product) for _, gradient, product in found.values()])
+        for p, (group, gradient, product) in found.items():
             self._update(p, group, gradient, product)
         self._discard()
         return loss
@@ -207,14 +221,14 @@ class VariationalOnlineNewton(Optimizer):
                 like, gradient, product = self._state(p, group)["precision"], p.grad, self._products.get(p)
                 if gradient is not None and product is not None:
                     found[p] = group, torch.stack([gradient.to(like), product]).div_(self._blocks), True
-                elif many() and p.requires_grad:  # another process may have used it
+                elif world() > 1 and p.requires_grad:  # another process may have used it
                     found[p] = group, like.new_zeros(2, *like.shape), False
-        if many():
+        if world() > 1:
             for p, (group, pair, used) in found.items():
                 everywhere = torch.full((1,), float(used), device=p.device)
                 distributed.all_reduce(everywhere)
                 distributed.all_reduce(pair)
-                found[p] = group, pair.div_(distributed.get_world_size()), bool(everywhere)
+                found[p] = group, pair.div_(world()), bool(everywhere)
         return {p: (group, pair[0], pair[1]) for p, (group, pair, used) in found.items() if used}
 
     def _update(self, p: Tensor, group: dict[str, Any], gradient: Tensor, product: Tensor) -> None:
@@ -276,6 +290,10 @@ class VariationalOnlineNewton(Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take up a kept state, to the bit; after the parameters themselves were loaded."""
+        keys = state_dict.keys() if hasattr(state_dict, "keys") else ()
+        own = {"state", "param_groups", "seed", "draws"} <= set(keys)
+        own = own and all(name in group for group in state_dict["param_groups"] for name in OPTIONS)
+        require(own, "state_dict", OWNER, "be one of its own", f"that of another, with {', '.join(map(str, keys))}")
         super().load_state_dict(dict(state_dict))
         # torch casts a state to its parameter's type, which would round the state of half-precision parameters
         kept = [index for group in state_dict["param_groups"] for index in group["params"]]
@@ -292,14 +310,24 @@ def add(before: Tensor | None, gradient: Tensor | None) -> Tensor | None:
     return gradient if before is None else before if gradient is None else before.add_(gradient)
 
 
-def many() -> bool:
-    """Whether several processes train together."""
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+def refuse_cleared(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Stop where the gradients of the blocks are gone: their products with the noise are kept apart from them."""
+    gone = not any(bool(gradient.any()) for gradient, _ in pairs)
+    if gone and (not pairs or any(bool(product.any()) for _, product in pairs)):
+        raise InputError(
+            "The 'step' of VariationalOnlineNewton must come before the gradients of its blocks are cleared: none is "
+            "left."
+        )
 
 
-def rank() -> int:
-    """Which of them this is."""
-    return distributed.get_rank() if many() else 0
+def refuse_broken(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Stop before a step that would leave nothing but NaN, for good."""
+    for gradient, product in pairs:
+        if not math.isfinite(float(gradient.sum() + product.sum())):
+            raise DivergedError(
+                f"The gradient of a parameter of shape {tuple(gradient.shape)} is not finite, so that the step of "
+                "VariationalOnlineNewton was not taken: try a lower lr, or a GradScaler in half precision."
+            )
 
 
 def positive(value: object) -> bool:

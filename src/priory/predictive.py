@@ -218,8 +218,9 @@ class Linearised(Prediction):
 
     With Gaussian noise that doesn't come from the network everything but `samples` is exact, and `log_prob` is of the
     outputs of a row together. With a closed `link` the probabilities are its own, `log_prob` is the logarithm of their
-    product over the labels of a row, and what is asked of the spread of p (`epistemic`, `mutual_information`) comes
-    from draws of f. Everything else is the mixture over those draws, which are made when first asked for.
+    product over the labels of a row, and what is asked of the spread of p (`epistemic`, `mutual_information`) is the
+    link's variance or entropy, split as draws of f split theirs. Everything else is the mixture over those draws, which
+    are made when first asked for.
     """
 
     # the draws of f, (S, n, *rest), which are worked out and not given
@@ -334,6 +335,22 @@ class Linearised(Prediction):
 
     def _total(self, outputs: Tensor) -> Tensor:
         return self.likelihood.variance(outputs, self.learnt)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """H[E p] - E H[p], in nats, from 0 to `entropy`.
+
+        With a closed link it is the link's entropy times the share that is disagreement in the entropy of the mixture
+        over draws. The link's entropy less the draws' mean entropy would agree with it on average, but is below zero
+        where the link is surer than the draws are, and noise of the order of the spread of f hides it where that is
+        small.
+        """
+        found = super().mutual_information
+        if self._moderated is None:
+            return found
+        whole = self.likelihood.entropy(self._means.mean(0), len(self.event))
+        share = torch.where(whole > 0, found.clamp_min(0) / whole, 0.0)  # below zero by rounding alone
+        return share * self.entropy
 
     # The distribution itself.
 

@@ -99,7 +99,8 @@ def load(path: str | PathLike[str], model: Model | Density) -> Posterior:
     part = lambda prefix: {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
     own = {name: t.to(model.device) for name, t in part("posterior.").items()}
     # a curvature may be kept in double whatever the model's type
-    wrong = [name for name, t in own.items() if t.dtype != model.dtype and not name.startswith("curvature.")]
+    numbers = {name: t for name, t in own.items() if t.is_floating_point() and "curvature." not in name}
+    wrong = [name for name, t in numbers.items() if t.dtype != model.dtype]
     if wrong:
         raise StoreError(
             f"{os.fspath(path)} belongs to another model: it is in {own[wrong[0]].dtype}, this one in {model.dtype}."

@@ -3,24 +3,26 @@
 
 `torch.vmap` does it in one pass. Gradients are traced once a shape with `make_fx`, because running the
 recorded graph costs a third to a half of running vmap through grad each time. A function that vmap can't take
-is looped over, and a warning says so.
+is looped over, and a warning says so. Distributions don't check their arguments meanwhile (`unchecked`): what
+is outside of a support has a density that is no number.
 """
 
 from __future__ import annotations
 
-import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from priory.errors import PrioryWarning
+from priory.errors import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 TRACES = 16  # shapes kept at a time: a data set has two (full batches and the last one)
 
@@ -42,7 +44,8 @@ class Vectorised:
         """fn for each row of w (S, P), stacked: (S, ...)."""
         if not self.loop:
             try:
-                return vmap(self.fn, in_dims=(0, *[None] * len(args)))(w, *args)
+                with unchecked():
+                    return vmap(self.fn, in_dims=(0, *[None] * len(args)))(w, *args)
             except (RuntimeError, TypeError, ValueError) as error:
                 self._fall_back(error, w, args)
         return torch.stack([self.fn(row, *args) for row in w])
@@ -81,17 +84,25 @@ class Vectorised:
         many = vmap(grad_and_value(one), in_dims=(0, *[None] * len(tensors)))
         while len(self._traces) >= TRACES:
             self._traces.pop(next(iter(self._traces)))
-        self._traces[key] = make_fx(many)(w, *tensors)
+        with unchecked():
+            self._traces[key] = make_fx(many)(w, *tensors)
 
     def _fall_back(self, error: Exception, w: Tensor, args: tuple[Any, ...]) -> None:
         self.fn(w[0], *args)  # a mistake of the function itself is raised here, as its own error
         self.loop = True
         reason = str(error).strip().split("\n")[0][:160]
-        warnings.warn(
-            f"{self.owner} can't be vectorised over draws by vmap, so it is looped over, which is slower ({reason}).",
-            PrioryWarning,
-            stacklevel=4,
-        )
+        warn(f"{self.owner} can't be vectorised over draws by vmap, so it is looped over, which is slower ({reason}).")
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Distributions without a check of their arguments, which asks for numbers that a graph or a batch doesn't have."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 def value_and_grad(fn: Callable[..., Tensor], w: Tensor, *args: Any) -> tuple[Tensor, Tensor]:

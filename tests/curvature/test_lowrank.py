@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import priory as pr
 from priory.curvature import Full, LowRank, select
+from priory.curvature.base import Kind
 from priory.curvature.taps import rows
 from priory.data import Data
 from priory.errors import InputError
@@ -20,12 +21,12 @@ def numbers(*shape: int, seed: int = 5) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def problem(n: int = 6):
+def problem(n: int = 6, dtype: torch.dtype = torch.float64):
     """Curvature of rank 2 n at most, over 50 coordinates."""
     torch.manual_seed(1)
-    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 3)).to(dtype)
     model = pr.Model(net, Categorical(), prior=1.0)
-    data = Data.of((3 * numbers(n, 3), torch.arange(n) % 3)).prepared(model.prepare)
+    data = Data.of((3 * numbers(n, 3).to(dtype), torch.arange(n) % 3)).prepared(model.prepare)
     return make_target(model, data), data, model.network.initial
 
 
@@ -73,19 +74,68 @@ def test_a_sampled_fisher_has_the_same_labels_in_every_pass() -> None:
     torch.testing.assert_close(found.dense(), same.dense(), rtol=1e-8, atol=1e-10)
 
 
-def test_negative_eigenvalues_of_the_hessian_are_left_out_and_said() -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", ["ggn", "empirical", "hessian"])
+def test_a_rank_of_all_weights_is_the_full_matrix(kind: Kind, dtype: torch.dtype) -> None:
+    target, data, w = problem(dtype=dtype)
+    selection = select(target.model)
+    found = LowRank.of(target, w, data, selection, kind, rank=50)
+    full = Full.of(target, w, data, selection, kind)
+    torch.testing.assert_close(found.dense(), full.dense(), rtol=1e-8, atol=1e-10)
+    precision = torch.full((50,), 30.0, dtype=dtype)  # more than the Hessian's most negative direction
+    v, this, that = numbers(3, 50), found.gaussian(precision), full.gaussian(precision)
+    torch.testing.assert_close(this.solve(v), that.solve(v), rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(this.log_det, that.log_det, rtol=1e-10, atol=0)
+    assert found.notes() == []
+
+
+def test_negative_eigenvalues_of_the_hessian_count_by_their_magnitude() -> None:
     target, data, w = problem()
     selection = select(target.model)
     values, vectors = torch.linalg.eigh(Full.of(target, w, data, selection, kind="hessian").dense())
-    found = LowRank.of(target, w, data, selection, kind="hessian", rank=64)
-    positive = (vectors * values.clamp_min(0)) @ vectors.mT
-    torch.testing.assert_close(found.dense(), positive, rtol=1e-7, atol=1e-9)
-    below = int((values < -1e-12).sum())
-    assert below > 0
-    expected = f"{found.negative} negative eigenvalues of the Hessian are left out: w is no minimum along them"
-    assert found.notes() == [expected]
-    assert 0 < found.negative <= below
-    assert LowRank.of(target, w, data, selection).notes() == []
+    order = values.abs().argsort(descending=True)[:45]
+    assert values[order][:8].min() < -0.1
+    found = LowRank.of(target, w, data, selection, kind="hessian", rank=45)  # ten directions more are all of them
+    matrix = (vectors[:, order] * values[order]) @ vectors[:, order].mT
+    torch.testing.assert_close(found.dense(), matrix, rtol=1e-7, atol=1e-9)
+    precision, v = 30.0 + numbers(50, seed=2).square(), numbers(3, 50)
+    gaussian, matrix = found.gaussian(precision), matrix + torch.diag(precision)
+    torch.testing.assert_close(gaussian.solve(v), v @ torch.linalg.inv(matrix), rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(gaussian.log_det, torch.logdet(matrix), rtol=1e-10, atol=0)
+
+
+def test_an_indefinite_hessian_is_refused_with_the_smallest_eigenvalue() -> None:
+    target, data, w = problem()
+    selection = select(target.model)
+    precision = 0.05 + 0.02 * numbers(50, seed=2).square()
+    matrix = Full.of(target, w, data, selection, kind="hessian").dense() + torch.diag(precision)
+    low = float(torch.linalg.eigvalsh(matrix)[0])
+    assert low < 0
+    sentence = f"The curvature of kind 'hessian' plus .* Got a smallest eigenvalue of {low:.3g} instead: w is no mode"
+    for rank in (45, 50):
+        with pytest.raises(InputError, match=sentence):
+            LowRank.of(target, w, data, selection, kind="hessian", rank=rank).gaussian(precision)
+
+
+def test_what_a_lower_rank_leaves_out_is_said_as_a_share_of_the_trace() -> None:
+    target, data, w = problem(n=30)
+    selection = select(target.model)
+    values = torch.linalg.eigvalsh(Full.of(target, w, data, selection).dense()).flip(0)
+    found = LowRank.of(target, w, data, selection, rank=41)  # ten directions more are all of them: no estimate
+    share = float(values[41:].sum() / values.sum())
+    assert found.share == pytest.approx(share, rel=1e-8)
+    assert found.notes() == [f"rank 41 leaves out about {100 * share:.2g} % of the curvature's trace."]
+
+
+def test_random_directions_outside_estimate_the_share() -> None:
+    target, data, w = problem(n=30)
+    selection = select(target.model)
+    values = torch.linalg.eigvalsh(Full.of(target, w, data, selection).dense()).flip(0)
+    found = LowRank.of(target, w, data, selection, rank=3)
+    outside, trace = values[13:], values.sum()
+    error = float((2 * outside.square().sum() / 10).sqrt() / trace)  # ten Gaussian probes
+    assert found.share == pytest.approx(float(values[3:].sum() / trace), abs=4 * error + 1e-3)  # false alarm 1e-4
+    assert error < 0.2 * found.share
 
 
 @pytest.mark.parametrize("rest", [False, True])
@@ -153,9 +203,9 @@ def test_a_stored_curvature_comes_back() -> None:
     target, data, w = problem()
     curvature = LowRank.of(target, w, data, select(target.model), kind="hessian", rank=5)
     again = LowRank.of_tensors(curvature.selection, curvature.tensors(), **curvature.own())
-    precision = torch.ones(curvature.selection.size, dtype=torch.float64)
+    precision = torch.full((curvature.selection.size,), 30.0, dtype=torch.float64)
     assert torch.equal(again.gaussian(precision).variance(), curvature.gaussian(precision).variance())
-    assert again.notes() == curvature.notes()
+    assert again.notes() == curvature.notes() != []
 
 
 def test_a_prior_of_zero_precision_is_refused_in_a_sentence() -> None:

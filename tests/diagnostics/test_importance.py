@@ -6,7 +6,7 @@ import scipy.stats
 import torch
 
 from priory.diagnostics import importance_resample, psis
-from priory.diagnostics.importance import pareto_fit
+from priory.diagnostics.importance import k_hat, pareto_fit
 from priory.errors import InputError
 from priory.streams import stream
 
@@ -56,8 +56,8 @@ ARVIZ = [
 
 @pytest.mark.parametrize(("size", "k", "published"), ARVIZ)
 def test_k_hat_is_that_of_arviz(size, k, published):
-    _, k_hat = psis((0.1 + pareto_quantiles(size, k)).log())
-    assert abs(k_hat - published) < 1e-10
+    _, found = psis((0.1 + pareto_quantiles(size, k)).log())
+    assert abs(found - published) < 1e-10
 
 
 def test_k_hat_of_a_normal_that_is_too_narrow_is_one_less_the_ratio_of_variances():
@@ -65,8 +65,8 @@ def test_k_hat_of_a_normal_that_is_too_narrow_is_one_less_the_ratio_of_variances
     x = torch.randn(200_000, generator=stream(0, "narrow"), dtype=DOUBLE)
     for v in (0.2, 0.5, 0.8):
         log_weights = 0.5 * x.square() * (1 - v)
-        _, k_hat = psis(log_weights)
-        assert abs(k_hat - (1 - v)) < 0.12
+        _, found = psis(log_weights)
+        assert abs(found - (1 - v)) < 0.12
 
 
 def test_k_hat_of_a_normal_that_is_too_wide_is_below_zero():
@@ -106,14 +106,14 @@ def test_a_constant_shift_of_the_log_weights_changes_nothing():
 
 def test_too_few_weights_are_left_as_they_are_with_an_infinite_k_hat():
     log_weights = torch.randn(20, generator=stream(0, "few"), dtype=DOUBLE)
-    smoothed, k_hat = psis(log_weights)
+    smoothed, found = psis(log_weights)
     torch.testing.assert_close(smoothed, log_weights.log_softmax(0))
-    assert k_hat == math.inf
+    assert found == math.inf
 
 
 def test_weights_that_are_all_alike_have_no_tail():
-    smoothed, k_hat = psis(torch.full((100,), -3.0, dtype=DOUBLE))
-    assert k_hat == -math.inf
+    smoothed, found = psis(torch.full((100,), -3.0, dtype=DOUBLE))
+    assert found == -math.inf
     torch.testing.assert_close(smoothed, torch.full((100,), -math.log(100), dtype=DOUBLE))
 
 
@@ -121,8 +121,8 @@ def test_a_draw_without_density_keeps_a_weight_of_zero():
     log_weights = torch.randn(400, generator=stream(0, "zero"), dtype=DOUBLE)
     for positive, fits in ((5, False), (40, True)):
         log_weights[: 400 - positive] = -math.inf
-        smoothed, k_hat = psis(log_weights)
-        assert math.isfinite(k_hat) == fits
+        smoothed, found = psis(log_weights)
+        assert math.isfinite(found) == fits
         assert bool((smoothed[: 400 - positive] == -math.inf).all())
         assert bool((smoothed[400 - positive :] > -math.inf).all())
         log_weights = torch.randn(400, generator=stream(0, "zero"), dtype=DOUBLE)
@@ -130,8 +130,8 @@ def test_a_draw_without_density_keeps_a_weight_of_zero():
 
 def test_weights_that_span_more_than_a_number_can_hold_are_smoothed():
     log_weights = 2000 * torch.randn(400, generator=stream(0, "span"), dtype=DOUBLE)
-    smoothed, k_hat = psis(log_weights)
-    assert k_hat > 1
+    smoothed, found = psis(log_weights)
+    assert found > 1
     assert not bool(torch.isnan(smoothed).any())
 
 
@@ -184,3 +184,21 @@ def test_what_are_no_log_weights_is_refused(function, log_weights, must):
 def test_resampling_none_is_refused(n):
     with pytest.raises(InputError, match="The 'n' of importance_resample must be a whole number from 1"):
         importance_resample(torch.zeros(3), n, stream(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_weights_that_differ_by_rounding_alone_have_no_tail(dtype):
+    noise = torch.randn(1000, generator=stream(0, "rounding"), dtype=DOUBLE)
+    even = (10 * torch.finfo(dtype).eps * noise).to(dtype)
+    smoothed, shape = psis(even)
+    assert shape == -math.inf
+    torch.testing.assert_close(smoothed.exp(), torch.full_like(smoothed, 1e-3), rtol=1e-4, atol=0)
+
+
+def test_k_hat_is_minus_infinity_where_all_draws_count_and_that_of_psis_elsewhere():
+    """A variance of the weights below 0.01 is one of their logarithms below 0.01."""
+    noise = torch.randn(1000, generator=stream(0, "even"), dtype=DOUBLE)
+    assert k_hat(0.05 * noise) == -math.inf
+    assert k_hat(0.5 * noise) == psis(0.5 * noise)[1] > -math.inf
+    with pytest.raises(InputError, match="'log_weights' of k_hat must be a vector"):
+        k_hat(torch.zeros(2, 2))

@@ -136,6 +136,19 @@ def test_a_posterior_comes_back_from_its_tensors_and_single_precision_follows(fi
     assert single.log_evidence.value == pytest.approx(posterior.log_evidence.value, rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_from_the_model_have_its_covariance(kind, fit_by_em):
+    posterior = fit_by_em(KINDS[kind](2), table(), steps=5)
+    y, z = posterior.generate(20_000)
+    mean, spread = (torch.as_tensor(t) for t in dense(posterior.mean))
+    size = spread.diagonal().sqrt()
+    # 5 means, 25 covariances and 10 with the factors, at 5 standard errors: false alarms below 1e-4
+    assert bool(((y.mean(0) - mean).abs() < 5 * size / 20_000**0.5).all())
+    assert bool(((y.T.cov() - spread).abs() < 5 * (2 / 20_000) ** 0.5 * size[:, None] * size).all())
+    cross = (y - mean).T @ z / 20_000
+    assert bool(((cross - posterior.mean["loadings"]).abs() < 5 * (2 / 20_000) ** 0.5 * size[:, None]).all())
+
+
 def test_a_column_that_another_explains_is_held_at_the_floor_and_said_to_be(fit_by_em):
     y = table()
     y[:, 1] = 2 * y[:, 0]

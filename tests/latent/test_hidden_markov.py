@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ CASES = {
 }
 
 
-def all_paths(y: np.ndarray, log_density) -> dict[str, np.ndarray]:
+def all_paths(y: Any, log_density) -> dict[str, np.ndarray]:
     """p(y), p(z_t | y), the expected pairs and the likeliest path of one sequence, path by path."""
     pi, a, steps = INITIAL.numpy(), TRANSITIONS.numpy(), len(y)
     log_b = np.array([[log_density(y_t, k) for k in range(3)] for y_t in y])
@@ -183,7 +184,7 @@ def test_chunks_give_the_messages_of_whole_sequences(dtype):
         found = smooth(pi, a, cut, chunks, faint)
         back = found.marginals().unflatten(2, (chunks, 2)).transpose(1, 2).flatten(1, 2)
         torch.testing.assert_close(back, whole.marginals(), **close)
-        torch.testing.assert_close(found.pairs(found.lead), whole.pairs(whole.lead), **close)
+        torch.testing.assert_close(found.pairs(), whole.pairs(), **close)
         torch.testing.assert_close(found.log_evidence(length), whole.log_evidence(length), **close)
 
 
@@ -386,6 +387,109 @@ def test_a_state_on_one_value_is_held_at_the_floor_and_one_never_visited_is_told
     assert sorted(posterior.mean["means"].round(decimals=6).tolist()) == [0.0, 1.0]
 
 
+# Known states.
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_known_states_leave_only_the_paths_through_them(kind):
+    model, emitted, y, log_density = CASES[kind]
+    told = HiddenMarkov(3, model.emissions, getattr(model.emission, "covariance", "full"), model.categories, given="z")
+    z = torch.tensor([[-1, 2, 0, -1], [1, -1, -1, -1], [-1, -1, 2, -1]])
+    met, data = told.meet((y, z))
+    theta = CHAIN | emitted
+    rows = met.rows((y, z))
+    found, q, path = met.e_step(theta, rows), met.responsibilities(theta, rows), met.most_likely(theta, rows)
+    torch.testing.assert_close(met.log_marginal(theta, rows), found.bound, rtol=1e-10, atol=1e-10)
+    pairs = np.zeros((3, 3))
+    for n, steps in enumerate((4, 2, 3)):
+        each = list(zip(y[n, :steps].numpy(), z[n, :steps].tolist(), strict=True))
+        exact = all_paths(each, lambda s, k: log_density(s[0], k) if s[1] in (-1, k) else -math.inf)
+        assert float(found.bound[n]) == pytest.approx(exact["log"], rel=1e-10)
+        torch.testing.assert_close(q[n, :steps], tensor(exact["q"]), rtol=1e-9, atol=1e-12)
+        assert path[n, :steps].tolist() == exact["path"].tolist()
+        pairs += exact["pairs"]
+    torch.testing.assert_close(found.statistics["transitions"], tensor(pairs), rtol=1e-9, atol=1e-12)
+    u = met.layout.unconstrain(theta).requires_grad_()
+    met.log_marginal(met.layout.constrain(u), rows).sum().backward()
+    torch.testing.assert_close(score(met, theta, data), u.grad, rtol=1e-8, atol=1e-8)
+
+
+def chain(n: int, steps: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """States that stay a while, and what they emit."""
+    generator = torch.Generator().manual_seed(seed)
+    z = (torch.rand(n, steps, generator=generator) < 0.3).cumsum(1) % 3
+    return 3.0 * z + torch.randn(n, steps, generator=generator, dtype=torch.float64), z
+
+
+@pytest.mark.parametrize("length", [30, 700])  # of which the longer is cut into chunks
+def test_with_all_states_known_one_iteration_is_complete_data_maximum_likelihood(length, fit_by_em):
+    y, z = chain(2, length)
+    told = HiddenMarkov(3, given="z")
+    once, more = (fit_by_em(told, (y, z), EM(tolerance=0.0), steps=steps) for steps in (1, 3))
+    pairs = torch.zeros(3, 3).double()
+    for row in z:
+        for i, j in itertools.pairwise(row.tolist()):
+            pairs[i, j] += 1
+    torch.testing.assert_close(once.mean["transitions"], pairs / pairs.sum(1, keepdim=True), rtol=1e-10, atol=1e-12)
+    first = torch.bincount(z[:, 0], minlength=3) / 2
+    torch.testing.assert_close(once.mean["initial"], first.double(), rtol=1e-10, atol=1e-12)
+    for k in range(3):
+        assert float(once.mean["means"][k]) == pytest.approx(float(y[z == k].mean()), rel=1e-10)
+        assert float(once.mean["covariances"][k]) == pytest.approx(float(y[z == k].var(correction=0)), rel=1e-9)
+    for name, t in once.mean.items():
+        torch.testing.assert_close(more.mean[name], t, rtol=1e-10, atol=1e-12)
+
+
+def test_some_known_states_name_the_others_and_the_bound_never_falls(fit_by_em):
+    y, z = chain(3, 40)
+    known = torch.where(torch.arange(40) < 8, z, -1)
+    lists = ([y[0], y[1, :30], y[2, :20]], [known[0], known[1, :30], known[2, :20]])
+    for data in ((y, known), lists):
+        posterior = fit_by_em(HiddenMarkov(3, given="z"), data)
+        torch.testing.assert_close(posterior.mean["means"], torch.tensor([0.0, 3.0, 6.0]).double(), atol=1.0, rtol=0)
+        history = posterior.history["bound"]
+        assert float((history.diff() / history[1:].abs()).min()) >= -1e-10
+    weighted = (y, torch.tensor([1.0, 2.0, 0.0]), known)
+    counted = fit_by_em(HiddenMarkov(3, given=("weights", "z")), weighted, steps=5)
+    assert bool(torch.isfinite(counted.history["bound"]).all())
+
+
+def test_a_posterior_takes_lists_of_sequences_of_unequal_length(fit_by_em):
+    model, start = model_and_start("full")
+    posterior = fit_by_em(model, sequences("full"), EM(start=start), steps=3)
+    listed, whole = sequences("full"), padded(sequences("full"))
+    assert torch.equal(posterior.log_likelihood(listed), posterior.log_likelihood(whole))
+    assert torch.equal(posterior.predict_labels(listed), posterior.predict_labels(whole))
+    hidden = posterior.hidden(listed)
+    torch.testing.assert_close(hidden["responsibilities"], posterior.responsibilities(listed), equal_nan=True)
+    assert torch.equal(hidden["path"], posterior.predict_labels(listed))
+    one = posterior.responsibilities([listed[1]])
+    torch.testing.assert_close(one[0], hidden["responsibilities"][1, : len(listed[1])], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "univariate", "poisson", "categorical"])
+def test_sequences_from_the_model_have_its_chances_and_its_emissions(kind):
+    model, emitted, y, _ = CASES[kind]
+    met = model.meet(y)[0]
+    drawn, z = met.generate(CHAIN | emitted, 400, stream(0, "test"), 20)
+    assert drawn.shape == (400, 20, *y.shape[2:])
+    assert z.shape == (400, 20)
+    moves = torch.zeros(3, 3).index_put_((z[:, :-1].flatten(), z[:, 1:].flatten()), torch.ones(()), accumulate=True)
+    share = (moves / moves.sum(1, keepdim=True)).double()
+    error = (TRANSITIONS * (1 - TRANSITIONS) / moves.sum(1, keepdim=True)).sqrt()
+    assert bool(((share - TRANSITIONS).abs() < 5 * error).all())  # 9 numbers: false alarms below 1e-5
+    assert float((z[:, 0] == 0).double().mean()) == pytest.approx(0.5, abs=5 * 0.5 / 20)
+    name = next(iter(emitted))
+    for k in range(3):
+        own = drawn[z == k]
+        mean = emitted[name][k] if name != "probs" else (emitted[name][k] * torch.arange(4)).sum()
+        assert bool(((own.mean(0) - mean).abs() < 5 * own.std(0) / len(own) ** 0.5).all())
+    assert met.generate(CHAIN | emitted, 2, stream(0, "test")).y.shape[:2] == (2, 4)
+
+
+TOLD = HiddenMarkov(2, given="z")
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -398,7 +502,15 @@ def test_a_state_on_one_value_is_held_at_the_floor_and_one_never_visited_is_told
         (lambda: HiddenMarkov(2, categories=3), "The 'categories' of HiddenMarkov must be left out without them"),
         (lambda: HiddenMarkov(2, covariance="round"), "must be one of full, tied, diagonal, spherical"),
         (lambda: HiddenMarkov(2, floor=2.0), "must lie between 0 and 1"),
-        (lambda: HiddenMarkov(2, given="z"), "The 'given' of HiddenMarkov must be 'weights' or left out. Got 'z'"),
+        (lambda: HiddenMarkov(2, given="x"), "The 'given' of HiddenMarkov must be 'weights', 'z' or both. Got 'x'"),
+        (lambda: TOLD.meet((WHOLE, torch.zeros(3).long())), "must be whole numbers, one a step, -1 where it is hidden"),
+        (lambda: TOLD.meet((WHOLE, torch.zeros(3, 4))), "must be whole numbers, one a step, -1 where it is hidden"),
+        (lambda: TOLD.meet(([torch.ones(2)], [[0.5, 1.0]])), "must be whole numbers, one a step"),
+        (
+            lambda: TOLD.meet((torch.ones(1, 2), torch.tensor([[0, 2]]))),
+            "must be from 0 to 1, or -1 where it is hidden",
+        ),
+        (lambda: TOLD.meet((WHOLE, torch.zeros(3, 4).long())), "must be -1 after the last value of a sequence"),
         (lambda: HiddenMarkov(2).meet(torch.ones(5)), "must be (n, T) or (n, T, D). Got rows of the shape ()"),
         (lambda: HiddenMarkov(2).meet(torch.ones(2, 3, 4, 5)), "must be (n, T) or (n, T, D)"),
         (lambda: HiddenMarkov(2).meet([torch.ones(2), torch.ones(2, 2)]), "the same D in all"),

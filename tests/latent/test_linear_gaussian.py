@@ -157,6 +157,29 @@ def test_weights_are_repetitions_and_a_list_is_padded(fit_by_em):
         torch.testing.assert_close(counted.mean[name], t, rtol=1e-7, atol=1e-9)
 
 
+def test_a_posterior_takes_lists_and_makes_sequences_like_its_own(fit_by_em):
+    y = random(3, 4, 12, 2).cumsum(1)
+    posterior = fit_by_em(LinearGaussian(2), [y[0], y[1, :7], y[2], y[3, :9]], steps=5)
+    assert posterior.log_likelihood([y[1, :7]]).shape == (1,)
+    hidden = posterior.hidden([y[1, :7], y[2]])
+    assert hidden["mean"].shape == (2, 12, 2)
+    assert bool(hidden["mean"][0, 7:].isnan().all())
+    drawn, z = posterior.generate(4000, steps=3)
+    assert (drawn.shape, z.shape) == ((4000, 3, 2), (4000, 3, 2))
+    theta = posterior.mean
+    a, q, c = theta["transition"], theta["transition_noise"], theta["loadings"]
+    mean, spread = theta["initial_mean"], theta["initial_covariance"]
+    for t in range(3):
+        away = z[:, t] - mean
+        # 2 means and 4 covariances in 3 steps, at 5 standard errors: false alarms below 1e-4
+        assert bool((away.mean(0).abs() < 5 * (spread.diagonal() / 4000).sqrt()).all())
+        size = spread.diagonal().sqrt()
+        assert bool(((away.T.cov() - spread).abs() < 5 * (2 / 4000) ** 0.5 * size[:, None] * size).all())
+        left = drawn[:, t] - z[:, t] @ c.T - theta["offset"]
+        assert bool((left.var(0) / theta["variances"] - 1).abs().max() < 5 * (2 / 4000) ** 0.5)
+        mean, spread = a @ mean, a @ spread @ a.T + q
+
+
 def test_a_posterior_comes_back_from_its_tensors_and_single_precision_follows(fit_by_em):
     y = drawn(5, 6, 8)
     posterior = fit_by_em(LinearGaussian(2), y, EM(start=THETA), steps=4)

@@ -285,6 +285,34 @@ def test_k_means_plus_plus_finds_far_clusters_and_keeps_known_ones():
     assert torch.equal(clusters(x, 4, "k-means++", stream(0, "test"), z=told), z)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("multinomial", "regression")])
+def test_rows_from_the_model_have_its_moments(kind):
+    model, _, _, theta = begun(kind)
+    y, z = model.generate(theta, 20_000, stream(0, "test"))
+    share = theta["weights"]
+    counts = torch.bincount(z, minlength=3)
+    assert bool(((counts / 20_000 - share).abs() < 5 * (share * (1 - share) / 20_000).sqrt() + 1e-12).all())
+    name = {"bernoulli": "probs", "poisson": "rates"}.get(kind, "means")
+    for k in range(3):
+        own = y[z == k]
+        error = own.std(0) / len(own) ** 0.5
+        assert bool(((own.mean(0) - theta[name][k]).abs() <= 5 * error + 1e-9).all())  # false alarms below 1e-4
+        if kind in ("full", "tied"):
+            wanted = theta["covariances"].expand(3, 2, 2)[k]
+            size = wanted.diagonal().sqrt()
+            assert bool(((own.T.cov() - wanted).abs() < 5 * (2 / len(own)) ** 0.5 * size[:, None] * size).all())
+        elif name == "means":
+            ratio = own.var(0) / theta["covariances"][k]
+            assert bool(((ratio - 1).abs() < 5 * (2 / len(own)) ** 0.5).all())
+
+
+def test_models_that_say_y_given_other_things_make_no_rows():
+    for kind, sentence in (("multinomial", "how many counts a row has"), ("regression", "nothing of x. Use predict.")):
+        model, _, _, theta = begun(kind)
+        with pytest.raises(InputError, match=sentence):
+            model.generate(theta, 3, stream(0, "test"))
+
+
 @pytest.mark.parametrize("kind", ["bernoulli", "poisson", "multinomial"])
 def test_values_outside_the_support_are_refused(kind):
     model, (y,) = example(kind)

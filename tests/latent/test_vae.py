@@ -10,12 +10,10 @@ from torch.distributions import MultivariateNormal
 
 from priory.errors import InputError
 from priory.latent.base import Rows
-from priory.latent.normal_gamma import NormalGamma
 from priory.latent.vae import VAE
-from priory.likelihoods import Bernoulli, Gaussian
-from priory.loop import fit, make_target
+from priory.likelihoods import Gaussian
+from priory.loop import fit
 from priory.methods.amortised_em import AmortisedEM
-from priory.methods.base import Method
 from priory.methods.em import EM
 from priory.posteriors.amortised import AmortisedPosterior
 from priory.store import load
@@ -109,7 +107,7 @@ def test_e_steps_close_the_gap_and_m_steps_reach_ppca():
     assert float(posterior.mean["likelihood.noise"]) == pytest.approx(float(noise), rel=0.1)
     mean, std = posterior.encode(y[:7])
     assert mean.shape == std.shape == (7, 2)
-    assert posterior.generate(5).shape == (5, 4)
+    assert posterior.generate(5).y.shape == (5, 4)
 
 
 def test_e_steps_alone_bring_q_to_the_posterior():
@@ -125,29 +123,6 @@ def test_e_steps_alone_bring_q_to_the_posterior():
     assert abs(float((exact - posterior.log_likelihood(y, samples=1)).mean())) < 0.1
 
 
-def test_minibatches_stand_for_all_rows():
-    y = rows()
-    whole = fitted(linear(), y, AmortisedEM(learning_rate=1e-9, samples=64), steps=1, batch_size=200)
-    some = fitted(linear(), y, AmortisedEM(learning_rate=1e-9, samples=64), steps=20, batch_size=20)
-    assert float(some.history["bound"][:10].mean()) == pytest.approx(float(whole.history["bound"][0]), rel=0.05)
-
-
-@pytest.mark.parametrize("bound", ["elbo", "iwae"])
-def test_a_network_and_binary_rows_raise_their_bound(bound: Any):
-    y = (rows(100) > 1).double()
-    torch.manual_seed(0)
-    encoder, decoder = (
-        nn.Sequential(nn.Linear(a, 8), nn.Tanh(), nn.Linear(8, b)).double() for a, b in ((4, 4), (2, 4))
-    )
-    before = [p.clone() for p in encoder.parameters()]
-    model = VAE(encoder, decoder, 2, Bernoulli())
-    posterior = fitted(model, y, AmortisedEM(bound, samples=2, learning_rate=0.02), steps=300, batch_size=50)
-    history = posterior.history["bound"]
-    assert float(history[-50:].mean()) > float(history[:5].mean()) + 20
-    assert all(torch.equal(a, b) for a, b in zip(before, encoder.parameters(), strict=True))
-    assert set(posterior.generate(9).unique().tolist()) <= {0.0, 1.0}
-
-
 def test_a_file_gives_the_same_posterior_back(tmp_path: Path):
     y = rows(30)
     posterior = fitted(linear(), y, AmortisedEM(), steps=3)
@@ -159,8 +134,7 @@ def test_a_file_gives_the_same_posterior_back(tmp_path: Path):
         _ = again.log_evidence
 
 
-def test_it_is_a_method_with_an_e_step():
-    assert isinstance(AmortisedEM(), Method)
+def test_the_e_step_has_the_elbo_a_row():
     y = rows(10)
     model, (theta, exact) = linear().meet(y)[0], principal(y)
     torch.testing.assert_close(model.e_step(theta, Rows({"y": y})).bound, exact, rtol=1e-10, atol=1e-10)
@@ -174,17 +148,10 @@ def test_bad_input_gets_one_sentence():
         VAE(net, nn.BatchNorm1d(2), 2)
     with pytest.raises(InputError, match=r"The 'likelihood' of VAE must be a likelihood. Got str instead."):
         VAE(net, net, 2, "gaussian")  # pyright: ignore[reportArgumentType]
-    wrong: dict[str, Any] = {"samples": 0, "e_steps": -1, "bound": "kl", "learning_rate": 0.0, "schedule": "linear"}
-    for name, value in wrong.items():
-        with pytest.raises(InputError, match=f"The '{name}' of AmortisedEM must be"):
-            AmortisedEM(**{name: value})
     with pytest.raises(InputError, match=r"The 'encoder' of VAE must give \(1, 6\) for one row. Got \(1, 4\) instead."):
         fitted(VAE(net, nn.Linear(3, 4).double(), 3, Gaussian()), rows(9), AmortisedEM(), steps=1)
     with pytest.raises(InputError, match=r"The 'decoder' of VAE must take \(1, 2\). It raised: "):
         fitted(VAE(net, nn.Linear(3, 4).double(), 2), rows(9), AmortisedEM(), steps=1)
-    met, data = NormalGamma().meet(rows(9)[:, 0])
-    with pytest.raises(InputError, match=r"The 'model' of AmortisedEM must be a latent.VAE"):
-        fit(met, data, AmortisedEM(), steps=1, progress=False)
     met, data = linear().meet(rows(9))
     with pytest.raises(InputError, match="has no closed M-step: fit it by AmortisedEM"):
         fit(met, data, EM(), steps=1, progress=False)

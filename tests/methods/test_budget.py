@@ -6,7 +6,7 @@ from torch import nn
 
 import priory as pr
 from priory.errors import InputError
-from priory.methods.budget import Budget, Need, in_bytes
+from priory.methods.budget import UPDATES, Budget, Need, in_bytes
 from priory.methods.laplace import Laplace, Subnetwork
 
 # 784-400-400-10: the network that the issue of memory was first met with
@@ -78,6 +78,18 @@ def test_time_is_counted_in_epochs_of_training():
     assert Laplace("diag", curvature="empirical").plan(model, DATA).needs["diag"] == sampled["diag"]
     hessian = Laplace("full", curvature="hessian").plan(model, DATA).needs
     assert hessian["full"].epochs > 2 * P
+
+
+def test_tuning_counts_a_factorisation_and_its_variances_an_update():
+    model, work = wide(), 6 * 60 * P
+    plain, tuned = (Laplace("full", tune=by).plan(model, DATA).needs for by in (None, "layer"))
+    assert tuned["full"].epochs - plain["full"].epochs == pytest.approx(UPDATES * 4 * P**3 / 3 / work)
+    assert tuned["full"].memory == 2 * plain["full"].memory
+    assert tuned["lowrank"].epochs - plain["lowrank"].epochs == pytest.approx(UPDATES * 6 * P * 74**2 / work)
+    assert tuned["diag"] == plain["diag"]
+    learnt = pr.Model(nn.Linear(3, 1), pr.Gaussian())  # whose noise the evidence sets for a network that is trained
+    data = (torch.zeros(5, 3), torch.zeros(5))
+    assert Laplace("full", at="network").plan(learnt, data).needs["full"].memory == 4 * 8 * 16
 
 
 def test_parts_of_a_network_are_counted_alone():

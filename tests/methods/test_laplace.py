@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributions import Laplace as LaplaceDistribution
 from torch.distributions import MultivariateNormal, Normal, StudentT
+from torch.nn.utils.parametrizations import weight_norm
 
 import priory as pr
 from priory.curvature import STRUCTURES, select
@@ -312,8 +313,24 @@ def test_a_point_that_is_no_mode_is_said_with_its_gradients_norm():
     target = make_target(model, Data.of(data).prepared(model.prepare))
     norm = float(target.log_joint_and_grad(w, target.model.prepare(data))[1].norm())
     message = f"gradient of the log joint has the norm {norm:.3g} where Laplace expects a mode, which lies about"
-    with pytest.warns(PrioryWarning, match=re.escape(message)):
+    with pytest.warns(PrioryWarning, match=re.escape(message)) as said:
         pr.fit(model, data, Laplace("full", at=at(model, data, w)), progress=False)
+    assert str(said[0].message).endswith("standard deviations away: give the fit that found it more epochs.")
+    assert said[0].filename == __file__  # the person's own line
+    with pytest.warns(PrioryWarning, match="name the prior that the network was trained under"):
+        pr.fit(model, data, Laplace("full", at="network"), progress=False)
+
+
+def test_a_point_within_the_gaussians_own_spread_is_taken_without_a_word():
+    root = torch.linalg.cholesky(LINE.precision)
+    step = torch.linalg.solve_triangular(root.mT, torch.ones(4, 1, dtype=F64), upper=True)[:, 0]  # one deviation each
+    model = LINE.model()
+    for far in (0.99, 1.01):
+        start = at(model, LINE.data, LINE.posterior.mean + far * step)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            pr.fit(model, LINE.data, Laplace("full", at=start), progress=False)
+        assert len(said) == (far > 1)
 
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["tensors", "loader"])
@@ -358,13 +375,14 @@ def test_a_mode_is_taken_without_a_word(trained):
     assert float(found.history["gradient"]) < 1
 
 
-def test_an_indefinite_hessian_is_refused_with_its_eigenvalue():
+@pytest.mark.parametrize("structure", ["full", "lowrank"])
+def test_an_indefinite_hessian_is_refused_with_its_eigenvalue(structure):
     model, data = network(prior=3.0)
     start = at(model, data, model.network.initial)
     with pytest.raises(
         InputError, match=r"curvature of kind 'hessian' .* positive definite\. Got a smallest eigenvalue"
     ):
-        pr.fit(model, data, Laplace("full", at=start, curvature="hessian"), progress=False)
+        pr.fit(model, data, Laplace(structure, at=start, curvature="hessian"), progress=False)
 
 
 @pytest.mark.parametrize("structure", ["full", "kron", "diag", "lowrank"])
@@ -396,14 +414,17 @@ def test_a_prior_that_is_not_gaussian_has_its_own_curvature_and_a_note():
     # -d2 log t_4 / dw2 at 0.3: (df + 1) (df - w^2) / (df + w^2)^2
     assert float(posterior.precision[0]) == pytest.approx(5 * (4 - 0.09) / (4 + 0.09) ** 2, rel=1e-10)
     assert float(posterior.precision[-1]) == 1.0
-    assert posterior.notes[0] == "0.weight: minus the second derivative of its log prior stands for a precision."
-    assert "0.bias: minus" in repr(posterior)
+    stands = "and minus the second derivative of its logarithm at the mode stands for a precision."
+    assert posterior.notes[0] == f"0.weight: its prior is the distribution StudentT, {stands}"
+    assert "0.bias: its prior is" in repr(posterior)
 
 
 def test_a_log_prior_that_is_convex_at_the_mode_is_refused():
     model, data = network(prior=StudentT(4.0))
     start = at(model, data, torch.full((27,), 3.0, dtype=F64))
-    message = r"log prior of '0\.weight' must be concave at the mode.*Got -0\.148 at the weight 3 instead"
+    message = (
+        r"log prior of '0\.weight' must curve down at the mode.*Got the distribution StudentT with -0\.148 at the wei"
+    )
     with pytest.raises(InputError, match=message):
         pr.fit(model, data, Laplace("full", at=start), progress=False)
 
@@ -415,11 +436,19 @@ def test_a_prior_over_all_weights_together_is_refused():
         pr.fit(model, data, Laplace("full", at=at(model, data, model.network.initial)), progress=False)
 
 
-@pytest.mark.filterwarnings("ignore:The gradient of the log joint")
-def test_a_kinked_prior_has_no_curvature():
+def test_a_kinked_prior_is_refused_by_its_name():
     model, data = network(prior={"0.*": LaplaceDistribution(0.0, 1.0), "*": 1.0})
-    posterior = pr.fit(model, data, Laplace("diag", at=at(model, data, model.network.initial)), progress=False)
-    assert float(posterior.precision[:12].abs().max()) == 0
+    message = r"log prior of '0\.weight' must curve down at the mode.*Got the distribution Laplace with 0 at the weight"
+    with pytest.raises(InputError, match=message):
+        pr.fit(model, data, Laplace("diag", at=at(model, data, model.network.initial + 0.1)), progress=False)
+
+
+def test_a_kinked_prior_of_weights_that_are_not_selected_is_taken():
+    model, data = network(prior={"0.*": LaplaceDistribution(0.0, 1.0), "*": 1e-2})
+    start = at(model, data, model.network.initial)
+    with pytest.warns(PrioryWarning, match="The gradient of the log joint"):
+        posterior = pr.fit(model, data, Laplace("full", over="last", at=start), progress=False)
+    assert posterior.precision.tolist() == [1e4] * 15
 
 
 @pytest.mark.filterwarnings("ignore:The gradient of the log joint")
@@ -567,3 +596,23 @@ def test_a_subnetwork_larger_than_the_network_is_refused() -> None:
     net, X = nn.Linear(2, 1), torch.zeros(4, 2)
     with pytest.raises(InputError, match=r"The 'size' of Subnetwork must be at most 3\. Got 4"):
         pr.fit(pr.Model(net, pr.Gaussian(1.0)), (X, X[:, 0]), Laplace(over=Subnetwork(4)), progress=False)
+
+
+def test_a_posterior_of_another_model_is_refused_by_the_name_of_the_argument() -> None:
+    other = at(LINE.model(), LINE.data, LINE.posterior.mean)
+    with pytest.raises(InputError, match="The 'at' of Laplace must be a posterior of the same model"):
+        pr.fit(*network(), Laplace("full", at=other), progress=False)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_normalised_weight_brings_no_warnings_of_torch(structure: str) -> None:
+    generator = stream(4, "norm")
+    torch.manual_seed(0)
+    net = nn.Sequential(weight_norm(nn.Linear(2, 3)), nn.Tanh(), nn.Linear(3, 2)).to(F64)
+    X = torch.randn(6, 2, generator=generator, dtype=F64)
+    model = pr.Model(net, pr.Categorical(), prior=0.1)
+    posterior = pr.fit(model, (X, torch.arange(6) % 2), Laplace(structure), steps=300, progress=False)
+    network = posterior.model.network
+    slopes = torch.autograd.functional.jacobian(lambda w: network.functional(w, (X,), {}), posterior.w)
+    spread = posterior.gaussian.solve(torch.eye(posterior.selection.size, dtype=F64))
+    torch.testing.assert_close(posterior.outputs(X)[1], slopes @ spread @ slopes.mT, rtol=1e-8, atol=1e-10)

@@ -13,6 +13,7 @@ from priory.errors import InputError
 from priory.loop import make_target
 from priory.methods.laplace import Laplace, Subnetwork
 from priory.posteriors import Point
+from priory.posteriors import laplace as of_laplace
 from priory.posteriors.laplace import runs
 from priory.streams import stream
 from priory.testing.contract import seeded
@@ -115,6 +116,47 @@ def test_a_joint_covariance_in_pieces_is_the_same():
     whole = posterior.outputs(X_NEW, joint=True)[1]
     torch.testing.assert_close(posterior.outputs(X_NEW, joint=True, limit=1)[1], whole)
     torch.testing.assert_close(posterior.outputs(X_NEW, limit=1)[1], posterior.outputs(X_NEW)[1])
+
+
+def dense(likelihood, structure, channels=3):
+    """Images of 3 x 3 pixels to as many places, around the weights as given."""
+    generator = stream(3, "dense")
+    layers = [nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, channels, 1)]
+    net = nn.Sequential(*layers, *([nn.Flatten(1, 2)] if channels == 1 else [])).to(F64)
+    seeded(net, generator)
+    X = torch.randn(6, 1, 3, 3, generator=generator, dtype=F64)
+    y = (X[:, 0] > 0).long() + (X[:, 0] > 1) if likelihood.classes else X[:, 0].sin()
+    model = pr.Model(net, likelihood, prior=1.0)
+    return pr.fit(model, (X, y), Laplace(structure, at="network"), progress=False), X
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_many_outputs_have_the_covariance_of_the_classes_of_each_pixel(structure, monkeypatch):
+    posterior, X = dense(pr.Categorical(), structure)
+    mean, whole = posterior.outputs(X)
+    joint = posterior.predict(X, link="probit")
+    monkeypatch.setattr(of_laplace, "TOGETHER", 26)
+    monkeypatch.setattr(of_laplace, "WIDE", 7)  # two pixels of three classes at a time, and one at the end
+    prediction = posterior.predict(X, link="probit")
+    assert prediction.covariance.shape == (6, 3, 3, 3, 3)
+    pixels = whole.view(6, 9, 3, 9, 3)
+    wanted = torch.stack([pixels[:, i, :, i] for i in range(9)], 1).view(6, 3, 3, 3, 3)
+    torch.testing.assert_close(prediction.covariance, wanted, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(prediction.location, mean)
+    torch.testing.assert_close(prediction.probs, joint.probs)
+    torch.testing.assert_close(prediction.location, posterior.predict(X, seed=3).location)
+
+
+def test_many_numbers_have_their_variances(monkeypatch):
+    posterior, X = dense(pr.Gaussian(0.3), "kron", channels=1)
+    joint = posterior.predict(X)
+    assert joint.covariance.shape == (6, 9, 9)
+    monkeypatch.setattr(of_laplace, "TOGETHER", 8)
+    monkeypatch.setattr(of_laplace, "WIDE", 4)
+    prediction = posterior.predict(X)
+    assert prediction.covariance.shape == (6, 3, 3)
+    torch.testing.assert_close(prediction.std, joint.std)
+    torch.testing.assert_close(prediction.mean, joint.mean)
 
 
 def test_over_a_subnetwork_only_its_coordinates_spread():
@@ -248,9 +290,26 @@ def test_bad_inputs_are_refused():
     posterior = fitted(Laplace("diag"))
     with pytest.raises(InputError, match="'x' of predict must have rows, as many in each part"):
         posterior.predict((X_NEW, X_NEW[:2]))
-    with pytest.raises(InputError, match="The inputs of the data must be finite"):
+    with pytest.raises(InputError, match=r"The 'x' of predict must be finite. Got NaN in row 0"):
         posterior.outputs(X_NEW * math.nan)
     with pytest.raises(InputError, match="network must take the inputs"):
         posterior.predict(torch.zeros(2, 7, dtype=F64))
-    with pytest.raises(InputError, match="is over numbers"):
+    with pytest.raises(InputError, match=r"The 'link' of predict must be 'samples' for .*, which is over numbers"):
         fitted(Laplace("diag"), pr.Gaussian(0.3)).predict(X_NEW, link="probit")
+
+
+@pytest.mark.parametrize("method", [pr.MAP(), pr.MeanField()], ids=repr)
+def test_what_only_laplace_takes_is_refused_by_others_in_a_sentence(method):
+    posterior = pr.fit(*problem(), method, steps=2, progress=False)
+    kind = type(posterior).__name__
+    with pytest.raises(InputError, match=f"The 'link' of predict must be left out: {kind} takes samples, seed. Got 'p"):
+        posterior.predict(X_NEW, link="probit")
+    assert len(posterior.predict(x=X_NEW, samples=2, seed=1).probs) == 5
+
+
+@pytest.mark.parametrize("x", [None, "words", 3.0], ids=repr)
+def test_inputs_that_are_none_are_called_by_their_name(x):
+    with pytest.raises(InputError, match="The 'x' of predict must"):
+        fitted(Laplace("diag")).predict(x)
+    with pytest.raises(InputError, match="Part 1 of the 'x' of predict must"):
+        fitted(Laplace("diag")).predict((X_NEW, x))

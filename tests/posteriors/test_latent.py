@@ -44,6 +44,20 @@ def test_responsibilities_and_labels_are_of_any_data():
         found.responsibilities(Y[:, :1])
 
 
+def test_what_is_hidden_is_named_and_rows_are_made():
+    found = posterior()
+    assert torch.equal(found.hidden(Y)["responsibilities"], found.responsibilities(Y))
+    y, z = found.generate(500, seed=3)
+    assert y.shape == (500, 2)
+    assert torch.equal(found.predict_labels(y), z)  # the clouds are 7 standard deviations apart
+    assert torch.equal(found.generate(500, seed=3).y, y)
+    assert not torch.equal(found.generate(500, seed=4).y, y)
+    with pytest.raises(InputError, match=r"The 'n' of generate must be a whole number from 1. Got 0 instead."):
+        found.generate(0)
+    with pytest.raises(InputError, match=r"The 'steps' of generate must be left out for GaussianMixture\(2"):
+        found.generate(2, steps=3)
+
+
 def test_a_file_gives_the_same_posterior_back(tmp_path: Path):
     found = posterior(covariance="tied")
     found.save(tmp_path / "mixture.priory")

@@ -65,7 +65,7 @@ class Diagonal(Curvature):
         if none:
             raise InputError(
                 f"The prior's precision must be above zero where the data say nothing. Got zero and a curvature of "
-                f"zero at {none} of {len(total)} coordinates instead: give the weights a proper prior."
+                f"zero at {none} of {len(total)} coordinates instead: give the weights a Normal prior."
             )
         return DiagonalGaussian(total)
 

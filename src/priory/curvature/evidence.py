@@ -92,26 +92,28 @@ def prior_precision(target: Target, w: Tensor) -> Tensor:
     """-d2 log p(w) / dw_i^2 of a model's prior at w (P,), zero where the prior is flat or convex there, (P,)."""
     model = target.model
     assert isinstance(model, Model)
-    precision = _gaussian_part(model, w)[1].clone()
-    for block, believed in model.prior.others:
-        if isinstance(believed, Hierarchical):
-            continue
+    return _gaussian_part(model, w)[1] + prior_bend(model, w).neg().clamp_min(0)
+
+
+def prior_bend(model: Model, w: Tensor) -> Tensor:
+    """d2 log p(w) / dw_i^2 where the prior is not Gaussian, and zero elsewhere, (P,)."""
+    others = [(block, d) for block, d in model.prior.others if isinstance(d, Distribution)]
+    for block, believed in others:
         base = believed.base_dist if isinstance(believed, Independent) else believed
         if tuple(base.event_shape) != ():
             raise InputError(
                 f"The prior of '{block.name}' must be a product over single weights for a Laplace approximation. "
                 f"Got {type(base).__name__} instead."
             )
-    if any(isinstance(believed, Distribution) for _, believed in model.prior.others):
-        leaf = w.detach().requires_grad_()
-        with torch.enable_grad():
-            value = _without_gaussians(model, model.layout.names)(leaf)
-            (slope,) = torch.autograd.grad(value, leaf, create_graph=True)
-            # a product over single weights: the rows of its Hessian have one entry, which their sum is
-            curved = slope.requires_grad
-            bend = torch.autograd.grad(slope.sum(), leaf)[0] if curved else torch.zeros_like(w)
-        precision += bend.neg().clamp_min(0)
-    return precision
+    if not others:
+        return torch.zeros_like(w)
+    leaf = w.detach().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(_without_gaussians(model, model.layout.names)(leaf), leaf, create_graph=True)
+        if not slope.requires_grad:
+            return torch.zeros_like(w)
+        # a product over single weights: the rows of its Hessian have one entry, which their sum is
+        return torch.autograd.grad(slope.sum(), leaf)[0]
 
 
 def _gaussian_part(model: Model, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,6 @@ through a gradient instead of C.
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from priory.curvature.base import Curvature, Gaussian, Kind, Selection, check_curvature, check_kind
 from priory.curvature.products import product
 from priory.curvature.taps import Tapped, rooted
-from priory.errors import InputError, PrioryWarning
+from priory.errors import InputError, warn
 from priory.network import MEMORY_LIMIT
 
 if TYPE_CHECKING:
@@ -153,15 +152,12 @@ def factorise(matrix: Tensor, precision: Tensor, kind: Kind) -> Tensor:
     low, high = float(values[0]), float(values[-1])
     rounding = len(matrix) * torch.finfo(precision.dtype).eps * high
     if low < -rounding:
-        raise InputError(
-            f"The curvature of kind '{kind}' plus the prior's precision must be positive definite. Got a smallest "
-            f"eigenvalue of {low:.3g} instead: w is no mode; train longer, or use curvature='ggn'."
-        )
+        raise indefinite(kind, low)
     if flat:
         none = int((values <= rounding).sum())
         raise InputError(
             f"The prior's precision must be above zero where the data say nothing. Got zero and a curvature that is "
-            f"singular in {max(1, none)} of {len(values)} directions instead: give the weights a proper prior."
+            f"singular in {max(1, none)} of {len(values)} directions instead: give the weights a Normal prior."
         )
     mean = float(matrix.diagonal().mean())
     for jitter in JITTERS:
@@ -169,13 +165,19 @@ def factorise(matrix: Tensor, precision: Tensor, kind: Kind) -> Tensor:
         eased.diagonal().add_(jitter * mean)
         root, failed = torch.linalg.cholesky_ex(eased)
         if not int(failed):
-            warnings.warn(
+            warn(
                 f"The precision of the Gaussian is singular to rounding, so {jitter * mean:.3g} was added to its "
-                "diagonal: standardise the inputs, or use a stronger prior.",
-                PrioryWarning,
-                stacklevel=4,
+                "diagonal: standardise the inputs, or use a stronger prior."
             )
             return root
     raise InputError(
         f"The precision of the Gaussian must be positive definite. Got a smallest eigenvalue of {low:.3g} instead."
+    )
+
+
+def indefinite(kind: Kind, low: float) -> InputError:
+    """What is said of a Q whose smallest eigenvalue is negative."""
+    return InputError(
+        f"The curvature of kind '{kind}' plus the prior's precision must be positive definite. Got a smallest "
+        f"eigenvalue of {low:.3g} instead: w is no mode; train longer, or use curvature='ggn'."
     )

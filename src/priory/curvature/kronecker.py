@@ -170,7 +170,7 @@ def singular(none: int, size: int) -> InputError:
     """The sentence for directions in which there is neither a prior nor curvature."""
     return InputError(
         f"The prior's precision must be above zero where the data say nothing. Got zero and a curvature that is "
-        f"singular in {none} of {size} directions instead: give the weights a proper prior."
+        f"singular in {none} of {size} directions instead: give the weights a Normal prior."
     )
 
 

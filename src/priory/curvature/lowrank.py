@@ -2,15 +2,19 @@
 
 The eigenvectors come from products alone, by randomised subspace iteration (Halko, Martinsson and Tropp 2011): start
 from random directions, multiply by H and orthonormalise, a few times; then diagonalise H between them. The Gaussian is
-by Woodbury's identity. With D = diag(precision + scale rest), G = D^-1/2 U (scale s)^1/2 and G'G = V diag(g) V',
+by Woodbury's identity. With D = diag(precision + scale rest) and D^-1/2 U (scale s) U' D^-1/2 = W diag(g) W', W'W = I,
 
-    Q = D^1/2 (I + G G') D^1/2,    log det Q = log det D + sum log(1 + g)
-    (I + G G')^-1   = I - G V diag(1 / (1 + g)) V' G'
-    (I + G G')^-1/2 = I - G V diag(1 / (t + t^2)) V' G',    t = sqrt(1 + g)
+    Q = D^1/2 (I + W diag(g) W') D^1/2,    log det Q = log det D + sum log(1 + g)
+    (I + W diag(g) W')^-1   = I - W diag(g / (1 + g)) W'
+    (I + W diag(g) W')^-1/2 = I - W diag(1 - (1 + g)^-1/2) W'
+
+A Hessian may have negative s; Q is no precision where a g is -1 or less.
 
 What lies outside the r directions counts as no curvature, so that variances err to the wide side, unless `rest` is
-kept: what the diagonal of H has beyond them. Memory p (r + 10), in float64 in the Gaussian; time that of
-iterations x (r + 10) products, and p r^2 for a Gaussian.
+kept: what the diagonal of H has beyond them. How much that is, as a share of the trace, comes from a few random
+directions outside (Meyer, Musco, Musco and Woodruff 2021, "Hutch++"). With r = p nothing is left out, and the matrix
+itself is decomposed. Memory p (r + 10) in float64; time that of iterations x (r + 10) products, and p r^2 for a
+Gaussian.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from torch import Tensor
 
 from priory.curvature.base import Curvature, Gaussian, Kind, Selection, check_curvature, check_kind
 from priory.curvature.diagonal import Diagonal
+from priory.curvature.full import Full, indefinite
 from priory.curvature.products import product
 from priory.errors import InputError, require, whole
 from priory.network import MEMORY_LIMIT
@@ -36,15 +41,26 @@ if TYPE_CHECKING:
 
 RANK = 64
 EXTRA = 10  # directions beyond the rank, which make the wanted ones accurate
+BISECTIONS = 30
 
 
 class LowRank(Curvature):
-    """U (p, r) with orthonormal columns, s (r,) descending, and the diagonal of the rest, (p,) or 0."""
+    """U (p, r) with orthonormal columns, s (r,), the diagonal of the rest (p,), and the `share` of the trace beyond."""
 
     structure: ClassVar[str] = "lowrank"
 
-    def __init__(self, selection: Selection, vectors: Tensor, values: Tensor, rest: Tensor, negative: int = 0) -> None:
-        self.selection, self.vectors, self.values, self.rest, self.negative = selection, vectors, values, rest, negative
+    def __init__(
+        self,
+        selection: Selection,
+        vectors: Tensor,
+        values: Tensor,
+        rest: Tensor,
+        kind: Kind = "ggn",
+        share: float = 0.0,
+    ) -> None:
+        self.selection, self.vectors, self.values, self.rest = selection, vectors.contiguous(), values, rest
+        self.kind: Kind = kind
+        self.share = share
 
     @classmethod
     def of(
@@ -68,6 +84,12 @@ class LowRank(Curvature):
             require(whole(value, 1), name, "LowRank", "be a whole number from 1", repr(value))
         known = not (rest and kind == "hessian")
         require(known, "rest", "LowRank", "be False for the Hessian, whose diagonal costs p products", rest)
+        none = torch.zeros(1, dtype=torch.float64, device=w.device).expand(selection.size)
+        if rank >= selection.size:
+            matrix = Full.of(target, w, data, selection, kind, samples, generator, buffers, limit).matrix
+            check_curvature(matrix)
+            values, vectors = torch.linalg.eigh(matrix)
+            return cls(selection, vectors.flip(1), values.flip(0), none, kind)
         state = None if generator is None else generator.get_state()
 
         def multiply(v: Tensor) -> Tensor:  # H v for columns v (p, k)
@@ -75,37 +97,48 @@ class LowRank(Curvature):
                 generator.set_state(state)
             return product(target, w, data, v.mT, kind, selection, samples, generator, buffers, limit).mT
 
-        noise = torch.randn(
-            selection.size, min(selection.size, rank + EXTRA), dtype=w.dtype, generator=stream(0, "low rank")
-        )
-        basis = torch.linalg.qr(noise.to(w.device))[0]
+        noise = stream(0, "low rank")
+        directions = lambda k: torch.randn(selection.size, k, dtype=w.dtype, generator=noise).to(w.device)  # noqa: E731
+        basis = torch.linalg.qr(directions(min(selection.size, rank + EXTRA)))[0]
         for _ in range(iterations - 1):
             basis = torch.linalg.qr(multiply(basis))[0]
         between = (basis.mT @ multiply(basis)).double()
         check_curvature(between)
-        values, inner = torch.linalg.eigh(between)  # ascending
-        rounding = values.abs().max() * len(values) * torch.finfo(w.dtype).eps
-        kept = min(rank, int((values > rounding).sum()))
-        negative = int((values < -rounding).sum())
-        values = values.flip(0)[:kept].to(w.dtype)
-        vectors = (basis.double() @ inner.flip(1)[:, :kept]).to(w.dtype)
-        left = torch.zeros_like(w[:1]).expand(selection.size)
+        values, inner = torch.linalg.eigh(between)
+        order = values.abs().argsort(descending=True)
+        values, vectors = values[order], basis.double() @ inner[:, order]
+        rounding = float(values[0].abs()) * len(values) * torch.finfo(w.dtype).eps
+        kept = min(rank, int((values.abs() > rounding).sum()))
+        found = cls(selection, vectors[:, :kept], values[:kept], none, kind)
         if rest:
             exact = Diagonal.of(target, w, data, selection, kind, samples, generator, buffers, limit).diagonal()
-            left = (exact - (vectors.square() @ values)).clamp_min(0).to(w.dtype)
-        return cls(selection, vectors, values, left, negative)
+            found.rest = (exact.double() - found.diagonal()).clamp_min(0)
+            return found
+        outside = 0.0
+        if basis.shape[1] < selection.size:
+            probes = directions(EXTRA)
+            probes -= basis @ (basis.mT @ probes)
+            outside = abs(float((probes * multiply(probes)).sum())) / EXTRA
+        dropped = outside + float(values[kept:].abs().sum())
+        if dropped > rounding:
+            found.share = dropped / (dropped + float(found.values.abs().sum()))
+        return found
 
-    def gaussian(self, precision: Tensor, scale: float = 1.0) -> LowRankGaussian:
+    def gaussian(self, precision: Tensor, scale: float = 1.0) -> Gaussian:
         precision, scale = self.checked(precision, scale)
-        diagonal = precision.double() + scale * self.rest.double()
+        if len(self.values) == len(precision):
+            return Full(self.selection, self.dense(), self.kind).gaussian(precision, scale)
+        diagonal = precision.double() + scale * self.rest
         without = int((diagonal == 0).sum())
         if without:
             raise InputError(
                 "The prior's precision must be above zero for structure='lowrank', which has curvature in "
                 f"{len(self.values)} of {len(precision)} directions only. Got zero at {without} coordinates instead."
             )
-        factor = self.vectors.double() * (scale * self.values.double()).sqrt()
-        return LowRankGaussian(factor, diagonal, precision.dtype)
+        gaussian = LowRankGaussian(self.vectors, scale * self.values, diagonal, precision.dtype)
+        if bool((gaussian.gains <= -1).any()):
+            raise indefinite(self.kind, lowest(self.vectors, scale * self.values, diagonal))
+        return gaussian
 
     def diagonal(self) -> Tensor:
         return self.vectors.square() @ self.values + self.rest
@@ -117,44 +150,41 @@ class LowRank(Curvature):
         return {"vectors": self.vectors, "values": self.values, "rest": self.rest.contiguous()}
 
     def own(self) -> dict[str, Any]:
-        return {"negative": self.negative}
+        return {"kind": self.kind, "share": self.share}
 
     @classmethod
     def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> LowRank:
-        return cls(selection, tensors["vectors"], tensors["values"], tensors["rest"], **own)
+        # copied, as numbers that lie askew in a file's memory give products with other last bits
+        return cls(selection, tensors["vectors"].clone(), tensors["values"], tensors["rest"], **own)
 
     def notes(self) -> list[str]:
-        if not self.negative:
+        if not self.share:
             return []
-        return [f"{self.negative} negative eigenvalues of the Hessian are left out: w is no minimum along them"]
+        return [f"rank {len(self.values)} leaves out about {100 * self.share:.2g} % of the curvature's trace."]
 
 
 class LowRankGaussian(Gaussian):
-    """N(0, Q^-1) with Q = diag(d) + F F', F (p, r); results are in the model's type."""
+    """N(0, Q^-1) with Q = diag(d) + U diag(s) U', U (p, r); results are in the model's type."""
 
-    def __init__(self, factor: Tensor, diagonal: Tensor, dtype: torch.dtype) -> None:
-        self.factor, self.scale, self.dtype = factor, diagonal.rsqrt(), dtype
-        self.whitened = factor * self.scale[:, None]  # G, (p, r)
-        values, self.basis = torch.linalg.eigh(self.whitened.mT @ self.whitened)
-        self.values = values.clamp_min(0)
-        self.log_det = diagonal.log().sum() + self.values.log1p().sum()
+    def __init__(self, vectors: Tensor, values: Tensor, diagonal: Tensor, dtype: torch.dtype) -> None:
+        self.vectors, self.values, self.scale, self.dtype = vectors, values, diagonal.rsqrt(), dtype
+        self.gains, self.basis = spectrum(vectors, values, diagonal)  # g (r,), W (p, r)
+        self.log_det = diagonal.log().sum() + self.gains.log1p().sum()
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         shape = (n, len(self.scale))
         noise = torch.randn(shape, dtype=self.dtype, device=self.scale.device, generator=generator).double()
-        root = (1 + self.values).sqrt()
-        return (self.scale * self._less(noise, 1 / (root + root * root))).to(self.dtype)
+        return (self.scale * self._less(noise, 1 - (1 + self.gains).rsqrt())).to(self.dtype)
 
     def variance(self) -> Tensor:
-        mixed = self.whitened @ self.basis  # G V, (p, r)
-        return (self.scale.square() * (1 - mixed.square() @ (1 / (1 + self.values)))).to(self.dtype)
+        return (self.scale.square() * (1 - self.basis.square() @ self._known)).to(self.dtype)
 
     def solve(self, v: Tensor) -> Tensor:
-        return (self.scale * self._less(self.scale * v.double(), 1 / (1 + self.values))).to(v.dtype)
+        return (self.scale * self._less(self.scale * v.double(), self._known)).to(v.dtype)
 
     def quadratic(self, v: Tensor) -> Tensor:
         z = v.double()
-        return ((z / self.scale).square().sum(-1) + (z @ self.factor).square().sum(-1)).to(v.dtype)
+        return ((z / self.scale).square().sum(-1) + (z @ self.vectors).square() @ self.values).to(v.dtype)
 
     def output_covariance(self, rows: Rows) -> Tensor:
         return torch.cat([self._between(few.dense()) for few in rows.chunks()])
@@ -162,10 +192,31 @@ class LowRankGaussian(Gaussian):
     def _between(self, jacobian: Tensor) -> Tensor:
         """J Q^-1 J' of a few data, (n, C, p) -> (n, C, C)."""
         scaled = jacobian.double() * self.scale
-        inner = scaled @ self.whitened @ self.basis  # (n, C, r)
-        return (scaled @ scaled.mT - (inner / (1 + self.values)) @ inner.mT).to(jacobian.dtype)
+        inner = scaled @ self.basis  # (n, C, r)
+        return (scaled @ scaled.mT - (inner * self._known) @ inner.mT).to(jacobian.dtype)
+
+    @property
+    def _known(self) -> Tensor:
+        """How much of the prior's variance the data take away along each column of W, g / (1 + g), (r,)."""
+        return self.gains / (1 + self.gains)
 
     def _less(self, z: Tensor, weights: Tensor) -> Tensor:
-        """(I - G V diag(weights) V' G') z for z (..., p)."""
-        inner = z @ self.whitened @ self.basis
-        return z - (weights * inner) @ self.basis.mT @ self.whitened.mT
+        """(I - W diag(weights) W') z for z (..., p)."""
+        return z - (weights * (z @ self.basis)) @ self.basis.mT
+
+
+def spectrum(vectors: Tensor, values: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
+    """g (r,) and W (p, r) of D^-1/2 U diag(s) U' D^-1/2 = W diag(g) W'."""
+    basis, inner = torch.linalg.qr(vectors * diagonal.rsqrt()[:, None])
+    gains, turn = torch.linalg.eigh((inner * values) @ inner.mT)
+    return gains, basis @ turn
+
+
+def lowest(vectors: Tensor, values: Tensor, diagonal: Tensor) -> float:
+    """The smallest eigenvalue of D + U diag(s) U' where it is negative: Q - x I is definite for every x below it."""
+    low, high = float(values.min()), 0.0
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        definite = bool((spectrum(vectors, values, diagonal - middle)[0] > -1).all())
+        low, high = (middle, high) if definite else (low, middle)
+    return low

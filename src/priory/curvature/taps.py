@@ -523,9 +523,15 @@ def same(found: Tensor, right: Tensor) -> bool:
 
 def every_output(outputs: Tensor) -> Tensor:
     """The cotangents that pick one output each, (C, n, *rest)."""
-    c = outputs[0].numel()
-    picks = torch.eye(c, dtype=outputs.dtype, device=outputs.device).reshape(c, 1, *outputs.shape[1:])
-    return picks.expand(c, *outputs.shape)
+    return picks(outputs, range(outputs[0].numel()))
+
+
+def picks(outputs: Tensor, some: range) -> Tensor:
+    """The cotangents that pick one of some outputs each, (k, n, *rest)."""
+    rest = outputs.shape[1:]
+    found = outputs.new_zeros(len(some), rest.numel())
+    found[range(len(some)), some] = 1
+    return found.reshape(len(some), 1, *rest).expand(len(some), *outputs.shape)
 
 
 def layers_with_a_rule(network: Network, names: Sequence[str]) -> list[Ruled]:

@@ -8,8 +8,9 @@ the cutoff below them, are close to a generalised Pareto distribution,
 
 whose shape k says how many moments the weights have: all up to 1/k. Its fit (Zhang and Stephens 2009, with a prior of
 ten draws at k = 1/2) replaces the M weights by their expected order statistics, no larger than the largest as drawn.
-An estimate from S draws is good where k-hat is below 0.5, usable up to 0.7, and not to be believed above. Cost:
-O(S log S).
+An estimate from S draws is good where k-hat is below 0.5, usable up to 0.7, and not to be believed above. Where q is p
+to rounding there is no tail, only the noise of arithmetic, and k-hat is minus infinity by convention, as of weights
+that are bounded. Cost: O(S log S).
 """
 
 from __future__ import annotations
@@ -23,34 +24,52 @@ from priory.errors import require, whole
 
 FEWEST = 5  # weights in the tail that a fit needs
 PRIOR_DRAWS, PRIOR_K = 10, 0.5
+ROUNDING = 64  # units in the last place of a weight, within which weights are equal
+EVEN = 0.01  # a variance of the ratios, of mean one, at which 99 of 100 draws count in full
+
+
+def k_hat(log_ratios: Tensor) -> float:
+    """How far draws of q may stand for p, from log p / q at each, (S,): the shape of the tail of the ratios.
+
+    Minus infinity where the ratios vary so little that every draw counts the same, be it by rounding or because q is
+    next to p: their tail has no shape to speak of. Every method that reports a k-hat goes by this rule.
+
+    >>> k_hat(1e-6 * torch.randn(1000, generator=torch.Generator().manual_seed(0)))
+    -inf
+    """
+    checked(log_ratios, "k_hat")
+    ratios = log_ratios.double().softmax(0) * len(log_ratios)
+    even = len(ratios) > 1 and float(ratios.var()) < EVEN
+    return -math.inf if even else psis(log_ratios)[1]
 
 
 def psis(log_weights: Tensor) -> tuple[Tensor, float]:
     """The smoothed log weights, normalised to sum to one, (S,), and k-hat.
 
     Where fewer than 21 draws, or fewer than 6 of positive weight, leave no tail to fit, the weights stay as they are
-    and k-hat is infinite; where the tail doesn't vary, k-hat is minus infinity, as of weights that are bounded. A
-    weight of zero is a log weight of minus infinity.
+    and k-hat is infinite; where the tail doesn't vary but by rounding, k-hat is minus infinity, as of weights that are
+    bounded. A weight of zero is a log weight of minus infinity.
 
-    >>> smoothed, k_hat = psis(torch.zeros(100))
-    >>> round(float(smoothed.exp().sum()), 6), k_hat
+    >>> smoothed, shape = psis(torch.zeros(100))
+    >>> round(float(smoothed.exp().sum()), 6), shape
     (1.0, -inf)
     """
     checked(log_weights, "psis")
     shifted = log_weights.double() - log_weights.max()
     size = math.ceil(min(0.2 * len(shifted), 3 * math.sqrt(len(shifted))))
     size = min(size, int(torch.isfinite(shifted).sum()) - 1)  # a weight of zero is no part of the tail, and stays zero
-    k_hat = math.inf
+    shape = math.inf
     if size >= FEWEST:
         order = shifted.argsort(stable=True)
         tail, cutoff = shifted[order[-size:]], float(shifted[order[-size - 1]])
         excess = -tail.exp() * torch.expm1(cutoff - tail)
-        k_hat, scale = pareto_fit(excess)
-        if math.isfinite(k_hat):
+        rounding = ROUNDING * torch.finfo(log_weights.dtype).eps  # of the largest weight, which is one
+        shape, scale = pareto_fit(excess) if float(excess[-1]) > rounding else (-math.inf, 0.0)
+        if math.isfinite(shape):
             places = (torch.arange(size, dtype=torch.float64, device=excess.device) + 0.5) / size
-            smooth = math.exp(cutoff) + pareto_quantile(places, k_hat, scale)
+            smooth = math.exp(cutoff) + pareto_quantile(places, shape, scale)
             shifted[order[-size:]] = smooth.log().clamp(max=0.0)
-    return (shifted - shifted.logsumexp(0)).to(log_weights.dtype), k_hat
+    return (shifted - shifted.logsumexp(0)).to(log_weights.dtype), shape
 
 
 def importance_resample(log_weights: Tensor, n: int, generator: torch.Generator) -> Tensor:

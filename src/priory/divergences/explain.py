@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributions import Distribution, Independent, Normal
 
+from priory.divergences.result import check_batches
 from priory.errors import require
 
 
@@ -60,6 +61,7 @@ def explain_kl(q: Distribution, p: Distribution) -> GaussianKL:
     shapes = (tuple(q.event_shape), tuple(p.event_shape))
     same = shapes[0] == shapes[1]
     require(same, "p", "explain_kl", "be over the same things as q, with the same event shape", shapes)
+    check_batches("explain_kl", q, p)
     m_q, s_q, m_p, s_p = torch.broadcast_tensors(*(t.detach().double() for b in bases for t in (b.loc, b.scale)))
     terms = ((s_p / s_q).log(), 0.5 * (s_q / s_p).square(), 0.5 * ((m_q - m_p) / s_p).square())
     log_scales, variance, mean = (float(term.sum()) for term in terms)

@@ -18,19 +18,23 @@ from priory.distributions import GroupLasso, SpikeAndSlab
 from priory.divergences.densities import discrete, dtype_of, interval, log_density
 from priory.divergences.monte_carlo import draws, mean_and_error, with_score
 from priory.divergences.norms import expected_norm, is_gaussian
-from priory.divergences.quadrature import integrate, over_a_line
+from priory.divergences.quadrature import over_a_line
 from priory.divergences.result import SAMPLES, Divergence, check_pair, exact
+from priory.divergences.sums import over_labels
+from priory.divergences.tails import improper_integral
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Again = Callable[[Distribution, Distribution], Divergence]
+    Function = Callable[[Tensor], Tensor]
 
 
 def kl(q: Distribution, p: Distribution, samples: int = SAMPLES, seed: int = 0) -> Divergence:
-    """KL(q || p), and how it was found: "exact", by "quadrature" over a line, or by "Monte Carlo" from `samples` draws.
+    """KL(q || p), and how it was found: "exact", "quadrature" over a line, "sum" over counts, or "Monte Carlo".
 
-    KL(p || q), which covers where this one seeks, is `kl(p, q)`. Where q reaches outside of p's support it is infinite.
+    Monte Carlo takes `samples` draws. KL(p || q), which covers where this one seeks, is `kl(p, q)`. It is infinite
+    where q reaches outside of p's support, and where q's tails are too heavy for p's, as a Cauchy's for a Gaussian.
 
     >>> from torch.distributions import Normal, StudentT
     >>> one = torch.tensor(1.0, dtype=torch.float64)
@@ -44,7 +48,7 @@ def kl(q: Distribution, p: Distribution, samples: int = SAMPLES, seed: int = 0) 
     def again(q: Distribution, p: Distribution) -> Divergence:
         return kl(q, p, samples, seed)
 
-    for rule in (_with_spikes, _uncovered, _closed_form, _entry_by_entry, _to_group_lasso, _on_a_line):
+    for rule in (_with_spikes, _uncovered, _closed_form, _entry_by_entry, _to_group_lasso, _on_a_line, _summed):
         found = rule(q, p, again)
         if found is not None:
             return found
@@ -109,8 +113,29 @@ def _to_group_lasso(q: Distribution, p: Distribution, again: Again) -> Divergenc
 def _on_a_line(q: Distribution, p: Distribution, again: Again) -> Divergence | None:
     if not over_a_line(q, p):
         return None
-    value, error = integrate(lambda x: relative_entropy(log_density(q, x), log_density(p, x)), q, p)
+
+    value, error = improper_integral(*_terms(q, p), q, p)
     return Divergence(value.to(dtype_of(q)), "quadrature", error.to(dtype_of(q)))
+
+
+def _summed(q: Distribution, p: Distribution, again: Again) -> Divergence | None:
+    return over_labels(*_terms(q, p), q, p)
+
+
+def _terms(q: Distribution, p: Distribution) -> tuple[Function, Function]:
+    """q (log q - log p), and the logarithm of q (1 + |log q - log p|): where its integral exists, so does the first's.
+
+    The one is added as q alone is integrable, and the ratio may be 0 or rounding.
+    """
+
+    def terms(x: Tensor) -> Tensor:
+        return relative_entropy(log_density(q, x), log_density(p, x))
+
+    def log_size(x: Tensor) -> Tensor:
+        log_q = log_density(q, x)
+        return log_q + (log_q - log_density(p, x)).abs().log1p()
+
+    return terms, log_size
 
 
 def relative_entropy(log_q: Tensor, log_p: Tensor) -> Tensor:

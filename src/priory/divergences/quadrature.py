@@ -1,9 +1,9 @@
 """Integrals over a line by Gauss-Legendre panels, graded around the centres of q and p, and halved where too coarse.
 
 A panel ends wherever a density may have a corner or a pole, and the panels grow geometrically from there, inward and
-outward to 10^15 of q's scale, so that spikes and heavy tails are both met. Each panel is computed
-with 20 and with 10 points; where the two differ it is halved. Their difference is the stated error, which is the
-10-point rule's and so an upper estimate.
+outward to 10^15 of q's scale (further for slow tails, as `tails` says), so that spikes and heavy tails are both met.
+Each panel is computed with 20 and with 10 points; where the two differ it is halved. Their difference is the stated
+error, which is the 10-point rule's and so an upper estimate.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 POINTS = 20
-LEVELS = range(-24, 26)  # around a centre, in powers of 4
-AT_AN_END = range(-64, 26)  # a density may have a pole there, and the end is often 0, where numbers are dense
+REACH = 25  # how far out panels go unless told, in powers of 4
+AT_A_CENTRE = -24  # the least distance from a centre, likewise
+AT_AN_END = -64  # a density may have a pole there, and the end is often 0, where numbers are dense
 ROUNDS = 60
 MOST_PANELS = 4096
 CHUNK = 2**22  # numbers at once
@@ -38,12 +39,15 @@ def over_a_line(q: Distribution, p: Distribution) -> bool:
     return bool((mass - 1).abs().le(1e-7).all())
 
 
-def integrate(integrand: Callable[[Tensor], Tensor], q: Distribution, p: Distribution) -> tuple[Tensor, Tensor]:
+def integrate(
+    integrand: Callable[[Tensor], Tensor], q: Distribution, p: Distribution, reach: int = REACH
+) -> tuple[Tensor, Tensor]:
     """The integral over q's support, and its error, in double precision, in the shape of the pair's batch.
 
-    The integrand takes points (K, *B). Gradients pass through it and through the ends of q's support.
+    The integrand takes points (K, *B). Gradients pass through it and through the ends of q's support. Panels go out to
+    4^`reach` of q's scale.
     """
-    low, high, edges, inside = _graded(q, p)
+    low, high, edges, inside = _graded(q, p, reach)
     with torch.no_grad():
         left, right = _refined(integrand, edges[:-1], edges[1:], inside)
     left, right = (_snapped(t, low, high) for t in (left, right))
@@ -110,15 +114,15 @@ def _refined(
     return torch.cat([a for a, _ in kept]), torch.cat([b for _, b in kept])
 
 
-def _graded(q: Distribution, p: Distribution) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _graded(q: Distribution, p: Distribution, reach: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The ends of q's support, the first panels' edges (E, *B), and a point inside, each in double precision."""
     shape = torch.broadcast_shapes(q.batch_shape, p.batch_shape)
     low, high = (end.double().expand(shape) for end in interval(q) or ())
     with torch.no_grad():
-        scale = _scale(q).double().expand(shape)
-        centres = [(mark, LEVELS) for d in (q, p) for mark in _centres(d)]
+        scale = scale_of(q).double().expand(shape)
+        peaks = [(mark, AT_A_CENTRE) for d in (q, p) for mark in centres(d)]
         ends = [(end, AT_AN_END) for d in (q, p) for end in interval(d) or () if bool(end.isfinite().all())]
-        marks = [(mark.double().expand(shape), levels) for mark, levels in (*centres, *ends)]
+        marks = [(mark.double().expand(shape), range(least, reach + 1)) for mark, least in (*peaks, *ends)]
         edges = torch.cat([low[None], high[None], *(mark + _steps(levels, scale) for mark, levels in marks)])
         edges = torch.minimum(torch.maximum(edges, low), high).sort(0).values
         edges = edges[edges.isfinite().reshape(len(edges), -1).all(1)]
@@ -133,18 +137,18 @@ def _steps(levels: range, scale: Tensor) -> Tensor:
     return torch.cat([-reach, torch.zeros_like(reach[:1]), reach]).reshape(-1, *[1] * scale.ndim) * scale
 
 
-def _centres(d: Distribution) -> tuple[Tensor, ...]:
+def centres(d: Distribution) -> tuple[Tensor, ...]:
     """Where a density has its peaks and corners, (*B,) each."""
     if isinstance(d, MixtureSameFamily):
         components = d.component_distribution
-        return tuple(c for peak in _centres(components) for c in peak.expand(components.batch_shape).unbind(-1))
+        return tuple(c for peak in centres(components) for c in peak.expand(components.batch_shape).unbind(-1))
     loc = None if isinstance(d, TransformedDistribution) else getattr(d, "loc", None)
     if loc is None:
         loc = _or_none(d, "mean")
     return (torch.zeros(d.batch_shape) if loc is None else torch.where(loc.isfinite(), loc, 0.0),)
 
 
-def _scale(d: Distribution) -> Tensor:
+def scale_of(d: Distribution) -> Tensor:
     """How wide a distribution is, to within a few orders of magnitude."""
     scale = None if isinstance(d, TransformedDistribution) else getattr(d, "scale", None)
     if scale is None:

@@ -11,22 +11,27 @@ Univariate Continuous Distributions").
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
-from priory.divergences.densities import dtype_of, log_density
+from priory.divergences.densities import discrete, dtype_of, log_density
 from priory.divergences.monte_carlo import draws
 from priory.divergences.norms import is_gaussian
-from priory.divergences.quadrature import integrate, over_a_line
+from priory.divergences.quadrature import over_a_line
 from priory.divergences.ratios import Renyi, check_alpha
 from priory.divergences.result import SAMPLES, Divergence, check_pair, exact
+from priory.divergences.sums import over_labels, peak
+from priory.divergences.tails import improper_integral
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def renyi(q: Distribution, p: Distribution, alpha: float, samples: int = SAMPLES, seed: int = 0) -> Divergence:
-    """Renyi's divergence: exact for Gaussians, by quadrature over a line, else by Monte Carlo.
+    """Renyi's divergence: exact for Gaussians and labels, by quadrature over a line or a sum, else by Monte Carlo.
 
     >>> one = torch.tensor(1.0, dtype=torch.float64)
     >>> round(float(renyi(Normal(0 * one, one), Normal(one, one), alpha=0.5)), 6)  # alpha / 2 for a distance of 1
@@ -44,7 +49,15 @@ def renyi(q: Distribution, p: Distribution, alpha: float, samples: int = SAMPLES
         if each.kind != "Monte Carlo":
             return each.map(lambda v: v.sum(dims), lambda e: e.sum(dims))
     if over_a_line(q, p):
-        return _on_a_line(q, p, alpha)
+        log_size = _log_affinity(q, p, alpha)
+        affinity, error = improper_integral(lambda x: log_size(x).exp(), log_size, q, p)
+        return _of_affinity(Divergence(affinity, "quadrature", error), alpha, dtype_of(q))
+    if discrete(q):
+        log_size = _log_affinity(q, p, alpha)
+        largest = peak(log_size, q, p)
+        summed = over_labels(lambda x: (log_size(x) - largest).exp(), log_size, q, p)
+        if summed is not None:
+            return _of_affinity(summed, alpha, dtype_of(q), largest)
     return _from_draws(q, p, alpha, samples, seed)
 
 
@@ -66,18 +79,24 @@ def _covariance(d: Any) -> Tensor:
     return torch.diag_embed(d.variance) if isinstance(d, Independent) else d.covariance_matrix
 
 
-def _on_a_line(q: Distribution, p: Distribution, alpha: float) -> Divergence:
-    def integrand(x: Tensor) -> Tensor:
+def _log_affinity(q: Distribution, p: Distribution, alpha: float) -> Callable[[Tensor], Tensor]:
+    """log(q^alpha p^(1 - alpha)) as a function."""
+
+    def log_size(x: Tensor) -> Tensor:
         log_q, log_p = log_density(q, x), log_density(p, x)
         there = log_q > -math.inf
         exponent = alpha * torch.where(there, log_q, 0.0) + (1 - alpha) * torch.where(there, log_p, 0.0)
-        return torch.where(there, exponent.exp(), 0.0)
+        return torch.where(there, exponent, -math.inf)
 
-    affinity, error = integrate(integrand, q, p)
-    value, dtype = affinity.log() / (alpha - 1), dtype_of(q)
-    # the logarithm's slope carries the error over
-    relative = torch.where(torch.isfinite(value), error / (affinity * abs(alpha - 1)), 0.0).detach()
-    return Divergence(value.to(dtype), "quadrature", relative.to(dtype))
+    return log_size
+
+
+def _of_affinity(affinity: Divergence, alpha: float, dtype: torch.dtype, shift: Tensor | float = 0.0) -> Divergence:
+    """The logarithm, and what was taken out of it, over alpha - 1; its slope carries the error over."""
+    value = (affinity.value.log() + shift) / (alpha - 1)
+    error = affinity.error / (affinity.value * abs(alpha - 1))
+    error = torch.where(torch.isfinite(value), error, 0.0).detach()
+    return Divergence(value.to(dtype), affinity.kind, error.to(dtype))
 
 
 def _from_draws(q: Distribution, p: Distribution, alpha: float, samples: int, seed: int) -> Divergence:

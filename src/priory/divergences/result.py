@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Categorical, Distribution
 
 from priory.errors import require, whole
 
@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SAMPLES = 10_000
+KINDS = ("exact", "quadrature", "sum", "Monte Carlo")  # from the surest
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """A divergence in nats. `kind` is "exact", "quadrature" or "Monte Carlo", and `error` says how far it may be off.
+    """A divergence in nats, how it was found, and how far it may be off.
 
-    The error is 0 if exact, the difference between two rules for quadrature, and one standard error for Monte Carlo.
+    `kind` is "exact", "quadrature", "sum" or "Monte Carlo". The `error` is 0 if exact, the difference between two rules
+    for quadrature, what is left out for a sum over all whole numbers, and one standard error for Monte Carlo. It is 0
+    where the divergence is infinite.
     """
 
     value: Tensor
@@ -52,3 +55,13 @@ def check_pair(owner: str, q: object, p: object, samples: object) -> None:
     shapes = (tuple(q.event_shape), tuple(p.event_shape))
     same = shapes[0] == shapes[1]
     require(same, "p", owner, "be over the same things as q, with the same event shape", shapes)
+    labels = [d.param_shape[-1] for d in (q, p) if isinstance(d, Categorical)]
+    require(len(set(labels)) < 2, "p", owner, "have as many labels as q", tuple(labels))
+    check_batches(owner, q, p)
+
+
+def check_batches(owner: str, q: Distribution, p: Distribution) -> None:
+    """Refuse batches that don't broadcast."""
+    shapes = (tuple(q.batch_shape), tuple(p.batch_shape))
+    fits = all(a == b or 1 in (a, b) for a, b in zip(shapes[0][::-1], shapes[1][::-1], strict=False))
+    require(fits, "p", owner, "have a batch shape that broadcasts with q's", shapes)

@@ -1,12 +1,13 @@
 """Latent-variable models: what EM and variational EM fit, one a file."""
 
-from priory.latent.base import Expectation, Latent, Rows, expect, score
+from priory.latent.base import Expectation, Generated, Latent, Rows, expect, score
 from priory.latent.bayesian_mixture import BayesianGaussianMixture
 from priory.latent.bayesian_regression import BayesianRegression
 from priory.latent.bernoulli_mixture import BernoulliMixture
 from priory.latent.conjugate import Conjugate
 from priory.latent.dirichlet_process import DirichletProcessMixture
 from priory.latent.factor_analysis import FactorAnalysis
+from priory.latent.factor_analysis_mixture import FactorAnalysisMixture
 from priory.latent.gaussian_mixture import GaussianMixture
 from priory.latent.hidden_markov import HiddenMarkov
 from priory.latent.linear_gaussian import LinearGaussian
@@ -16,6 +17,7 @@ from priory.latent.multinomial_mixture import MultinomialMixture
 from priory.latent.normal_gamma import NormalGamma
 from priory.latent.poisson_mixture import PoissonMixture
 from priory.latent.principal_components import PrincipalComponents
+from priory.latent.principal_components_mixture import PrincipalComponentsMixture
 from priory.latent.regression_mixture import RegressionMixture
 from priory.latent.vae import VAE
 
@@ -28,7 +30,9 @@ __all__ = [
     "DirichletProcessMixture",
     "Expectation",
     "FactorAnalysis",
+    "FactorAnalysisMixture",
     "GaussianMixture",
+    "Generated",
     "HiddenMarkov",
     "Latent",
     "LinearGaussian",
@@ -38,6 +42,7 @@ __all__ = [
     "NormalGamma",
     "PoissonMixture",
     "PrincipalComponents",
+    "PrincipalComponentsMixture",
     "RegressionMixture",
     "Rows",
     "bounds",

@@ -27,7 +27,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -40,9 +40,10 @@ from priory.flat import Param
 from priory.streams import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 Theta = dict[str, Tensor]
+CHECKED = 1 << 16  # rows that are looked at together, so that data on disk are never in memory whole
 CLIMBS = 20  # iterations of L-BFGS in an M-step without a closed form
 
 
@@ -67,7 +68,7 @@ class Rows:
         """Values a row, (n, ...), each times the row's weight."""
         return values if self.weights is None else values * self.weights.reshape(-1, *[1] * (values.ndim - 1))
 
-    def at(self, index: Tensor) -> Rows:
+    def at(self, index: Tensor | slice) -> Rows:
         """Some of the rows."""
         pick = lambda t: None if t is None else t[index]  # noqa: E731
         parts = {name: t[index] for name, t in self.parts.items()}
@@ -88,6 +89,13 @@ class Expectation:
         return self.bound if self.gap is None else self.bound + self.gap
 
 
+class Generated(NamedTuple):
+    """Rows that a model has made, and the hidden z that each came from."""
+
+    y: Tensor
+    z: Tensor
+
+
 class Latent(Density):
     """A model of data with hidden variables. A person's own says `params`, `e_step` and `complete`.
 
@@ -97,15 +105,15 @@ class Latent(Density):
 
     parts: ClassVar[tuple[str, ...]] = ("y",)  # what a row of the data consists of
     starts: ClassVar[tuple[str, ...]] = ("random",)  # the ways to begin, the usual one first
-    block: ClassVar[int] = 4096  # rows that an E-step is given at a time
     sample: ClassVar[int] = 1 << 14  # rows that the model is shaped by and a fit begins from, about, at most
     whole: ClassVar[tuple[str, ...]] = ()  # parts that stay in their own type, as lengths and categories do
-    exact: ClassVar[bool] = True  # whether E- and M-step never let the bound fall
     missing: ClassVar[bool] = False  # whether NaN in the data is a value that wasn't seen
     labels: ClassVar[bool] = False  # whether the E-step reads `rows.z`
     tempers: ClassVar[bool] = False  # whether it reads `rows.temperature`
     samples: ClassVar[bool] = False  # whether it reads `rows.draws`
 
+    block: int = 4096  # rows that an E-step is given at a time
+    exact: bool = True  # whether E- and M-step never let the bound fall
     given: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] | None = None  # of one row of each part, once the model has met data
     frame: Mapping[str, Tensor]  # what `look` found
@@ -172,6 +180,14 @@ class Latent(Density):
         """The z of each row that is most likely, (n, ...)."""
         return self.responsibilities(theta, rows).argmax(-1)
 
+    def hidden(self, theta: Theta, rows: Rows) -> dict[str, Tensor]:
+        """What is known of z given y, by name: for mixtures the responsibilities."""
+        return {"responsibilities": self.responsibilities(theta, rows)}
+
+    def generate(self, theta: Theta, n: int, generator: torch.Generator, steps: int | None = None) -> Generated:
+        """n rows from p(y, z | theta); sequences of so many steps, or as many as those of the fit had."""
+        raise InputError(f"{self!r} can't make rows: it has no 'generate'.")
+
     def predictive(self, theta: Theta, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """p(y | x, theta) as a mixture of Gaussians: weights, means and variances, each (n, K)."""
         raise InputError(f"{self!r} has no inputs to predict from.")
@@ -180,9 +196,21 @@ class Latent(Density):
 
     def meet(self, data: Any, batch_size: int | None = None) -> tuple[Self, Data]:
         """The model in the data's shapes and type, and the data as it reads them."""
-        rows = read(data, batch_size)
+        rows = self.read(data, batch_size)
         model = self if self.shapes is not None else self.shaped(rows)
         return model, rows if rows is data else rows.prepared(model.prepare)
+
+    def read(self, data: Any, batch_size: int | None = None) -> Data:
+        """Data in whatever form a person has them, as rows."""
+        return read(data, batch_size)
+
+    def blocks(self, data: Any) -> Iterator[Rows]:
+        """Rows of other data than those of the fit, whose weights and z may be left out."""
+        rows, model = self.read(data), copy.copy(self)
+        if len(rows.some(1)) == len(model.parts):
+            model.given = ()
+        for batch in rows.prepared(model.prepare).blocks(model.block):
+            yield model.rows(batch)
 
     def shaped(self, data: Data) -> Self:
         """A copy of the model in the shapes, the type and the frame of some data."""
@@ -226,8 +254,10 @@ class Latent(Density):
         names = [*self.parts, *self.given]
         batch = tuple(t.to(self.device, None if n in keep else self.dtype) for n, t in zip(names, batch, strict=True))
         rows = self.rows(batch)
-        self._check_numbers(rows)
-        self.check_rows(rows)
+        for start in range(0, len(rows), CHECKED):
+            part = rows.at(slice(start, start + CHECKED))
+            self._check_numbers(part, start)
+            self.check_rows(part)
         return batch
 
     def rows(self, batch: Batch, **asked: Any) -> Rows:
@@ -238,18 +268,23 @@ class Latent(Density):
         weights = None if weights is None else weights.to(self.dtype)
         return Rows(dict(zip(self.parts, batch, strict=False)), weights, others.get("z"), **asked)
 
+    def z_shape(self, rows: Rows) -> tuple[tuple[int, ...], str]:
+        """The shape of known z, and what has one of them."""
+        return (len(rows),), "row"
+
     def _check_parts(self, batch: Batch) -> None:
         wanted = [*self.parts, *self.given]
         must = f"have {len(wanted)} part{'s' * (len(wanted) > 1)}: {', '.join(wanted)}"
         require(len(batch) == len(wanted), "data", repr(self), must, f"{len(batch)}")
 
-    def _check_numbers(self, rows: Rows) -> None:
+    def _check_numbers(self, rows: Rows, first: int) -> None:
         for name, t in rows.parts.items():
             if t.is_floating_point() and not bool(torch.isfinite(t.sum())):  # the sum: no copy of what is large
                 wrong = t.isinf() if self.missing else ~torch.isfinite(t)
                 must = "be finite, or NaN where a value is missing" if self.missing else "be finite"
-                where = "" if not bool(wrong.any()) else f"{float(t[wrong][0])} in row {int(wrong.nonzero()[0, 0])}"
-                require(not where, name, repr(self), must, where)
+                if bool(wrong.any()):
+                    row = first + int(wrong.nonzero()[0, 0])
+                    require(False, name, repr(self), must, f"{float(t[wrong][0])} in row {row}")
         n = (len(rows),)
         if rows.weights is not None:
             ok = (
@@ -257,8 +292,9 @@ class Latent(Density):
             )
             require(ok, "weights", repr(self), "be finite numbers from 0, one a row", rows.weights)
         if rows.z is not None:
-            whole_numbers = rows.z.shape == n and not rows.z.is_floating_point() and rows.z.dtype != torch.bool
-            require(whole_numbers, "z", repr(self), "be whole numbers, one a row, -1 where it is hidden", rows.z)
+            shape, each = self.z_shape(rows)
+            whole_numbers = rows.z.shape == shape and not rows.z.is_floating_point() and rows.z.dtype != torch.bool
+            require(whole_numbers, "z", repr(self), f"be whole numbers, one a {each}, -1 where it is hidden", rows.z)
 
     # As a Density: z summed out.
 

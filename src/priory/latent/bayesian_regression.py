@@ -30,6 +30,8 @@ from priory.latent.conjugate import LOG_TAU, Conjugate, Phi, gammas, kl_gamma, l
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+FAR = 1e4  # times its spread: an input whose mean is further from zero has a Gram matrix without its variance
+
 
 class BayesianRegression(Conjugate):
     """Linear regression with automatic relevance determination; data are inputs (n, D) and targets (n,).
@@ -65,6 +67,14 @@ class BayesianRegression(Conjugate):
         require(y == (), "y", repr(self), "be one column, (n,)", f"rows of the shape {y}")
         above = torch_constraints.positive
         return {"weights": Param(x), "relevance": Param(x, above), "precision": Param((), above)}
+
+    def look(self, rows: Rows) -> dict[str, Tensor]:
+        """Nothing is kept: this only refuses inputs in whose squares their differences would be lost."""
+        centre, spread = rows["x"].double().mean(0).abs(), rows["x"].double().std(0, correction=0)
+        far = ((spread > 1e-12 * centre) & (centre > FAR * spread)).nonzero()[:, 0].tolist()
+        must = f"have columns whose means are at most {FAR:g} times their spread: centre them"
+        require(not far, "x", repr(self), must, f"means further than that in column {', '.join(map(str, far))}")
+        return {}
 
     # At a point: what MAP and samplers see.
 

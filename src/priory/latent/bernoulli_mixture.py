@@ -15,7 +15,7 @@ from torch.distributions import constraints
 
 from priory.errors import require
 from priory.flat import Param
-from priory.latent.base import Rows
+from priory.latent.base import Rows, Theta
 from priory.latent.columns import ColumnMixture
 
 CLOSEST = 1e-12  # to 0 and 1: a probability of exactly 0 could never change again
@@ -44,6 +44,10 @@ class BernoulliMixture(ColumnMixture):
         """Not closer to 0 and 1 than the type can tell."""
         closest = max(CLOSEST, torch.finfo(self.dtype).eps)
         return means.clamp(closest, 1 - closest)
+
+    def emit(self, theta: Theta, z: Tensor, generator: torch.Generator) -> Tensor:
+        """A yes or no for each column."""
+        return torch.bernoulli(theta["probs"][z], generator=generator)
 
     def check_rows(self, rows: Rows) -> None:
         """Only 0 and 1."""

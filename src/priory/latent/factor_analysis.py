@@ -23,7 +23,7 @@ from torch.distributions import constraints
 
 from priory.errors import require, whole
 from priory.flat import Param
-from priory.latent.base import Expectation, Latent, Rows, Theta, warn
+from priory.latent.base import Expectation, Generated, Latent, Rows, Theta, warn
 from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, conditional, patterns, unseen
 
 if TYPE_CHECKING:
@@ -181,6 +181,14 @@ class FactorAnalysis(Latent):
             mean[index], covariance[index] = filled[:, d:], left[d:, d:]
         return {"mean": mean, "covariance": covariance}
 
+    def generate(self, theta: Theta, n: int, generator: torch.Generator, steps: int | None = None) -> Generated:
+        """Factors z, and y = mu + W z + noise."""
+        z, noise = (
+            torch.randn(n, size, generator=generator, dtype=self.dtype, device=self.device)
+            for size in (self.k, len(theta["mean"]))
+        )
+        return Generated(theta["mean"] + z @ theta["loadings"].mT + theta[self.noise].sqrt() * noise, z)
+
     # Beginning and ending.
 
     def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
@@ -214,10 +222,10 @@ class FactorAnalysis(Latent):
 
 
 def residuals(moments: Tensor, lines: Tensor) -> Tensor:
-    """sum_n E[(y_d - lines_d (z, 1))^2] of each column, (D,), from the moments of (y, z, 1)."""
-    d = len(lines)
-    cross = moments[:d, d:]
-    return moments.diagonal()[:d] - 2 * (lines * cross).sum(1) + ((lines @ moments[d:, d:]) * lines).sum(1)
+    """sum_n E[(y_d - lines_d (z, 1))^2] of each column, (..., D), from the moments of (y, z, 1)."""
+    d = lines.shape[-2]
+    square, cross = moments.diagonal(dim1=-2, dim2=-1)[..., :d], moments[..., :d, d:]
+    return square - 2 * (lines * cross).sum(-1) + ((lines @ moments[..., d:, d:]) * lines).sum(-1)
 
 
 def principal(spread: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -57,9 +57,9 @@ class GaussianMixture(Mixture):
         super().__init__(k, given)
         named = "diagonal" if covariance == "diag" else covariance
         known = isinstance(covariance, str) and named in SHAPES
-        require(known, "covariance", "GaussianMixture", f"be one of {', '.join(SHAPES)}", repr(covariance))
+        require(known, "covariance", type(self).__name__, f"be one of {', '.join(SHAPES)}", repr(covariance))
         ok = isinstance(floor, (int, float)) and 0 < floor < 1
-        require(ok, "floor", "GaussianMixture", "lie between 0 and 1", repr(floor))
+        require(ok, "floor", type(self).__name__, "lie between 0 and 1", repr(floor))
         self.covariance, self.floor = named, float(floor)
         self.shared = ("covariances",) if named == "tied" else ()
 
@@ -70,6 +70,11 @@ class GaussianMixture(Mixture):
     def _crossed(self) -> bool:
         """Whether columns have covariances between them."""
         return self.covariance in ("full", "tied")
+
+    @property
+    def _alike(self) -> bool:
+        """Whether columns have the same noise, so that they keep their scales to each other."""
+        return self.covariance == "spherical"
 
     def components(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
         """Means and covariances."""
@@ -95,7 +100,7 @@ class GaussianMixture(Mixture):
         self.warn_of(len(y), int((~seen.any(1)).sum()))
         centre = y.nanmean(0)
         variance = (y - centre).square().nanmean(0)
-        if self.covariance == "spherical":
+        if self._alike:
             variance = variance.mean().expand(len(centre))
         still = variance.sqrt() <= 1e-12 * centre.abs()
         scale = torch.where(still, centre.abs().clamp_min(1.0), variance.sqrt())
@@ -192,6 +197,17 @@ class GaussianMixture(Mixture):
         shapes = {block.name: block.shape for block in self.layout.blocks}
         means = centre + scale * means
         return {"means": means.reshape(shapes["means"]), "covariances": spread.reshape(shapes["covariances"])}
+
+    def emit(self, theta: Theta, z: Tensor, generator: torch.Generator) -> Tensor:
+        """mu_k + L_k e with Sigma_k = L_k L_k' and e ~ N(0, I)."""
+        assert self.shapes is not None
+        means, spread = self.standard(theta)
+        x = torch.randn(len(z), means.shape[1], generator=generator, dtype=self.dtype, device=self.device)
+        factor = torch.linalg.cholesky(spread) if self._crossed else spread.sqrt()
+        for k in range(self.k):
+            own = z == k
+            x[own] = means[k] + (x[own] @ factor[k].mT if self._crossed else x[own] * factor[k])
+        return (self.frame["centre"] + self.frame["scale"] * x).reshape(len(z), *self.shapes[0])
 
     def least(self, theta: Theta) -> Tensor:
         """The least variance of each component in any direction, in the frame, (K,)."""
@@ -309,9 +325,18 @@ def pairs(x: Tensor) -> Tensor:
 
 def masked(x: Tensor) -> Tensor:
     """(x^2, x, seen, 1), (3 D + 1, n), of x (D, n), with zeros where x is NaN."""
-    seen = ~x.isnan()
-    filled = torch.where(seen, x, 0.0)
-    return torch.cat([filled.square(), filled, seen.to(x.dtype), torch.ones_like(x[:1])])
+    d, n = x.shape
+    features = x.new_empty((3 * d + 1, n))
+    square, filled, seen, one = features.split([d, d, d, 1])
+    filled.copy_(x)
+    seen.fill_(1.0)
+    one.fill_(1.0)
+    if bool(x.sum().isnan()):
+        holes = filled.isnan()
+        filled.masked_fill_(holes, 0.0)
+        seen.masked_fill_(holes, 0.0)
+    torch.mul(filled, filled, out=square)
+    return features
 
 
 def matrices(upper: Tensor, d: int) -> Tensor:

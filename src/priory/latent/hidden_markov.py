@@ -12,7 +12,7 @@ M-step: pi and A are the shares of these, and what a state emits is fitted as a 
 
 Scaled recursions stay exact because no chance is below `LEAST`. b_t is divided by its largest entry, and an entry
 below `FAINT` is raised to it: a path through such a state has always another beside it, which leaves and comes back at
-the cost of two chances and is likelier by far.
+the cost of two chances and is likelier by far. A state that is known to be another is as faint.
 
 A step of the recursion is a small product of matrices for all sequences at once. A few long sequences are cut into
 chunks that become sequences of their own (Blelloch's scan, 1990, in two levels): the transfer of a chunk,
@@ -33,9 +33,9 @@ from torch.distributions import constraints
 
 from priory.errors import require, whole
 from priory.flat import Param
-from priory.latent.base import Expectation, Rows, Theta
+from priory.latent.base import Expectation, Generated, Rows, Theta
 from priory.latent.gaussian_mixture import GaussianMixture
-from priory.latent.mixture import EMPTY, Mixture
+from priory.latent.mixture import EMPTY, Mixture, check_known, named_parts, restricted
 from priory.latent.multinomial_mixture import MultinomialMixture, raised_shares
 from priory.latent.poisson_mixture import PoissonMixture
 from priory.latent.sequences import SequenceModel, seen, sequences_of
@@ -58,7 +58,8 @@ class HiddenMarkov(SequenceModel):
 
     `emissions` is "gaussian", with `means` and `covariances` as GaussianMixture's; "poisson", with `rates` (K, D); or
     "categorical", with `probs` (K, `categories`), for whole numbers from 0. Data are sequences (n, T) or (n, T, D), NaN
-    after the end of a shorter one, or a list of (T,) or (T, D). Missing values are NaN too.
+    after the end of a shorter one, or a list of (T,) or (T, D). Missing values are NaN too. With `given="z"` states are
+    known, (n, T) or a list of (T,), -1 where they are hidden.
 
     >>> HiddenMarkov(2, emissions="normal")
     Traceback (most recent call last):
@@ -68,6 +69,7 @@ class HiddenMarkov(SequenceModel):
     """
 
     starts: ClassVar[tuple[str, ...]] = ("k-means++", "random")
+    labels: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -85,9 +87,8 @@ class HiddenMarkov(SequenceModel):
         must = "be a whole number from 2 for categorical emissions" if drawn else "be left out without them"
         ok = whole(categories, 2) if drawn else categories is None
         require(ok, "categories", "HiddenMarkov", must, repr(categories))
-        named = (given,) if isinstance(given, str) else tuple(given)
-        require(named in ((), ("weights",)), "given", "HiddenMarkov", "be 'weights' or left out", repr(given))
-        self.k, self.emissions, self.categories, self.given = int(k), emissions, categories, named
+        self.k, self.emissions, self.categories = int(k), emissions, categories
+        self.given = named_parts(given, "HiddenMarkov")
         makers = {
             "gaussian": lambda: GaussianMixture(k, covariance, floor),
             "categorical": lambda: MultinomialMixture(k),
@@ -131,9 +132,18 @@ class HiddenMarkov(SequenceModel):
         self.emission.frame = self.emission.look(self.steps(y[there]))
         return dict(self.emission.frame)
 
+    def z_shape(self, rows: Rows) -> tuple[tuple[int, ...], str]:
+        """One a step."""
+        return tuple(rows["y"].shape[:2]), "step"
+
     def check_rows(self, rows: Rows) -> None:
         """Steps are what the emissions can have made; one with covariances is seen whole or not at all."""
-        y, there, _ = sequences_of(rows)
+        y, there, length = sequences_of(rows)
+        check_known(rows.z, self.k, repr(self))
+        if rows.z is not None:
+            after = torch.arange(y.shape[1], device=y.device) >= length[:, None]
+            must = "be -1 after the last value of a sequence"
+            require(not bool((after & (rows.z >= 0)).any()), "z", repr(self), must, "a state there")
         values = y[there]
         if isinstance(self.emission, GaussianMixture) and self.emission.covariance in ("full", "tied"):
             must = f"have whole steps, or none of their values, for covariance={self.emission.covariance!r}"
@@ -160,17 +170,16 @@ class HiddenMarkov(SequenceModel):
     def e_step(self, theta: Theta, rows: Rows) -> Expectation:
         """Forward and backward, and the expected counts of first states, pairs of states and what each emits."""
         found, features, log_base = self.smoothed(theta, rows)
-        _, there, length = sequences_of(rows)
-        n = len(rows)
-        counts = length.new_ones(n).to(self.dtype) if rows.weights is None else rows.weights
-        q, pairs = found.marginals(), found.lead
-        every = rows.weights is None and bool((length == there.shape[1]).all()) and found.whole
-        if not every:
-            weight = found.inside(length) * counts.repeat(found.chunks)  # (L, B)
-            q, pairs = q * weight, pairs * weight
+        _, _, length = sequences_of(rows)
+        q, inside = found.marginals(), found.inside(length)
+        for t in (q, found.lead):
+            if rows.weights is None:
+                t.flatten(1).index_fill_(1, (~inside).flatten().nonzero()[:, 0], 0.0)
+            else:
+                t.mul_(inside * rows.weights.repeat(found.chunks))  # (L, B)
         statistics = {
-            "initial": q[:, 0, :n].sum(1),
-            "transitions": found.transitions * found.pairs(pairs),
+            "initial": q[:, 0, : len(rows)].sum(1),
+            "transitions": found.transitions * found.pairs(),
             "sums": q.flatten(1) @ features.mT,
             "base": rows.counted(log_base).sum(),
         }
@@ -194,7 +203,7 @@ class HiddenMarkov(SequenceModel):
         """log p(y_n | theta), (n,), as a function that autograd goes through: one step after another."""
         y, _, length = sequences_of(rows)
         _, features, there, log_base = self.emitted(laid(y, 1))
-        logits = (self.emission.natural(theta) @ features.clone()).unflatten(1, there.shape)  # (K, T, n)
+        logits = told(self.emission.natural(theta) @ features.clone(), rows.z, 1).unflatten(1, there.shape)  # (K, T, n)
         initial, transitions = self.chances(theta)
         message, total = initial[:, None], 0.0
         for t in range(y.shape[1]):
@@ -214,23 +223,22 @@ class HiddenMarkov(SequenceModel):
         which = self.emission.sharp(theta)
         if len(which):
             log_b[which] = self.emission.direct(theta, flat, which) * there.flatten()
+        log_b = told(log_b, rows.z, chunks)
         initial, transitions = self.chances(theta)
         found = smooth(initial, transitions, log_b.unflatten(1, there.shape), chunks, FAINT[self.dtype])
-        found.whole = there.shape[0] * chunks == y.shape[1]
         return found, features, log_base.sum(0).unflatten(0, (chunks, -1)).sum(0)
 
     def emitted(self, steps: Tensor) -> tuple[Rows, Tensor, Tensor, Tensor]:
         """Steps (L, B, ...) as rows; features (F, L * B), zero where nothing was seen; where it was; log h, (L, B)."""
         there = seen(steps)
-        values, flat = steps.flatten(0, 1), there.flatten()
-        every = bool(flat.all())
-        if not every:
-            values = torch.where(flat[:, None] if values.ndim == 2 else flat, values, 0.0)
+        values, gone = steps.flatten(0, 1), (~there).flatten().nonzero()[:, 0]
+        if len(gone):
+            values = values.index_fill(0, gone, 0.0)
         rows = self.steps(values)
         features, log_base = self.emission.features(rows), None if self.categories else self.emission.base(rows)
-        log_base = features.new_zeros(len(flat)) if log_base is None else log_base
-        if not every:
-            features, log_base = features * flat, log_base * flat
+        log_base = features.new_zeros(len(values)) if log_base is None else log_base
+        if len(gone):
+            features, log_base = features.index_fill_(1, gone, 0.0), log_base.index_fill(0, gone, 0.0)
         return rows, features, there, log_base.unflatten(0, there.shape)
 
     # What is hidden.
@@ -251,9 +259,23 @@ class HiddenMarkov(SequenceModel):
         """The states that are likeliest together (Viterbi, 1967), (n, T), -1 after the end."""
         y, _, length = sequences_of(rows)
         _, features, there, _ = self.emitted(laid(y, 1))
-        log_b = (self.emission.natural(theta) @ features).unflatten(1, there.shape)  # (K, T, n)
+        log_b = told(self.emission.natural(theta) @ features, rows.z, 1).unflatten(1, there.shape)  # (K, T, n)
         initial, transitions = self.chances(theta)
         return viterbi(initial.log(), transitions.log(), log_b, length)
+
+    def generate(self, theta: Theta, n: int, generator: torch.Generator, steps: int | None = None) -> Generated:
+        """States one after another, (n, T), and what each emits."""
+        length = self.steps_or(steps)
+        path = [torch.multinomial(theta["initial"], n, replacement=True, generator=generator)]
+        for _ in range(length - 1):
+            path.append(torch.multinomial(theta["transitions"][path[-1]], 1, generator=generator)[:, 0])
+        z = torch.stack(path, 1)
+        flat = z.flatten()
+        if self.categories:
+            y = torch.multinomial(theta["probs"][flat], 1, generator=generator)[:, 0].to(self.dtype)
+        else:
+            y = self.emission.emit(theta, flat, generator)
+        return Generated(y.unflatten(0, (n, length)), z)
 
     # Beginning and ending.
 
@@ -261,7 +283,8 @@ class HiddenMarkov(SequenceModel):
         """The M-step of a first split of all steps into clusters; each pair of states is counted once more."""
         y, there, _ = sequences_of(rows)
         steps = self.steps(y[there])
-        labels = clusters(self.emission.coordinates(steps), self.k, how, generator)
+        known = None if rows.z is None else rows.z[there]
+        labels = clusters(self.emission.coordinates(steps), self.k, how, generator, z=known)
         emitted = self.emission.begin_from(labels, steps)
         z = torch.full(there.shape, -1, dtype=torch.long, device=y.device)
         z[there] = labels
@@ -284,6 +307,11 @@ class HiddenMarkov(SequenceModel):
         return [sentence.replace(repr(self.emission), repr(self)) for sentence in sentences]
 
 
+def told(log_b: Tensor, z: Tensor | None, chunks: int) -> Tensor:
+    """log b_t (K, L * B) with no chance for any state but the one that is known, from z (n, T)."""
+    return log_b if z is None else restricted(log_b, laid(z.to(log_b.dtype), chunks).flatten())
+
+
 def shares(counts: Tensor, before: Tensor, least: float) -> Tensor:
     """Rows of counts (m, K) as chances, none below the least; a row without counts stays as it was."""
     total = counts.sum(1, keepdim=True)
@@ -304,18 +332,17 @@ class Smoothed:
     lead: Tensor  # b_t d_t / c_t, (K, L, B)
     evidence: Tensor  # log c_t, with what b_t was divided by, (L, B)
     chunks: int
-    whole: bool = True  # whether the chunks hold the sequences without steps to spare
 
     def marginals(self) -> Tensor:
         """p(z_t = k | y), (K, L, B)."""
         return self.ahead * self.back
 
-    def pairs(self, lead: Tensor) -> Tensor:
+    def pairs(self) -> Tensor:
         """sum_t a_{t-1} lead_t', (K, K), over all pairs of steps, those across chunks among them."""
         columns = self.ahead.shape[2]
         n = columns // self.chunks
-        inside = self.ahead.flatten(1)[:, :-columns] @ lead.flatten(1)[:, columns:].mT
-        return inside + self.ahead[:, -1, : columns - n] @ lead[:, 0, n:].mT
+        inside = self.ahead.flatten(1)[:, :-columns] @ self.lead.flatten(1)[:, columns:].mT
+        return inside + self.ahead[:, -1, : columns - n] @ self.lead[:, 0, n:].mT
 
     def inside(self, length: Tensor) -> Tensor:
         """Whether a step is before its sequence's end, (L, B)."""
@@ -388,22 +415,19 @@ def backward(last: Tensor, transitions: Tensor, scaled: Tensor) -> tuple[Tensor,
 def handed(initial: Tensor, transitions: Tensor, b: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
     """What chunks are handed, (K, B): p(z | all before) at their first step, and d, up to scale, at their last."""
     k, _, columns = b.shape
-    through = transfers(transitions, b).reshape(k, k, chunks, -1).permute(2, 3, 1, 0)  # (chunks, n, from, to)
-    onward, homeward = (through @ transitions).mT.contiguous(), (transitions @ through).contiguous()
     n = columns // chunks
-    message = initial[:, None].expand(n, k, 1)
-    first, last = [message], [torch.ones_like(message)]
-    for step in onward[:-1].unbind(0):
-        message = step @ message
-        message = message / message.sum(1, keepdim=True)
-        first.append(message)
-    message = last[0]
-    for step in homeward[1:].flip(0).unbind(0):
-        message = step @ message
-        message = message / message.sum(1, keepdim=True)
-        last.append(message)
-    columnwise = lambda messages: torch.stack(messages)[..., 0].permute(2, 0, 1).reshape(k, columns)  # noqa: E731
-    return columnwise(first), columnwise(last[::-1])
+    through = transfers(transitions, b)
+    onward, homeward = transitions.mT @ through.flatten(1), transitions @ through.transpose(0, 1).flatten(1)
+    onward, homeward = (t.reshape(k, k, chunks, n).permute(2, 3, 0, 1) for t in (onward, homeward))
+    both = torch.cat([onward[:-1], homeward[1:].flip(0)], 1)  # a step ahead and a step back at a time, (., 2 n, K, K)
+    message = torch.cat([initial.expand(n, k), torch.ones_like(initial).expand(n, k)])[..., None]
+    messages = [message]
+    for step in both.unbind(0):
+        message = torch.bmm(step, message)
+        message.div_(message.sum(1, keepdim=True))
+        messages.append(message)
+    ahead, back = torch.stack(messages)[..., 0].unflatten(1, (2, n)).unbind(1)  # (chunks, n, K)
+    return ahead.permute(2, 0, 1).reshape(k, columns), back.flip(0).permute(2, 0, 1).reshape(k, columns)
 
 
 def transfers(transitions: Tensor, b: Tensor) -> Tensor:

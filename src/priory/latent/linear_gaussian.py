@@ -29,7 +29,7 @@ from torch.distributions import constraints as torch_constraints
 from priory import constraints
 from priory.errors import require, whole
 from priory.flat import Param
-from priory.latent.base import Expectation, Rows, Theta
+from priory.latent.base import Expectation, Generated, Rows, Theta
 from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, raised
 from priory.latent.sequences import SequenceModel, lengths, seen
 
@@ -217,6 +217,20 @@ class LinearGaussian(SequenceModel):
         inside = torch.arange(y.shape[1], device=y.device) < lengths(seen(rows["y"]))[:, None]
         covariance = torch.where(inside[..., None, None], spread, torch.nan)
         return {"mean": torch.where(inside[..., None], mean, torch.nan), "covariance": covariance}
+
+    def generate(self, theta: Theta, n: int, generator: torch.Generator, steps: int | None = None) -> Generated:
+        """The state step by step, (n, T, k), and what is seen of it."""
+        length = self.steps_or(steps)
+        draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=self.dtype, device=self.device)  # noqa: E731
+        first, moving = (torch.linalg.cholesky(theta[t]) for t in ("initial_covariance", "transition_noise"))
+        states = [theta["initial_mean"] + draw(n, self.k) @ first.mT]
+        for _ in range(length - 1):
+            states.append(states[-1] @ theta["transition"].mT + draw(n, self.k) @ moving.mT)
+        z = torch.stack(states, 1)
+        noise = theta["variances"].sqrt() * draw(n, length, len(theta["variances"]))
+        y = z @ theta["loadings"].mT + theta["offset"] + noise
+        assert self.shapes is not None
+        return Generated(y if len(self.shapes[0]) == 2 else y[..., 0], z)
 
     # Beginning and ending.
 

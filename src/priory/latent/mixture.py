@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.errors import require, whole
+from priory.errors import InputError, require, whole
 from priory.flat import Param
-from priory.latent.base import Expectation, Latent, Rows, Theta, warn
+from priory.latent.base import Expectation, Generated, Latent, Rows, Theta, warn
 from priory.latent.starts import clusters
 
 if TYPE_CHECKING:
@@ -47,10 +47,7 @@ class Mixture(Latent):
     def __init__(self, k: int, given: str | Sequence[str] = ()) -> None:
         name = type(self).__name__
         require(whole(k, 1), "k", name, "be a whole number from 1", repr(k))
-        named = (given,) if isinstance(given, str) else tuple(given)
-        ok = all(word in ("weights", "z") for word in named) and len(set(named)) == len(named)
-        require(ok, "given", name, "be 'weights', 'z' or both", repr(given))
-        self.k, self.given = int(k), named
+        self.k, self.given = int(k), named_parts(given, name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.k})"
@@ -76,6 +73,10 @@ class Mixture(Latent):
     @abstractmethod
     def coordinates(self, rows: Rows) -> Tensor:
         """Rows as points (n, d) among which clusters are looked for, without NaN."""
+
+    def emit(self, theta: Theta, z: Tensor, generator: torch.Generator) -> Tensor:
+        """A y from the component of each z (n,), (n, ...)."""
+        raise InputError(f"{self!r} can't make rows: it says y given x, and nothing of x. Use predict.")
 
     def base(self, rows: Rows) -> Tensor | None:
         """log h(y), (n,); None where it is zero."""
@@ -145,23 +146,33 @@ class Mixture(Latent):
         """q(z_n = k) = p(z_n = k | y_n, theta), (n, K)."""
         return restricted(self.log_joint(theta, rows), rows.z).softmax(0).T
 
+    def generate(self, theta: Theta, n: int, generator: torch.Generator, steps: int | None = None) -> Generated:
+        """z by the weights, and y from the component that it names."""
+        z = torch.multinomial(theta["weights"], n, replacement=True, generator=generator)
+        return Generated(self.emit(theta, z, generator), z)
+
     def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
         """The M-step of a first split into clusters."""
         labels = clusters(self.coordinates(rows), self.k, how, generator, rows.weights, rows.z)
         return self.begin_from(labels, rows)
 
     def begin_from(self, labels: Tensor, rows: Rows) -> Theta:
-        """The M-step of a hard split, softened by `soft`; a component without rows begins as the average one."""
+        """The M-step of a hard split."""
+        sums = self.split(labels, rows)
+        return self.m_step({"sums": sums}, self.layout.constrain(sums.new_zeros(self.layout.size)))
+
+    def split(self, labels: Tensor, rows: Rows) -> Tensor:
+        """S of a hard split, softened by `soft`; a component without rows begins as the average one."""
         q = torch.nn.functional.one_hot(labels, self.k).T.to(self.dtype)
         q = (1 - self.soft) * q + self.soft / self.k
         sums = self.split_statistics(q * (1 if rows.weights is None else rows.weights), rows).double()
         average = sums.sum(0, keepdim=True) / self.k
-        sums = torch.where(sums[:, -1:] > EMPTY, sums, average)
-        return self.m_step({"sums": sums}, self.layout.constrain(sums.new_zeros(self.layout.size)))
+        return torch.where(sums[:, -1:] > EMPTY, sums, average)
 
     def split_statistics(self, q: Tensor, rows: Rows) -> Tensor:
         """S = q T (K, F) of a split q (K, n) that no theta gave."""
-        return q @ self.features(rows).mT
+        blocks = [slice(i, i + self.block) for i in range(0, len(rows), self.block)]
+        return torch.stack([q[:, block] @ self.features(rows.at(block)).mT for block in blocks]).sum(0)
 
     def warn_of(self, rows: int, silent: int = 0) -> None:
         """Say how many rows say nothing, and when there are fewer rows than components."""
@@ -173,10 +184,7 @@ class Mixture(Latent):
 
     def check_rows(self, rows: Rows) -> None:
         """Known z are components."""
-        if rows.z is not None:
-            ok = bool((rows.z >= -1).all()) and bool((rows.z < self.k).all())
-            must = f"be from 0 to {self.k - 1}, or -1 where it is hidden"
-            require(ok, "z", repr(self), must, f"from {int(rows.z.min())} to {int(rows.z.max())}")
+        check_known(rows.z, self.k, repr(self))
 
     def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
         """Components that have lost their rows."""
@@ -185,6 +193,22 @@ class Mixture(Latent):
             return []
         which = f"Component{'s' * (len(empty) > 1)} {', '.join(map(str, empty))} of {self!r}"
         return [f"{which} {'have' if len(empty) > 1 else 'has'} no rows: fewer components say the same."]
+
+
+def named_parts(given: str | Sequence[str], owner: str) -> tuple[str, ...]:
+    """What the data hold beside the rows of a mixture or a chain, as a tuple."""
+    named = (given,) if isinstance(given, str) else tuple(given)
+    ok = all(word in ("weights", "z") for word in named) and len(set(named)) == len(named)
+    require(ok, "given", owner, "be 'weights', 'z' or both", repr(given))
+    return named
+
+
+def check_known(z: Tensor | None, k: int, owner: str) -> None:
+    """Known z are numbers of components."""
+    if z is not None:
+        ok = bool((z >= -1).all()) and bool((z < k).all())
+        must = f"be from 0 to {k - 1}, or -1 where it is hidden"
+        require(ok, "z", owner, must, f"from {int(z.min())} to {int(z.max())}")
 
 
 def log_weights(theta: Theta) -> Tensor:

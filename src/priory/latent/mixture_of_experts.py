@@ -69,7 +69,7 @@ class MixtureOfExperts(Latent):
         require(ok, "gate", "MixtureOfExperts", "have parameters", repr(gate))
         self.experts = RegressionMixture(k, floor, given)
         self.k, self.net, self.given = int(k), copy.deepcopy(gate), self.experts.given
-        self.exact = gate is None  # pyright: ignore[reportAttributeAccessIssue] - a class says it for all, this can't
+        self.exact = gate is None
 
     def __repr__(self) -> str:
         return f"MixtureOfExperts({self.k}{'' if self.net is None else f', gate={type(self.net).__name__}'})"

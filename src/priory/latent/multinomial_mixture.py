@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.errors import require
+from priory.errors import InputError, require
 from priory.flat import Param
 from priory.latent.base import Rows, Theta
 from priory.latent.mixture import Mixture
@@ -66,6 +66,10 @@ class MultinomialMixture(Mixture):
     def coordinates(self, rows: Rows) -> Tensor:
         """Square roots of the shares of each row, in which chance has about the same size everywhere."""
         return (rows["y"] / rows["y"].sum(1, keepdim=True).clamp_min(1.0)).sqrt()
+
+    def emit(self, theta: Theta, z: Tensor, generator: torch.Generator) -> Tensor:
+        """Nothing: the number of counts in a row is given with the data."""
+        raise InputError(f"{self!r} can't make rows: it does not say how many counts a row has.")
 
     def check_rows(self, rows: Rows) -> None:
         """Only counts."""

@@ -3,6 +3,9 @@
 p(y) = sum_k pi_k prod_d exp(-r_kd) r_kd^{y_d} / y_d!
 
 M-step:   r_kd = sum_n q_nk y_nd / sum_n q_nk
+
+log p(y | r) is a difference of numbers that grow with y log y. It is taken from a rate c in the middle of the data, as
+y log(r / c) - (r - c), which is small where r is near it, and log p(y | c), which is the same in every iteration.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from torch.distributions import constraints
 
 from priory.errors import require
 from priory.flat import Param
-from priory.latent.base import Rows
+from priory.latent.base import Rows, Theta
 from priory.latent.columns import ColumnMixture, flat
 
 LEAST = 1e-12  # a rate of exactly 0 could never change again
@@ -36,17 +39,28 @@ class PoissonMixture(ColumnMixture):
         """Rates."""
         return Param(shape, constraints.positive)
 
+    def look(self, rows: Rows) -> dict[str, Tensor]:
+        """c, the mean of each column."""
+        super().look(rows)
+        return {"centre": flat(rows["y"]).nanmean(0).clamp_min(LEAST)}
+
     def terms(self, means: Tensor) -> tuple[Tensor, Tensor]:
-        """y log r - r."""
-        return means.log(), -means
+        """y log(r / c) - (r - c)."""
+        centre = self.frame["centre"]
+        return (means / centre).log(), centre - means
 
     def bounded(self, means: Tensor) -> Tensor:
         """Above zero."""
         return means.clamp_min(LEAST)
 
     def base(self, rows: Rows) -> Tensor:
-        """-log y!, summed over columns."""
-        return -torch.lgamma(flat(rows["y"]).nan_to_num(0.0) + 1).sum(1)
+        """log p(y | c), summed over columns."""
+        y, centre = flat(rows["y"]), self.frame["centre"]
+        return (y * centre.log() - centre - torch.lgamma(y + 1)).nansum(1)
+
+    def emit(self, theta: Theta, z: Tensor, generator: torch.Generator) -> Tensor:
+        """A count for each column."""
+        return torch.poisson(theta["rates"][z], generator=generator)
 
     def check_rows(self, rows: Rows) -> None:
         """Only counts."""

@@ -23,16 +23,39 @@ if TYPE_CHECKING:
     from priory.data import Batch
 
 
+STEPS = 1 << 18  # of all sequences of a block together, about
+
+
 class SequenceModel(Latent):
     """A model of sequences, which may be longer or shorter than those that it was fitted to."""
 
     missing: ClassVar[bool] = True
 
-    def meet(self, data: Any, batch_size: int | None = None) -> tuple[Self, Data]:
-        """The model in the data's shapes and type, and the data as it reads them; a list is one of sequences."""
-        if isinstance(data, tuple) and data and isinstance(data[0], list):
-            data = (padded(data[0]), *data[1:])
-        return super().meet(padded(data) if isinstance(data, list) else data, batch_size)
+    sample: ClassVar[int] = 1 << 11
+
+    def read(self, data: Any, batch_size: int | None = None) -> Data:
+        """Sequences as rows; a list is one of sequences, and so is one of their known states."""
+        if isinstance(data, list):
+            data = padded(data)
+        elif isinstance(data, tuple) and data and isinstance(data[0], list):
+            named = dict(zip([*self.parts, *self.given], data, strict=False))
+            if isinstance(named.get("z"), list):
+                named["z"] = padded_states(named["z"], repr(self))
+            data = (padded(data[0]), *list(named.values())[1:], *data[len(named) :])
+        return super().read(data, batch_size)
+
+    def in_shapes(
+        self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device, **frame: Tensor
+    ) -> Self:
+        """A copy of the model for sequences of this shape, of which a block holds fewer where they are long."""
+        model = super().in_shapes(shapes, dtype, device, **frame)
+        model.block = max(1, min(Latent.block, STEPS // shapes[0][0]))
+        return model
+
+    def steps_or(self, steps: int | None) -> int:
+        """How many steps sequences have that the model makes: so many, or as many as those of the fit."""
+        assert self.shapes is not None
+        return int(steps) if steps is not None else self.shapes[0][0]
 
     def prepare(self, batch: Batch) -> Batch:
         """A batch in the model's type, on its device, with its checks; of any length in time."""
@@ -64,6 +87,14 @@ def padded(sequences: Sequence[Any]) -> Tensor:
     for row, t in zip(rows, tensors, strict=True):
         row[: len(t)] = t
     return rows
+
+
+def padded_states(states: Sequence[Any], owner: str) -> Tensor:
+    """Known states of sequences, each (T_n,), as whole numbers (n, T), -1 after each one's end."""
+    numbers = padded(states).nan_to_num(-1)
+    must = "be whole numbers, one a step, -1 where it is hidden"
+    require(numbers.ndim == 2 and bool((numbers == numbers.floor()).all()), "z", owner, must, numbers)
+    return numbers.long()
 
 
 def seen(y: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from torch.func import functional_call
 
 from priory.errors import InputError, require, whole
 from priory.flat import Param
-from priory.latent.base import Expectation, Latent, Rows, Theta
+from priory.latent.base import Expectation, Generated, Latent, Rows, Theta
 from priory.likelihoods import Gaussian
 from priory.likelihoods.base import Likelihood
 from priory.streams import stream
@@ -50,7 +50,7 @@ class VAE(Latent):
     priory.errors.InputError: The 'latent' of VAE must be a whole number from 1. Got 0 instead.
     """
 
-    exact: ClassVar[bool] = False
+    exact: bool = False
 
     def __init__(
         self, encoder: nn.Module, decoder: nn.Module, latent: int, likelihood: Likelihood | None = None
@@ -136,6 +136,13 @@ class VAE(Latent):
     def noise(self, rows: int, draws: int, generator: torch.Generator) -> Tensor:
         """e, (S, n, latent)."""
         return torch.randn(draws, rows, self.latent, generator=generator, dtype=self.dtype, device=self.device)
+
+    def generate(self, theta: Theta, n: int, generator: torch.Generator, steps: int | None = None) -> Generated:
+        """z from its prior, and y from the likelihood."""
+        assert self.shapes is not None
+        own = {name.removeprefix(OWN): t for name, t in theta.items() if name.startswith(OWN)}
+        z = self.noise(n, 1, generator)[0]
+        return Generated(self.likelihood.draw(self.decode(theta, z, torch.Size(self.shapes[0])), own, generator), z)
 
     def e_step(self, theta: Theta, rows: Rows) -> Expectation:
         """The ELBO a row, with `rows.draws` draws; there are no statistics, as the M-step follows gradients."""

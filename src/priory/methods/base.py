@@ -4,7 +4,8 @@ A method is a frozen dataclass. `init` makes a State, `step` improves it, `poste
 It never sees a module, only a `Target`. Every tensor of a State has the leading shape that `init` was given
 (chains, members and restarts are one mechanism), except those that say otherwise. A State is donated: `step`
 may overwrite it. A field with the metadata "scratch" is overwritten by every step before it is read, one with
-"fixed" is made anew by `init`: neither is copied or stored.
+"fixed" is made anew by `init`: neither is copied or stored. One with "lead" has its leading shape after so many
+dimensions.
 
 State is what the next step needs; what a person wants to see is in Info.
 """

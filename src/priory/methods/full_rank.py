@@ -102,7 +102,9 @@ class FullRank(VariationalMethod):
 
     def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Variational:
         form = self.form(target)
-        return Variational(target, form, form.theta(Gaussian(state.loc, state.tril)), state.buffers)
+        found = Variational(target, form, form.theta(Gaussian(state.loc, state.tril)), state.buffers)
+        self.warn_if_flat(found)
+        return found
 
 
 def natural_step(

@@ -17,22 +17,21 @@ Cost of a step: P backward passes over the data and O(P^3).
 
 from __future__ import annotations
 
-import copy
 import math
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution, Independent
 
 from priory.curvature import KINDS, STRUCTURES, Curvature, Gaussian, Selection, select
 from priory.curvature.diagonal import Diagonal
-from priory.curvature.evidence import log_evidence, prior_precision, scaled, tune, weights
+from priory.curvature.evidence import log_evidence, prior_bend, prior_precision, scaled, tune, weights
 from priory.curvature.full import Full
 from priory.data import Data
 from priory.density import Density
-from priory.errors import InputError, PrioryWarning, require, whole
+from priory.errors import InputError, require, warn, whole
 from priory.methods.base import Info, Method, Options, Plan
 from priory.methods.budget import Budget, budget
 from priory.methods.map import MAP
@@ -40,7 +39,6 @@ from priory.model import Model
 from priory.network import MEMORY_LIMIT
 from priory.posteriors import Posterior
 from priory.posteriors.laplace import LaplacePosterior
-from priory.priors import Hierarchical
 from priory.streams import stream
 from priory.target import Target
 
@@ -48,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from priory.data import Batch
+    from priory.flat import Block
 
 
 LIMIT = 4 << 30  # bytes that a curvature may take
@@ -56,7 +55,7 @@ BLOCK = 1024  # rows read at a time
 ALL_ROWS = 1 << 29  # rows x weights, above which some rows say whether a point is a mode
 SOME_ROWS = 128
 METRICS = ("loss", "nll", "log_prior", "gradient")
-FAR = 0.3  # standard deviations a coordinate: a point further from its mode is said to be none
+FAR = 1.0  # standard deviations a coordinate, as far as a draw of the Gaussian lies from its centre: beyond, no mode
 
 
 @dataclass(frozen=True)
@@ -209,6 +208,9 @@ class Laplace(Options):
             return self._budget(target, rows)
         require(isinstance(target, Target), "target", "plan", "be a Model or a Density", type(target).__name__)
         assert steps is not None
+        if isinstance(self.at, Posterior):
+            same = self.at.model.layout.signature() == target.model.layout.signature()
+            require(same, "at", "Laplace", "be a posterior of the same model", repr(self.at))
         self._budget(target.model, data).refuse()
         return Plan(data, steps)
 
@@ -251,7 +253,7 @@ class Laplace(Options):
         finite = around is not None
         require(finite, "weights", "Laplace", "be finite at the mode", "NaN or infinity")
         assert around is not None
-        around.slope.warn()
+        around.slope.warn(self._advice(target.model))
         posterior = LaplacePosterior(
             scaled(target, around.factors),
             state.w,
@@ -266,6 +268,14 @@ class Laplace(Options):
         )
         posterior.data = state.data
         return posterior
+
+    def _advice(self, model: Model | Density) -> str:
+        """What to do about a point that is no mode."""
+        if not isinstance(model, Model):
+            return "give the fit more steps"
+        if isinstance(self.at, str):
+            return "name the prior that the network was trained under, train it further, or leave 'at' out: MAP goes on"
+        return "give the fit that found it more epochs"
 
     def _budget(self, model: Model | Density, data: Data) -> Budget:
         """What this needs; options that don't go with the model are refused here, before anything is computed."""
@@ -285,7 +295,8 @@ class Laplace(Options):
             most = select(model).size
             require(over.size <= most, "size", "Subnetwork", f"be at most {most}", over.size)
             over = over.size
-        return budget(model, data, structure, over, self.curvature, self.samples, self.rank, self.limit)
+        tuned = isinstance(model, Model) and self._tunes(model)
+        return budget(model, data, structure, over, self.curvature, self.samples, self.rank, self.limit, tuned)
 
     # A network: one pass over the data.
 
@@ -296,6 +307,11 @@ class Laplace(Options):
         coordinates = isinstance(self.over, (Subnetwork, Tensor))
         return "kron" if isinstance(model, Model) and not coordinates else "full"
 
+    def _tunes(self, model: Model) -> bool:
+        """Whether the evidence chooses a prior or a noise."""
+        learnt = model.learnt.start < model.learnt.stop
+        return self.tune is not None or (learnt and isinstance(self.at, str))
+
     def _expand(
         self, target: Target, w: Tensor, data: Data, buffers: Mapping[str, Tensor], generator: torch.Generator
     ) -> Around:
@@ -303,7 +319,7 @@ class Laplace(Options):
         model = target.model
         assert isinstance(model, Model)
         selection = self._select(target, w, data, buffers, generator)
-        check_prior(target, w, selection)
+        check_prior(model, w, selection)
         of = lambda v: self._curvature(self.structure_for(model), target, v, data, selection, buffers, generator)  # noqa: E731
         curvature, (scale, b) = of(w), weights(target)
         precision = b * prior_precision(target, w)[selection.places]
@@ -312,8 +328,7 @@ class Laplace(Options):
         notes = (*curvature.notes(), *notes_on_prior(model, selection))
         log_prior = float(target.log_prior(w))
         found = Around(curvature, precision, scale, gaussian, slope, log_prior, notes, model.prior.factors)
-        learnt = model.learnt.start < model.learnt.stop
-        if self.tune is None and not (learnt and isinstance(self.at, str)):
+        if not self._tunes(model):
             return found
         tuned = tune(target, w, curvature, data, buffers, self.tune, kind=self.curvature, again=of)
         w.copy_(tuned.w)
@@ -412,7 +427,8 @@ class Laplace(Options):
         evidence = float(log_evidence(target, state.w, gaussian, state.log_likelihood, selection))
         gradient = state.gradient[selection.places]
         distance = math.sqrt(max(0.0, float(gradient @ gaussian.solve(gradient))) / len(gradient))
-        Slope(float(state.log_likelihood), float(gradient.norm()), distance).warn()
+        slope = Slope(float(state.log_likelihood), float(gradient.norm()), distance)
+        slope.warn(self._advice(target.model))
         return LaplacePosterior(target, state.w, curvature, none, 1.0, gaussian, evidence)
 
 
@@ -546,14 +562,12 @@ class Slope:
         distance = math.sqrt(far / p) if far > 4 * error else 0.0
         return cls(sum(values) / len(values), math.sqrt(max(0.0, square)), distance)
 
-    def warn(self) -> None:
-        """Say that a point is no mode."""
+    def warn(self, advice: str) -> None:
+        """Say that a point is no mode, and what to do."""
         if self.distance > FAR:
-            warnings.warn(
+            warn(
                 f"The gradient of the log joint has the norm {self.gradient:.3g} where Laplace expects a mode, which "
-                f"lies about {self.distance:.2g} standard deviations away: train longer.",
-                PrioryWarning,
-                stacklevel=6,
+                f"lies about {self.distance:.2g} standard deviations away: {advice}."
             )
 
 
@@ -607,39 +621,41 @@ def check_batch_norm(model: Model, buffers: Mapping[str, Tensor]) -> None:
         key = f"{name}.num_batches_tracked" if name else "num_batches_tracked"
         count = buffers[key] if key in buffers else model.network.given[key]
         if not bool(count.all()):
-            warnings.warn(
+            warn(
                 f"The batch normalisation '{name}' has never updated the running statistics that Laplace runs it on: "
-                "train the network in training mode first.",
-                PrioryWarning,
-                stacklevel=4,
+                "train the network in training mode first."
             )
 
 
-def check_prior(target: Target, w: Tensor, selection: Selection) -> None:
-    """Refuse a prior that is convex at the mode: minus its second derivative is no precision."""
-    model = target.model
-    assert isinstance(model, Model)
-    prior = copy.copy(model.prior)
-    prior.others = [(b, d) for b, d in prior.others if b.name in selection.names and not isinstance(d, Hierarchical)]
-    if not prior.others:
+def others_of(model: Model, selection: Selection) -> list[tuple[Block, Distribution]]:
+    """The selected parameters whose prior is not Gaussian."""
+    return [(b, d) for b, d in model.prior.others if b.name in selection.names and isinstance(d, Distribution)]
+
+
+def check_prior(model: Model, w: Tensor, selection: Selection) -> None:
+    """Refuse a prior that is convex or straight at the mode: minus its second derivative is no precision."""
+    others = others_of(model, selection)
+    if not others:
         return
-    prior_precision(target, w)  # refuses one that is no product over single weights
-    leaf = w.detach().requires_grad_()
-    with torch.enable_grad():
-        (slope,) = torch.autograd.grad(prior.log_prob_of_others(leaf), leaf, create_graph=True)
-        if not slope.requires_grad:
-            return
-        (bend,) = torch.autograd.grad(slope.sum(), leaf)
-    at = selection.places[bend[selection.places].argmax()]
-    if float(bend[at]) > 0:
-        block = next(b for b, _ in prior.others if b.start <= int(at) < b.stop)
-        raise InputError(
-            f"The log prior of '{block.name}' must be concave at the mode, where minus its second derivative stands "
-            f"for a precision. Got {-float(bend[at]):.3g} at the weight {float(w[at]):.3g} instead: use a Normal prior."
-        )
+    free = torch.full_like(w, -math.inf)
+    free[selection.places] = prior_bend(model, w)[selection.places]
+    for block, believed in others:
+        at = block.start + int(free[block.start : block.stop].argmax())
+        if float(free[at]) >= 0:
+            raise InputError(
+                f"The log prior of '{block.name}' must curve down at the mode, where minus its second derivative "
+                f"stands for a precision. Got {name_of(believed)} with {0 - float(free[at]):.3g} at the weight "
+                f"{float(w[at]):.3g} instead: use a Normal prior."
+            )
 
 
 def notes_on_prior(model: Model, selection: Selection) -> list[str]:
     """What stands for the precision of priors that have none."""
-    names = [b.name for b, d in model.prior.others if b.name in selection.names and not isinstance(d, Hierarchical)]
-    return [f"{name}: minus the second derivative of its log prior stands for a precision." for name in names]
+    what = "minus the second derivative of its logarithm at the mode stands for a precision"
+    return [f"{block.name}: its prior is {name_of(d)}, and {what}." for block, d in others_of(model, selection)]
+
+
+def name_of(distribution: Distribution) -> str:
+    """How a sentence calls a distribution."""
+    base = distribution.base_dist if isinstance(distribution, Independent) else distribution
+    return f"the distribution {type(base).__name__}"

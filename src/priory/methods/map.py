@@ -6,6 +6,8 @@ The mode is the one in the person's own parameters: no log-determinant. A noise 
 maximised jointly with the weights, because the joint density is unbounded there: a network that fits its data exactly
 wants no noise at all. It is set instead on rows held out from the weights (until then the others stand for all); in the
 last third of the fit the weights see every row and the noise stays. Cost of a step: one pass of the network and O(P).
+Where a log prior has a corner, as those behind the lasso and its groups do, it enters by a proximal step
+(`penalties.proximal`), which leaves weights at the corner exactly.
 
 With `evidence_every=k` no row is held out. Every k epochs the curvature at the present weights gives the evidence of a
 Laplace approximation there, and its maximum the precision of each layer's prior and the noise (Immer et al. 2021,
@@ -26,8 +28,10 @@ from priory.curvature import STRUCTURES, select
 from priory.curvature.evidence import scaled, tune
 from priory.errors import InputError, require, whole
 from priory.methods.base import Info, Options, Plan
+from priory.methods.held_out import HELD_ROWS, SETTLE_EVERY, fraction_held, learns, settled
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.model import Model
+from priory.penalties.proximal import Corner, corners
 from priory.posteriors import Point, Posterior
 
 if TYPE_CHECKING:
@@ -39,9 +43,6 @@ if TYPE_CHECKING:
     from priory.data import Batch, Data
     from priory.target import Target
 
-SETTLE_EVERY = 25  # steps of the weights between two looks at the held-out rows
-SETTLE_STEPS = 20
-HELD_ROWS = 4096  # held-out rows looked at, at most
 BURN_IN = 0.1  # of the steps, before the evidence is first asked: weights that fit nothing say nothing of a prior
 UPDATES = 10  # of prior and noise each time; the next time goes on from there
 
@@ -59,6 +60,7 @@ class State:
     data: Data | None = field(metadata={"fixed": True})  # what the evidence is of
     first: int = field(metadata={"fixed": True})  # the step from which the evidence is asked
     every: int = field(metadata={"fixed": True})  # steps between two times
+    corners: list[Corner] = field(metadata={"fixed": True})  # where the prior enters by a proximal step
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,8 @@ class MAP(Options):
             factors, data = factors_of(target, shape), plan.data
             every = self.evidence_every * plan.data.steps_per_epoch
         first = max(1, int(BURN_IN * plan.steps))
-        return State(w, Adam.of(w, learning), buffers, factors, held, plan.turn, data, first, every)
+        meets = [corner for corner in corners(target.model.prior) if corner.stop <= target.model.learnt.start]
+        return State(w, Adam.of(w, learning), buffers, factors, held, plan.turn, data, first, every, meets)
 
     def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
         if state.held is not None and state.adam.step < state.turn and state.adam.step % SETTLE_EVERY == 0:
@@ -141,41 +144,24 @@ class MAP(Options):
         # A mode is one in the person's own parameters; where only a noise is constrained, it is not moved here.
         believed = scaled(target, state.factors)
         log_prior, prior_gradient = believed.log_prior_and_grad(state.w, jacobian=learns(target))
+        for corner in state.corners:
+            prior_gradient[..., corner.start : corner.stop] = 0
         down = torch.add(gradient, prior_gradient, alpha=target.prior_weight).neg_()
         down[..., target.model.learnt.start :] = 0  # set on held-out rows or by the evidence, or left as they are
         loss = -value - target.prior_weight * log_prior
         state.adam.descend(state.w, down)
+        if state.corners:
+            stride = state.adam.stride()
+            for corner in state.corners:
+                corner.step(state.w, stride, target.prior_weight)
         return state, Info({"loss": loss, "nll": -value, "log_prior": log_prior})
-
-
-def fraction_held(data: Data) -> float:
-    """A tenth of the rows, or more of a small set: a noise set on 100 rows is right to seven percent."""
-    return min(0.3, max(0.1, 100 / (data.num_data or 1)))
-
-
-def learns(target: Target) -> bool:
-    """Whether the model has parameters that a mode must not choose."""
-    return target.model.learnt.start < target.model.learnt.stop
 
 
 def settle(target: Target, state: State) -> None:
     """Move the likelihood's own parameters to where they predict the held-out rows best, with the weights fixed."""
-    model, held = target.model, state.held
-    assert isinstance(model, Model)
-    assert held is not None
-    flat, event = state.w.reshape(-1, model.layout.size), held[-1].shape[1:]
-    with torch.no_grad():
-        outputs = model.outputs(flat, held[:-1], state.buffers, event)
-    tail = flat[:, model.learnt].detach().clone()
-    adam = Adam.of(tail, rates("cosine", 0.1, SETTLE_STEPS, "MAP"))
-    for _ in range(SETTLE_STEPS):
-        leaf = tail.detach().requires_grad_()
-        with torch.enable_grad():
-            learnt = model.learnt_at(torch.cat([flat[:, : model.learnt.start], leaf], -1))
-            loss = -model.likelihood.log_prob(outputs, held[-1], learnt).mean(-1).sum()
-            (gradient,) = torch.autograd.grad(loss, leaf)
-        adam.descend(tail, gradient)
-    state.w[..., model.learnt] = tail.reshape(*state.w.shape[:-1], -1)
+    assert isinstance(target.model, Model)
+    assert state.held is not None
+    state.w[..., target.model.learnt] = settled(target.model, state.w[None], state.held, state.buffers)
 
 
 def factors_of(target: Target, shape: torch.Size) -> dict[str, Tensor]:

@@ -8,7 +8,8 @@ With w = m + s eps, eps ~ N(0, I), and g = d log p(D|w) / dw at the draw, the lo
     d/dm_i     = -g_i + T lambda_i (m_i - m0_i)
     d/dlog s_i = -g_i eps_i s_i + T (lambda_i s_i^2 - 1)
 
-for a Gaussian prior of location m0 and precision lambda; other priors enter at the draw, like the likelihood. Sticking
+for a Gaussian prior of location m0 and precision lambda; Laplace priors and penalties on q have closed forms as well
+(`expected`), other priors enter at the draw, like the likelihood. Sticking
 the landing (Roeder 2017) takes the prior and log q at the draw as well: with G_i = g_i - T lambda_i (w_i - m0_i) + T
 eps_i / s_i they are -G_i and -G_i eps_i s_i, and both vanish where q is the posterior.
 
@@ -33,6 +34,7 @@ from priory.estimators.layers import LayerNoise
 from priory.families import Diagonal, DiagonalForm, FactorisedForm, PerParameterForm
 from priory.families.factorised import BASES
 from priory.methods.base import Info
+from priory.methods.expected import GAUSSIAN, Expected, check, expected
 from priory.methods.optimise import Adam, rates
 from priory.methods.variational import State as Flat
 from priory.methods.variational import VariationalMethod, inner, parts
@@ -41,6 +43,7 @@ from priory.posteriors import DiagonalGaussian, Posterior, Variational
 
 if TYPE_CHECKING:
     from priory.data import Batch
+    from priory.estimators.gradients import Estimate
     from priory.families import Form
     from priory.methods.base import Plan
     from priory.target import Target
@@ -53,12 +56,13 @@ BROAD = 0.5  # the arguments of a narrow Beta or Gamma are large and stiff: thes
 class State:
     """The variational parameters and Adam's moments; the work tensors are overwritten by every step."""
 
-    variational: Tensor  # (2, *B, P): means, log standard deviations
-    adam: Adam
+    variational: Tensor = field(metadata={"lead": 1})  # (2, *B, P): means, log standard deviations
+    adam: Adam = field(metadata={"lead": 1})
     buffers: dict[str, Tensor]
-    kept: Tensor | None  # (S, *B, P), the noise that the next step mirrors
-    base: Tensor | None  # (S, *B, P), the eps of flipout, which two batches share: each has signs of its own
+    kept: Tensor | None = field(metadata={"lead": 1})  # (S, *B, P), the noise that the next step mirrors
+    base: Tensor | None = field(metadata={"lead": 1})  # (S, *B, P), flipout's eps for two batches, each with its signs
     layers: LayerNoise | None = field(metadata={"fixed": True})
+    expected: Expected | None = field(metadata={"fixed": True})  # what is known of q without a draw
     noise: Tensor = field(metadata={"scratch": True})  # (S, *B, P), as drawn
     w: Tensor = field(metadata={"scratch": True})  # (S, *B, P)
     scale: Tensor = field(metadata={"scratch": True})  # (*B, P)
@@ -140,6 +144,7 @@ class MeanField(VariationalMethod):
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
     ) -> State | Flat:
+        check(target, self)
         if not self.lean:
             return super().init(target, plan, generator, shape, start)
         loc = target.start(plan.data, shape, generator, start)
@@ -154,6 +159,7 @@ class MeanField(VariationalMethod):
             kept=torch.zeros_like(work) if self.antithetic and self.samples % 2 else None,
             base=torch.zeros_like(work) if self.estimator == "flipout" else None,
             layers=self._layers(target, plan),
+            expected=expected(target, GAUSSIAN, closed=self.estimator != "sticking"),
             noise=work,
             w=torch.empty_like(work),
             scale=torch.empty_like(loc),
@@ -185,9 +191,18 @@ class MeanField(VariationalMethod):
 
     def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Variational:
         if isinstance(state, State):
-            return DiagonalGaussian(target, Diagonal(*state.variational), state.buffers)
+            gaussian = DiagonalGaussian(target, Diagonal(*state.variational), state.buffers)
+            self.warn_if_flat(gaussian)
+            return gaussian
         found = super().posterior(target, state, draws)
         return DiagonalGaussian(target, found.family, state.buffers) if isinstance(found.family, Diagonal) else found
+
+    def estimate(self, target: Target, family: Any, batch: Batch, state: Any, generator: torch.Generator) -> Estimate:
+        other = isinstance(self.family, str) and self.family != "gaussian"
+        known = expected(target, BASES[self.family].entropy if other else GAUSSIAN, closed=False)
+        if known is None:
+            return super().estimate(target, family, batch, state, generator)
+        return known.joined(target, family, super().estimate(known.apart(target), family, batch, state, generator))
 
     # The two halves of a step, for loops of one's own.
 
@@ -211,6 +226,8 @@ class MeanField(VariationalMethod):
     def update(self, target: Target, state: State, w: Tensor, value: Tensor, gradient: Tensor) -> tuple[State, Info]:
         """Descend the loss, given log p(D|w) and its gradient at the draws that `draw` returned."""
         target = target.settled(Diagonal(*state.variational))
+        if state.expected is not None:
+            target = state.expected.apart(target)
         value, gradient, others, volume = self._whole(target, w, value, gradient)
         if self.estimator == "sticking":
             square = self._stick(target, state, gradient)
@@ -219,6 +236,7 @@ class MeanField(VariationalMethod):
             if self.samples > 1:
                 push, gradient = (gradient * state.noise).mean(0), gradient.mean(0)
             square = self._descent(target, state, gradient, push, None if self.samples > 1 else state.noise[0])
+        others = self._known(target, state, others)
         metrics = parts(target, value, square, state.variational[1].sum(-1), others, volume)
         state.adam.descend(state.variational, state.gradient)
         return state, Info(metrics)
@@ -258,6 +276,13 @@ class MeanField(VariationalMethod):
         spread.mul_(state.scale).sub_(t)
         return square
 
+    def _known(self, target: Target, state: State, others: Tensor | None) -> Tensor | None:
+        """Add what is known of q without a draw to the loss's gradient; E_q[log p] of the other priors, with it."""
+        if state.expected is None:
+            return others
+        known = state.expected.descend(target.prior_weight, state.variational[0], state.scale, state.gradient)
+        return -known if others is None else others - known
+
     def _stick(self, target: Target, state: State, gradient: Tensor) -> Tensor:
         """Write the loss's gradient with the prior and log q at the draws, and q's own tensors fixed inside log q."""
         prior, a, t = target.model.prior, target.prior_weight, target.entropy_weight
@@ -287,6 +312,8 @@ class MeanField(VariationalMethod):
         m, log_s = state.variational
         torch.exp(log_s, out=state.scale)
         target = target.settled(Diagonal(m, log_s))
+        if state.expected is not None:
+            target = state.expected.apart(target)
         noise = None
         if state.base is not None and state.adam.step % 2 == 0:
             state.base.normal_(generator=generator)
@@ -309,6 +336,7 @@ class MeanField(VariationalMethod):
             gradient = gradient + (extra.mean(0) if self.samples > 1 else extra)
             push = push + (along.mean(0) if self.samples > 1 else along)
         square = self._descent(target, state, gradient, push, noise)
+        others = self._known(target, state, others)
         metrics = parts(target, value, square, log_s.sum(-1), others, volume)
         state.adam.descend(state.variational, state.gradient)
         return state, Info(metrics)

@@ -37,11 +37,14 @@ class MixtureOfGaussians(VariationalMethod):
     samples: int = 16
 
     narrow: ClassVar[bool] = False
+    usual_weighted: ClassVar[str] = "pathwise"  # draws of the components carry weights, which "doubly" has no place for
 
     def __post_init__(self) -> None:
         super().__post_init__()
         ok = whole(self.components, 1)
         require(ok, "components", "MixtureOfGaussians", "be a whole number from 1", self.components)
+        must = "be 'pathwise' for the objective 'iwae'"
+        require(self.estimator != "doubly", "estimator", "MixtureOfGaussians", must, repr(self.estimator))
         known = self.covariance in ("diagonal", "full")
         require(known, "covariance", "MixtureOfGaussians", "be 'diagonal' or 'full'", repr(self.covariance))
 

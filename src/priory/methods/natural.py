@@ -37,7 +37,7 @@ from priory.errors import require, whole
 from priory.families import Diagonal, FullRank, FullRankForm
 from priory.methods.base import Info, Options, Plan
 from priory.methods.optimise import check_rate, default_steps, rates
-from priory.methods.variational import inner, parts
+from priory.methods.variational import inner, parts, warn_if_flat
 from priory.model import Model
 from priory.posteriors import DiagonalGaussian
 from priory.posteriors.variational import Variational
@@ -168,8 +168,12 @@ class NaturalGradient(Options):
         if state.factor is not None:
             form = FullRankForm(target.size)
             theta = form.theta(FullRank(state.loc, covariance_factor(state.precision)))
-            return Variational(target, form, theta, state.buffers)
-        return DiagonalGaussian(target, Diagonal(state.loc, -0.5 * state.precision.log()), state.buffers)
+            found = Variational(target, form, theta, state.buffers)
+        else:
+            found = DiagonalGaussian(target, Diagonal(state.loc, -0.5 * state.precision.log()), state.buffers)
+        first = self.initial_scale * target.model.prior.typical_scale()
+        warn_if_flat(found, first, self.samples, "NaturalGradient")
+        return found
 
     # The two halves of a step, for loops of one's own.
 

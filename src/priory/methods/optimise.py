@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+SECOND, EPSILON = 0.999, 1e-8  # how much of the squared gradients a step keeps, and what their root has added
+
+
 @dataclass
 class Adam:
     """The moments of one tensor and the learning rate of each step."""
@@ -41,6 +44,7 @@ class Adam:
 
     def descend(self, parameter: Tensor, gradient: Tensor) -> None:
         """One step down the gradient, in place."""
+        gradient = gradient.contiguous()  # the kernel reads memory in order, whatever the strides
         rate = float(self.rates[min(self.step, len(self.rates) - 1)])
         self.count += 1  # the kernel reads it for the bias correction and leaves it alone
         torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage] - what torch.optim itself calls
@@ -52,13 +56,18 @@ class Adam:
             [self.count],
             lr=rate,
             beta1=0.9,
-            beta2=0.999,
+            beta2=SECOND,
             weight_decay=0.0,
-            eps=1e-8,
+            eps=EPSILON,
             amsgrad=False,
             maximize=False,
         )
         self.step += 1
+
+    def stride(self) -> Tensor:
+        """How far the last step moved each coordinate for a unit of its averaged gradient: rate / (sqrt(v) + eps)."""
+        rate = float(self.rates[min(self.step - 1, len(self.rates) - 1)])
+        return rate / ((self.second / (1 - SECOND**self.step)).sqrt() + EPSILON)
 
 
 def rates(schedule: str | Callable[[Optimizer], LRScheduler], learning_rate: float, steps: int, owner: str) -> Tensor:

@@ -23,17 +23,18 @@ gradients and `elbo_draws` values of log p a path, all paths in one batch, and O
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from priory.diagnostics import importance_resample, psis
-from priory.errors import DivergedError, PrioryWarning, require, whole
+from priory.diagnostics.importance import importance_resample, k_hat, psis
+from priory.errors import DivergedError, require, warn, whole
 from priory.estimators.evidence_bound import assemble
 from priory.methods.base import Info, Options, Plan
+from priory.methods.flatness import DRAWS, flat_place, name_of
+from priory.model import Model
 from priory.posteriors import Evidence, Posterior
 from priory.posteriors.draws import Draws
 from priory.streams import stream
@@ -121,8 +122,8 @@ class Pathfinder(Options):
     Hessian is made of: more than P gives strong correlations their due, fewer save memory, of which it takes 6 J P
     numbers a path. `elbo_draws` is how many judge each approximation on the way; the "elbo" of the history is the
     highest of these estimates so far, and so a little too high. `iterations` is the longest path. Without `resample`
-    the draws are those of the paths' approximations, each path as many; k-hat is still theirs. It reads all of the
-    data in each step.
+    the draws are those of the paths' approximations, each path as many; k-hat is still theirs. Where an approximation
+    is exact, and the weights are even, k-hat is minus infinity. It reads all of the data in each step.
 
     >>> Pathfinder(paths=0)
     Traceback (most recent call last):
@@ -204,15 +205,17 @@ class Pathfinder(Options):
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Draws:
         best = survivors(state)
+        warn_if_flat(target, state.data, best, state.seed)
         generator = stream(state.seed, "draws", device=state.w.device)
         noise = torch.randn(
             self.draws, *best.loc.shape, generator=generator, dtype=best.loc.dtype, device=best.loc.device
         )
         w = best.draw(noise).flatten(0, 1)  # (draws K, P), the paths by turns
         log_weights = log_ratio(target, state.data, w, mixture(best, w))
-        smoothed, k_hat = psis(log_weights)
-        places = importance_resample(smoothed, self.draws, generator) if self.resample else slice(self.draws)
-        return Draws(target, w[places], k_hat=k_hat, evidence=evidence(target, log_weights))
+        places = slice(self.draws)
+        if self.resample:
+            places = importance_resample(psis(log_weights)[0], self.draws, generator)
+        return Draws(target, w[places], k_hat=k_hat(log_weights), evidence=evidence(target, log_weights))
 
 
 # The target, at many vectors.
@@ -374,14 +377,30 @@ def survivors(state: State) -> Normal:
             "of about unit scale, more elbo_draws, or a start."
         )
     if lost:
-        warnings.warn(
+        warn(
             f"{lost} of the {all_} paths of Pathfinder found no approximation whose draws have a density, and are "
-            "left out.",
-            PrioryWarning,
-            stacklevel=2,
+            "left out."
         )
     best = state.best
     return Normal(best.loc[found], best.scale[found], best.basis[found], best.factor[found])
+
+
+def warn_if_flat(target: Target, data: Data, paths: Normal, seed: int) -> None:
+    """Say when log p doesn't fall over the width of the approximations (K, P): their scale is then no one's."""
+    if isinstance(target.model, Model) and not target.model.prior.improper:
+        return
+    generator, function = stream(seed, "flat", device=paths.loc.device), log_joint(target, data)
+    each = max(1, DRAWS // len(paths.loc))
+    noise = torch.randn(each, *paths.loc.shape, generator=generator, dtype=paths.loc.dtype, device=paths.loc.device)
+    w = paths.draw(noise)
+    gradient = torch.stack([function(v)[1] for v in w]).flatten(0, 1)
+    away = (w - paths.loc).flatten(0, 1)
+    place = flat_place(away, gradient, torch.ones_like(away[0], dtype=torch.bool))
+    if place is not None:
+        warn(
+            f"The paths of Pathfinder found no width in '{name_of(target, place)}': log p doesn't fall over that of "
+            "their approximations. The density seems to be improper in it: give it a prior."
+        )
 
 
 def mixture(paths: Normal, w: Tensor) -> Tensor:

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from priory.errors import require, whole
+from priory.errors import require, warn, whole
 from priory.estimators.evidence_bound import assemble
 from priory.estimators.gradients import LAYERS, PATHS, SCORES, Estimate, estimate
 from priory.estimators.importance import importance_weighted
 from priory.families.diagonal import LOG_2_PI_E
 from priory.methods.base import Info, Options, Plan
+from priory.methods.flatness import DRAWS, flat_place, name_of
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.model import Model
 from priory.posteriors.variational import Variational
+from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 NARROW = 0.02  # of the prior's standard deviations: the first steps see the network and not the noise
 WIDE = 1.0  # for a density, whose scale is not known: what is to bend or to split must first cover
+RUN_OFF = 10.0  # times its first scale, from which q is asked whether it has somewhere to go
 BASELINE = 0.9  # how much of the average over earlier steps a step keeps
 
 
@@ -75,7 +78,8 @@ class Objective:
         named = f"be one of {', '.join(fits)} for the objective '{self.objective}'"
         require(self.estimator in fits, "estimator", owner, named, repr(self.estimator))
         several = self.estimator in ("leave_one_out", "vargrad") or weighted
-        require(self.samples > 1 or not several, "samples", owner, f"be at least 2 for {self.estimator}", self.samples)
+        of = "the objective 'iwae'" if weighted else self.estimator
+        require(self.samples > 1 or not several, "samples", owner, f"be at least 2 for {of}", self.samples)
         known = self.divergence is None or callable(getattr(self.divergence, "of_ratios", None))
         require(known, "divergence", owner, "be one such as Renyi(0.5), or None for KL", repr(self.divergence))
         alone = self.divergence is None or (self.estimator == "pathwise" and not weighted)
@@ -122,7 +126,8 @@ class VariationalMethod(Options):
     start: Any = None
 
     reads: ClassVar[Literal["batch", "pass"]] = "batch"
-    usual: ClassVar[str] = "sticking"  # the estimator unless one is named
+    usual: ClassVar[str] = "sticking"  # the estimator of the ELBO unless one is named
+    usual_weighted: ClassVar[str] = "doubly"  # and of the importance-weighted bound
     narrow: ClassVar[bool] = True  # whether q starts narrow for a density too
     layered: ClassVar[bool] = False  # whether noise may be drawn at the layers
 
@@ -137,7 +142,16 @@ class VariationalMethod(Options):
     @property
     def bound(self) -> Objective:
         """What is maximised, and how."""
-        return Objective(self.samples, self.estimator or self.usual, self.objective, self.divergence, self.antithetic)
+        return Objective(self.samples, self.chosen, self.objective, self.divergence, self.antithetic)
+
+    @property
+    def chosen(self) -> str:
+        """The estimator: the one that is named, or else the usual one, if it fits what is maximised."""
+        if self.estimator is not None or self.usual == "pathwise":
+            return self.estimator or self.usual
+        if self.objective == "iwae":
+            return self.usual_weighted
+        return self.usual if self.divergence is None else "pathwise"
 
     def form(self, target: Target) -> Form:
         """The form of q for this target."""
@@ -172,14 +186,46 @@ class VariationalMethod(Options):
         theta = state.theta.detach().requires_grad_()
         with torch.enable_grad():
             family = state.form.family(theta)
-            found = self.bound.estimate(target, family, batch, state, generator)
+            found = self.estimate(target, family, batch, state, generator)
             (gradient,) = torch.autograd.grad(found.loss.sum(), theta)  # members don't meet
         state.adam.descend(state.theta, gradient)
         state.baseline = moved_average(state.baseline, found, first=state.adam.step == 1)
         return state, Info(told(found))
 
+    def estimate(self, target: Target, family: Any, batch: Batch, state: Any, generator: torch.Generator) -> Estimate:
+        """One estimate of the loss, from fresh draws."""
+        return self.bound.estimate(target, family, batch, state, generator)
+
     def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Variational:
-        return Variational(target, state.form, state.theta, state.buffers)
+        found = Variational(target, state.form, state.theta, state.buffers)
+        self.warn_if_flat(found)
+        return found
+
+    def warn_if_flat(self, posterior: Variational) -> None:
+        """Say when q runs off: wider than it began, where the density (with its data inside) doesn't fall."""
+        warn_if_flat(posterior, self.first_scale(posterior.target), self.samples, type(self).__name__)
+
+
+def warn_if_flat(posterior: Variational, first: Tensor, samples: int, owner: str) -> None:
+    """Say when q is far wider than its first scale, (P,), in a direction in which the density doesn't fall."""
+    target = posterior.target
+    if target.num_data is not None or posterior.theta.ndim > 1:
+        return
+    w = posterior.draw(DRAWS, stream(0, "flat", device=target.model.device))
+    away = w - w.mean(0)
+    wide = away.std(0) > RUN_OFF * first
+    if not bool(wide.any()):
+        return
+    # as many at once as a step has, whose graph is there already
+    pieces = w.unbind() if samples == 1 else w[: DRAWS - DRAWS % samples].split(samples)
+    gradient = torch.cat([target.log_joint_and_grad(piece, ())[1].reshape(-1, target.size) for piece in pieces])
+    place = flat_place(away[: len(gradient)], gradient, wide)
+    if place is not None:
+        warn(
+            f"The q of {owner} runs off: its standard deviation of '{name_of(target, place)}' is "
+            f"{float(away[:, place].std()):.2g} in free coordinates, and log p doesn't fall over it. The density seems "
+            "to be improper in it: give it a prior, or more steps if it is only very wide."
+        )
 
 
 def moved_average(baseline: Tensor, found: Estimate, first: bool) -> Tensor:

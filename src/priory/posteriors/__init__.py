@@ -7,7 +7,10 @@ from priory.posteriors.conjugate import ConjugatePosterior
 from priory.posteriors.diagonal import DiagonalGaussian
 from priory.posteriors.draws import Draws
 from priory.posteriors.laplace import LaplacePosterior
+from priory.posteriors.last_layer import LastLayerPosterior
 from priory.posteriors.latent import LatentPoint
+from priory.posteriors.masked import Masked
+from priory.posteriors.mixture import Mixture
 from priory.posteriors.point import Point
 from priory.posteriors.variational import Variational
 
@@ -20,7 +23,10 @@ __all__ = [
     "Draws",
     "Evidence",
     "LaplacePosterior",
+    "LastLayerPosterior",
     "LatentPoint",
+    "Masked",
+    "Mixture",
     "Point",
     "Posterior",
     "Variational",

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from priory.errors import InputError, require, whole
-from priory.latent.base import read
-from priory.latent.vae import OWN, VAE
+from priory.latent.vae import VAE
 from priory.posteriors.base import Evidence, Posterior
 from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from priory.latent.base import Generated
     from priory.target import Target
 
 DRAWS = 64  # of z a row, for the bound that stands for the evidence
@@ -52,7 +52,7 @@ class AmortisedPosterior(Posterior):
     def encode(self, data: Any) -> tuple[Tensor, Tensor]:
         """The mean and the standard deviation of q(z | y) for each row of some data, each (n, latent)."""
         with torch.no_grad():
-            parts = [self.latent.encode(self.mean, y) for y in self._blocks(data)]
+            parts = [self.latent.encode(self.mean, rows["y"]) for rows in self.latent.blocks(data)]
         return torch.cat([m for m, _ in parts]), torch.cat([s for _, s in parts]).exp()
 
     def log_likelihood(self, data: Any, samples: int = DRAWS, seed: int = 0) -> Tensor:
@@ -60,28 +60,17 @@ class AmortisedPosterior(Posterior):
         require(whole(samples, 1), "samples", "log_likelihood", "be a whole number from 1", repr(samples))
         return torch.cat(list(self._iwae(data, int(samples), seed)))
 
-    def generate(self, n: int, seed: int = 0) -> Tensor:
-        """n rows drawn from the model: z from its prior, y from the likelihood."""
+    def generate(self, n: int, seed: int = 0) -> Generated:
+        """n rows drawn from the model, and the z that each came from: `y, z = posterior.generate(100)`."""
         require(whole(n, 1), "n", "generate", "be a whole number from 1", repr(n))
-        model, generator = self.latent, stream(seed, "generate", device=self.model.device)
-        assert model.shapes is not None
-        theta = self.mean
-        own = {name.removeprefix(OWN): t for name, t in theta.items() if name.startswith(OWN)}
         with torch.no_grad():
-            outputs = model.decode(theta, model.noise(n, 1, generator)[0], torch.Size(model.shapes[0]))
-            return model.likelihood.draw(outputs, own, generator)
+            return self.latent.generate(self.mean, n, stream(seed, "generate", device=self.model.device))
 
     def _iwae(self, data: Any, samples: int, seed: int) -> Iterator[Tensor]:
         model, generator = self.latent, stream(seed, "predict", device=self.model.device)
         with torch.no_grad():
-            for y in self._blocks(data):
-                yield model.iwae(self.mean, y, model.noise(len(y), samples, generator))
-
-    def _blocks(self, data: Any) -> Iterator[Tensor]:
-        rows = read(data)
-        rows = rows if rows is data else rows.prepared(self.latent.prepare)
-        for (y,) in rows.blocks(self.latent.block):
-            yield y
+            for rows in model.blocks(data):
+                yield model.iwae(self.mean, rows["y"], model.noise(len(rows), samples, generator))
 
     # Files.
 

@@ -6,24 +6,31 @@ w and what their tensors are; sampling by name, predicting, saving and the rest 
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from priory.data import Data, as_batch, check_finite
+from priory.data import Data, tensor_of
 from priory.errors import InputError, require, whole
 from priory.model import Model
 from priory.predictive import Prediction, predict
 from priory.streams import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from os import PathLike
 
+    from priory.data import Batch
     from priory.target import Target
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,20 @@ DRAWN = 1 << 21  # numbers of weights that a prediction draws at a time: they ar
 KINDS: dict[str, type[Posterior]] = {}  # by the name that a file has for each
 
 
+def with_own_options(predict: Callable[P, R]) -> Callable[P, R]:
+    """Refuse in one sentence what the predictions of other posteriors take, such as the `link` of Laplace's."""
+    own = list(inspect.signature(predict).parameters)[2:]
+
+    @functools.wraps(predict)
+    def checked(*args: P.args, **options: P.kwargs) -> R:
+        for name, value in options.items():
+            must = f"be left out: {type(args[0]).__name__} takes {', '.join(own)}"
+            require(name in ("x", *own), name, "predict", must, repr(value))
+        return predict(*args, **options)
+
+    return checked
+
+
 class Posterior(ABC):
     """A distribution over a model's parameters, given data."""
 
@@ -51,6 +72,8 @@ class Posterior(ABC):
         super().__init_subclass__(**options)
         if "kind" in vars(cls):
             KINDS[cls.kind] = cls
+        if "predict" in vars(cls):
+            setattr(cls, "predict", with_own_options(vars(cls)["predict"]))  # noqa: B010 - its type stays the subclass's
 
     def __init__(self, target: Target, buffers: Mapping[str, Tensor] | None = None) -> None:
         self.target, self.model = target, target.model
@@ -142,40 +165,47 @@ class Posterior(ABC):
             generator = self._generator
         return self.model.layout.constrain(self.draw(n, generator))
 
+    @with_own_options
     def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
         """What is known of y at new inputs x (a tensor, an array, or a tuple for a network of several inputs)."""
-        if not isinstance(self.model, Model):
-            raise InputError(
-                "A posterior over a Density has no network to predict with: use .sample() and your own function."
-            )
         require(whole(samples, 1), "samples", "predict", "be a whole number from 1", repr(samples))
         require(whole(seed, -(2**63)), "seed", "predict", "be a whole number", repr(seed))
-        parts = isinstance(x, tuple) or (isinstance(x, list) and len(x) > 0 and isinstance(x[0], Tensor))
-        inputs = as_batch(x if parts else (x,), "of x")
-        rows = {len(t) for t in inputs}
-        shapes = [tuple(t.shape) for t in inputs]
-        require(len(rows) == 1 and min(rows) > 0, "x", "predict", "have rows, as many in each part", shapes)
-        for t in inputs:
-            check_finite(t, "inputs")
+        inputs = self._inputs(x)
+        assert isinstance(self.model, Model)
         generator = stream(seed, "predict", device=self.model.device)
         wanted = 1 if self.point else int(samples)
         few = max(2, 2 * (DRAWN // (2 * self.model.layout.size)))  # an even number, for pairs
         sizes = [min(few, wanted - start) for start in range(0, wanted, few)]
         draws = (self.draw_for_prediction(size, generator) for size in sizes)
-        prepared = self.model.prepare_inputs(inputs)
-        try:
+        with taking(inputs):
             prediction = predict(
-                self.model, draws, prepared, self.buffers, self.target.event, int(seed), centre=self.centre
+                self.model, draws, inputs, self.buffers, self.target.event, int(seed), centre=self.centre
             )
-        except InputError:
-            raise
-        except Exception as error:
-            shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in prepared)
-            reason = str(error).strip().split("\n")[0]
-            raise InputError(f"The network must take the inputs. Got {shapes} and it raised: {reason}") from error
-        same = prediction.outputs.shape[1] == len(inputs[0])
-        require(same, "x", "predict", "have a row for each prediction", shapes)
+        self._check_rows(inputs, prediction.outputs.shape[1])
         return prediction
+
+    def _inputs(self, x: Any) -> Batch:
+        """New inputs in the network's type, or the sentence that says why not."""
+        if not isinstance(self.model, Model):
+            raise InputError(
+                "A posterior over a Density has no network to predict with: use .sample() and your own function."
+            )
+        several = isinstance(x, tuple) or (isinstance(x, list) and len(x) > 0 and isinstance(x[0], Tensor))
+        parts = tuple(x) if several else (x,)
+        name = lambda i: f"Part {i} of the 'x' of predict" if len(parts) > 1 else "The 'x' of predict"  # noqa: E731
+        inputs = tuple(tensor_of(part, name(i)) for i, part in enumerate(parts))
+        rows, shapes = {len(t) for t in inputs}, [tuple(t.shape) for t in inputs]
+        require(len(rows) == 1 and min(rows) > 0, "x", "predict", "have rows, as many in each part", shapes)
+        for t in inputs:
+            odd = (~torch.isfinite(t)).reshape(len(t), -1).any(1)
+            got = "NaN" if bool(torch.isnan(t).any()) else "infinity"
+            require(not bool(odd.any()), "x", "predict", "be finite", f"{got} in row {int(odd.byte().argmax())}")
+        return self.model.prepare_inputs(inputs)
+
+    def _check_rows(self, inputs: Batch, count: int) -> None:
+        """Refuse inputs of which the network makes another number of rows."""
+        shapes = [tuple(t.shape) for t in inputs]
+        require(count == len(inputs[0]), "x", "predict", "have a row for each prediction", shapes)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the posterior to a file that `load` reads: safetensors and JSON, no pickle."""
@@ -186,3 +216,16 @@ class Posterior(ABC):
     def __repr__(self) -> str:
         data = "no data" if self.num_data is None else f"{self.num_data:,} rows"
         return f"{type(self).__name__}({self.model.layout.size:,} parameters, {data}, by {self.method})"
+
+
+@contextlib.contextmanager
+def taking(inputs: Batch) -> Iterator[None]:
+    """Say in a sentence that the network can't take the inputs, if it can't."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in inputs)
+        reason = str(error).strip().split("\n")[0]
+        raise InputError(f"The network must take the inputs. Got {shapes} and it raised: {reason}") from error

@@ -16,10 +16,12 @@ from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, quantile, r_
 from priory.errors import InputError, extra, require
 from priory.model import Model
 from priory.posteriors.base import Evidence, Posterior
+from priory.streams import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from priory.data import Batch
     from priory.target import Target
 
 GOOD_R_HAT = 1.01
@@ -162,10 +164,12 @@ class Chains(Posterior):
     # Elsewhere.
 
     def to_arviz(self, data: Any = None) -> Any:
-        """The draws as ArviZ has them: posterior, sample_stats and the log-likelihood of each datum, for `az.loo`.
+        """The draws as ArviZ has them: an InferenceData, or from its version 1 on a DataTree.
 
-        The log-likelihood is at the data of the fit, or at `data` (which a posterior from a file needs, as it keeps
-        none); a density that is one `log_prob` has none. Its numbers are draws x rows.
+        Its groups are posterior, sample_stats and the log_likelihood of each datum, for `az.loo`; of a network also
+        observed_data and posterior_predictive, a target drawn at each draw, for posterior predictive checks. Data are
+        those of the fit, or `data` (which a posterior from a file needs, as it keeps none); a density that is one
+        `log_prob` has none. Its numbers are draws x rows.
         """
         az = extra("arviz", "plot")
         groups = {"posterior": {name: as_array(x) for name, x in self.draws.items()}}
@@ -173,16 +177,34 @@ class Chains(Posterior):
             groups["sample_stats"] = {ARVIZ_NAMES.get(n, n): as_array(t) for n, t in self.statistics.items()}
         rows = self.data if data is None else Data.of(data).prepared(self.model.prepare)
         if rows is not None and rows.num_data is not None:
-            groups["log_likelihood"] = {"y": as_array(self.pointwise(rows))}
-        # from version 1 on the groups come as one dict, and a DataTree goes out
+            own = self.replicated(rows) if isinstance(self.model, Model) else {}
+            found = {"log_likelihood": self.pointwise(rows), **own}
+            groups |= {name: {"y": as_array(t)} for name, t in found.items()}
+        # from version 1 on the groups come as one dict
         return az.from_dict(groups) if int(az.__version__.split(".")[0]) >= 1 else az.from_dict(**groups)
 
     def pointwise(self, rows: Data) -> Tensor:
         """log p(y_n | x_n, w) of every row at every draw, (chain, draw, row)."""
         w = self.w.flatten(0, 1)
-        block = max(1, AT_A_TIME // len(w))
-        found = [self.target.pointwise(w, batch, self.buffers) for batch in rows.blocks(block)]
+        found = [self.target.pointwise(w, batch, self.buffers) for batch in self._blocks(rows)]
         return torch.cat(found, -1).unflatten(0, self.w.shape[:2])
+
+    def replicated(self, rows: Data) -> dict[str, Tensor]:
+        """The targets of a network's rows, (row, ...), and one for each at every draw, (chain, draw, row, ...)."""
+        w, model, generator = self.w.flatten(0, 1), self.model, stream(self.seed, "replicated", device=self.w.device)
+        assert isinstance(model, Model)
+        observed, drawn = [], []
+        for *inputs, targets in self._blocks(rows):
+            with torch.no_grad():
+                outputs = model.outputs(w, tuple(inputs), self.buffers, self.target.event)
+                drawn.append(model.likelihood.draw(outputs, model.learnt_at(w), generator))
+            observed.append(targets)
+        together = torch.cat(drawn, 1).unflatten(0, self.w.shape[:2])
+        return {"posterior_predictive": together, "observed_data": torch.cat(observed)}
+
+    def _blocks(self, rows: Data) -> Iterator[Batch]:
+        """One pass over rows, so many at a time that a number for each at every draw has room."""
+        return rows.blocks(max(1, AT_A_TIME // (self.num_chains * self.num_draws)))
 
     def tensors(self) -> dict[str, Tensor]:
         return {"w": self.w, **{f"statistics.{name}": t.to(self.w.dtype) for name, t in self.statistics.items()}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from priory.data import as_batch, check_finite
 from priory.errors import InputError, require, whole
-from priory.latent.base import read
 from priory.latent.conjugate import Conjugate
 from priory.likelihoods import Gaussian
 from priory.posteriors.base import Evidence, Posterior
@@ -19,7 +17,7 @@ from priory.predictive import Prediction
 from priory.streams import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from priory.latent.base import Rows
     from priory.latent.conjugate import Phi
@@ -84,7 +82,7 @@ class ConjugatePosterior(Posterior):
         if function is None:
             raise InputError(f"{self.latent!r} has no responsibilities: its z is not one of K components.")
         with torch.no_grad():
-            return torch.cat([function(self.phi, rows) for rows in self._blocks(data)])
+            return torch.cat([function(self.phi, rows) for rows in self.latent.blocks(data)])
 
     def predict_labels(self, data: Any) -> Tensor:
         """The component that each row most likely comes from, (n,)."""
@@ -94,7 +92,7 @@ class ConjugatePosterior(Posterior):
         """log E_q[p(y_n | theta)] for each row of some data, (n,): in closed form where there is one, else by draws."""
         require(whole(samples, 1), "samples", "log_predictive", "be a whole number from 1", repr(samples))
         with torch.no_grad():
-            return torch.cat([self._predictive(rows, int(samples), seed) for rows in self._blocks(data)])
+            return torch.cat([self._predictive(rows, int(samples), seed) for rows in self.latent.blocks(data)])
 
     def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
         """What is known of y at new inputs x, for a regression."""
@@ -121,13 +119,6 @@ class ConjugatePosterior(Posterior):
         draws = self.latent.sample_q(self.phi, samples, stream(seed, "predict", device=self.model.device))
         each = [self.latent.log_marginal({name: t[i] for name, t in draws.items()}, rows) for i in range(samples)]
         return torch.stack(each).logsumexp(0) - torch.tensor(float(samples)).log()
-
-    def _blocks(self, data: Any) -> Iterator[Rows]:
-        rows, model = read(data), copy.copy(self.latent)
-        if len(rows.some(1)) == len(model.parts):
-            model.given = ()  # what weighted or told the rows of the fit need not be known of others
-        for batch in rows.prepared(model.prepare).blocks(model.block):
-            yield model.rows(batch)
 
     # Files.
 

@@ -22,24 +22,24 @@ from torch import Tensor
 from priory.constraints import gaussian_mean
 from priory.curvature import STRUCTURES, Curvature, Gaussian, select
 from priory.curvature.evidence import log_evidence, scaled
-from priory.curvature.taps import rows as jacobian_rows
-from priory.data import as_batch, check_finite
+from priory.curvature.taps import Taps, picks
 from priory.errors import InputError, require, whole
 from priory.model import Model
 from priory.network import MEMORY_LIMIT
-from priory.posteriors.base import Evidence, Posterior
+from priory.posteriors.base import Evidence, Posterior, taking
 from priory.posteriors.point import FACTOR
 from priory.predictive import LINKS, Linearised, Prediction
 from priory.streams import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from priory.curvature.taps import Rows
     from priory.data import Batch
     from priory.target import Target
 
 Through = Literal["linear", "network"]
+TOGETHER = 256  # outputs of a row whose whole covariance a prediction has
+WIDE = 32  # of more, how many have their backward passes at a time
 MEANS = 4096  # draws behind the mean of a parameter that no closed form is known for
 
 
@@ -160,6 +160,9 @@ class LaplacePosterior(Posterior):
         `through="linear"` is the linearised network, whose outputs are Gaussian: in closed form for a Gaussian
         likelihood, otherwise with `samples` draws of the outputs or, for labels, the closed forms link="probit",
         "extended" and "bridge". `through="network"` draws weights. The default is the one that the method was given.
+
+        The outputs of a row are correlated; of more than 256, those of different places (pixels, tokens) are taken as
+        independent, and their classes together.
         """
         known = through in (None, "linear", "network")
         require(known, "through", "predict", "be 'linear' or 'network'", repr(through))
@@ -170,8 +173,11 @@ class LaplacePosterior(Posterior):
             return super().predict(x, samples, seed)
         require(whole(samples, 1), "samples", "predict", "be a whole number from 1", repr(samples))
         require(whole(seed, -(2**63)), "seed", "predict", "be a whole number", repr(seed))
-        mean, covariance = self.outputs(x)
         model = self.model
+        labels = link == "samples" or model.likelihood.classes
+        must = f"be 'samples' for {model.likelihood!r}, which is over numbers"
+        require(labels, "link", "predict", must, repr(link))
+        mean, covariance = self._marginals(x)
         return Linearised.of(
             model.likelihood,
             mean,
@@ -189,16 +195,38 @@ class LaplacePosterior(Posterior):
         inputs = self._inputs(x)
         if joint:
             return self._jointly(inputs, limit)
-        means, covariances = [], []
-        for rows in self._jacobian(inputs, limit):
-            means.append(rows.outputs)
-            covariances.append(self.gaussian.output_covariance(rows))
-        return torch.cat(means), torch.cat(covariances)
+        found = [
+            (rows.outputs, self.gaussian.output_covariance(rows))
+            for rows in self._taps(inputs).rows(inputs, limit=limit)
+        ]
+        return torch.cat([mean for mean, _ in found]), torch.cat([covariance for _, covariance in found])
+
+    def _marginals(self, x: Any, limit: int = MEMORY_LIMIT) -> tuple[Tensor, Tensor]:
+        """The outputs' mean (n, *rest), and as much of their covariance as predictions need: see `Linearised.of`.
+
+        All of it for few outputs; else a block for the last dimension, where it holds the classes of a place, or
+        variances alone. A few places at a time have a forward pass and their own backward passes.
+        """
+        inputs = self._inputs(x)
+        taps = self._taps(inputs)
+        rest, outputs = taps.plan.rest, taps.plan.rest.numel()
+        if outputs <= TOGETHER:
+            return self.outputs(x, limit=limit)
+        block = rest[-1] if len(rest) > len(self.target.event) else 1
+        wide, mean, pieces = max(block, WIDE // block * block), taps.w, []
+        for first in range(0, outputs, wide):
+            some = range(first, min(outputs, first + wide))
+            found = list(taps.rows(inputs, lambda f, _, some=some: picks(f, some), len(some), limit))
+            mean = torch.cat([rows.outputs for rows in found])
+            pieces += [torch.cat([blocks_of(self.gaussian.output_covariance(rows), block) for rows in found])]
+        covariance = torch.cat(pieces, 1)  # (n, places, block, block)
+        return mean, covariance.reshape(len(mean), *rest, *([block] if block > 1 else []))
 
     def _jointly(self, inputs: Batch, limit: int) -> tuple[Tensor, Tensor]:
         """J Q^-1 J' between all inputs, a block of J at a time on each side."""
         means, columns = [], []
-        few = lambda: (some for rows in self._jacobian(inputs, limit) for some in rows.chunks(limit))  # noqa: E731
+        taps = self._taps(inputs)
+        few = lambda: (some for rows in taps.rows(inputs, limit=limit) for some in rows.chunks(limit))  # noqa: E731
         for left in few():
             solved = self.gaussian.solve(left.dense())  # (a, C, p)
             pieces = [torch.einsum("acp,bdp->acbd", solved, right.dense()) for right in few()]
@@ -206,34 +234,16 @@ class LaplacePosterior(Posterior):
             columns.append(torch.cat(pieces, 2))
         return torch.cat(means), torch.cat(columns)
 
-    def _jacobian(self, inputs: Batch, limit: int) -> Iterator[Rows]:
-        return jacobian_rows(self.target, self.w, inputs, self.selection, buffers=self.buffers, limit=limit)
+    def _taps(self, inputs: Batch) -> Taps:
+        return Taps(self.target, self.w, inputs, self.selection, self.buffers)
 
     def _inputs(self, x: Any) -> Batch:
-        """New inputs in the network's type, or the sentence that says why not."""
-        if not isinstance(self.model, Model):
-            raise InputError(
-                "A posterior over a Density has no network to predict with: use .sample() and your own function."
-            )
-        parts = isinstance(x, tuple) or (isinstance(x, list) and len(x) > 0 and isinstance(x[0], Tensor))
-        inputs = as_batch(x if parts else (x,), "of x")
-        shapes = [tuple(t.shape) for t in inputs]
-        rows = {len(t) for t in inputs}
-        require(len(rows) == 1 and min(rows) > 0, "x", "predict", "have rows, as many in each part", shapes)
-        for t in inputs:
-            check_finite(t, "inputs")
-        prepared = self.model.prepare_inputs(inputs)
+        prepared = super()._inputs(x)
+        assert isinstance(self.model, Model)
         first = tuple(t[:2] for t in prepared)
-        try:
-            with torch.no_grad():
-                outputs = self.model.network(self.w, first, self.buffers, train=False)
-        except InputError:
-            raise
-        except Exception as error:
-            kinds = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in prepared)
-            reason = str(error).strip().split("\n")[0]
-            raise InputError(f"The network must take the inputs. Got {kinds} and it raised: {reason}") from error
-        require(len(outputs) == len(first[0]), "x", "predict", "have a row for each prediction", shapes)
+        with taking(prepared), torch.no_grad():
+            outputs = self.model.network(self.w, first, self.buffers, train=False)
+        self._check_rows(first, len(outputs))
         return prepared
 
     # Files.
@@ -274,6 +284,16 @@ class LaplacePosterior(Posterior):
             through=own["through"],
             notes=own["notes"],
         )
+
+
+def blocks_of(covariance: Tensor, size: int) -> Tensor:
+    """The blocks on the diagonal of (n, C, C), (n, C / size, size, size).
+
+    >>> blocks_of(torch.arange(16).view(1, 4, 4), 2)[0].tolist()
+    [[[0, 1], [4, 5]], [[10, 11], [14, 15]]]
+    """
+    cut = covariance.unflatten(2, (-1, size)).unflatten(1, (-1, size))  # (n, places, size, places, size)
+    return cut.diagonal(dim1=1, dim2=3).movedim(-1, 1)
 
 
 def runs(places: Tensor) -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,13 +12,15 @@ from torch.distributions import Normal
 
 from priory.data import check_finite, tensor_of
 from priory.errors import require, whole
-from priory.latent.base import Latent, read
+from priory.latent.base import Latent
+from priory.latent.sequences import SequenceModel
 from priory.posteriors.base import Evidence, Posterior
+from priory.streams import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from priory.latent.base import Rows, Theta
+    from priory.latent.base import Generated, Theta
     from priory.target import Target
 
 BISECTIONS = 60
@@ -131,24 +132,35 @@ class LatentPoint(Posterior):
     def responsibilities(self, data: Any) -> Tensor:
         """q(z_n = k) for each row of some data, (n, ..., K)."""
         with torch.no_grad():
-            return torch.cat([self.latent.responsibilities(self.theta, rows) for rows in self._blocks(data)])
+            return torch.cat([self.latent.responsibilities(self.theta, rows) for rows in self.latent.blocks(data)])
 
     def predict_labels(self, data: Any) -> Tensor:
         """The z of each row that is most likely: for mixtures the component, (n,)."""
         with torch.no_grad():
-            return torch.cat([self.latent.most_likely(self.theta, rows) for rows in self._blocks(data)])
+            return torch.cat([self.latent.most_likely(self.theta, rows) for rows in self.latent.blocks(data)])
 
     def log_likelihood(self, data: Any) -> Tensor:
         """log p(y_n | theta*) for each row of some data, (n,)."""
         with torch.no_grad():
-            return torch.cat([self.latent.log_marginal(self.theta, rows) for rows in self._blocks(data)])
+            return torch.cat([self.latent.log_marginal(self.theta, rows) for rows in self.latent.blocks(data)])
 
-    def _blocks(self, data: Any) -> Iterator[Rows]:
-        rows, model = read(data), copy.copy(self.latent)
-        if len(rows.some(1)) == len(model.parts):
-            model.given = ()  # what weighted or told the rows of the fit need not be known of others
-        for batch in rows.prepared(model.prepare).blocks(model.block):
-            yield model.rows(batch)
+    def hidden(self, data: Any) -> dict[str, Tensor]:
+        """What is known of z for each row of some data, by name, such as the mean and covariance of factors."""
+        with torch.no_grad():
+            found = [self.latent.hidden(self.theta, rows) for rows in self.latent.blocks(data)]
+        return {name: torch.cat([part[name] for part in found]) for name in found[0]}
+
+    def generate(self, n: int, seed: int = 0, steps: int | None = None) -> Generated:
+        """n rows from the model at theta*, and the z that each came from: `y, z = posterior.generate(100)`.
+
+        Sequences have so many `steps`, or as many as those of the fit had.
+        """
+        require(whole(n, 1), "n", "generate", "be a whole number from 1", repr(n))
+        able = isinstance(self.latent, SequenceModel)
+        must = "be a whole number from 1" if able else f"be left out for {self.latent!r}"
+        require(steps is None or (able and whole(steps, 1)), "steps", "generate", must, repr(steps))
+        with torch.no_grad():
+            return self.latent.generate(self.theta, n, stream(seed, "generate", device=self.model.device), steps)
 
     # Files.
 

@@ -9,32 +9,50 @@ The k-hat of the ratios r (Vehtari 2024) says whether q covers the posterior: ab
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from priory.data import Data
 from priory.diagnostics import psis
+from priory.diagnostics.importance import k_hat
 from priory.errors import InputError, require, whole
 from priory.estimators.evidence_bound import assemble
 from priory.families import Family, Form, form_of
 from priory.model import Model
+from priory.penalties.on_q import OnQ
 from priory.posteriors.base import Evidence, Posterior
 from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from priory.penalties.certificate import Certificate
     from priory.target import Target
 
 SAMPLES = 256  # draws behind log_evidence
 RATIOS = 1024  # draws behind k_hat of a network, each a pass over the data
 RATIOS_OF_DENSITY = 4096  # and of a density: with fewer, the k-hat of a funnel's neck varies by 0.2
 MEANS = 4096  # draws behind the mean of a parameter that no closed form is known for
-EVEN = 0.01  # a variance of the ratios, of mean one, at which 99 of 100 draws count in full
 AT_ONCE = 4096  # draws evaluated together, at most; fewer for many rows or many parameters
+
+
+class Importance(NamedTuple):
+    """Draws of q and how p weighs them."""
+
+    draws: Tensor  # (S, P), in free coordinates
+    log_ratios: Tensor  # log p(D, w) / q(w), (S,)
+
+    @property
+    def log_weights(self) -> Tensor:
+        """The smoothed weights, which add up to one, as logarithms, (S,)."""
+        return psis(self.log_ratios)[0]
+
+    @property
+    def k_hat(self) -> float:
+        """The shape of the ratios' tail: above 0.7 the weights are not to be believed."""
+        return k_hat(self.log_ratios)
 
 
 class Variational(Posterior):
@@ -85,24 +103,26 @@ class Variational(Posterior):
             kind = f"tempered ELBO, T = {self.target.temperature}, no bound on log p(D) ({draws})"
         return Evidence(float(values.mean()), kind, error)
 
-    def importance(self, data: Any = None, samples: int = RATIOS, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Draws of q, (S, P), and the logarithms of the ratios p(D, w) / q(w) at them, (S,)."""
+    def importance(self, data: Any = None, samples: int = RATIOS, seed: int = 0) -> Importance:
+        """Draws of q with the logarithms of the ratios p(D, w) / q(w) at them, their smoothed weights and k-hat.
+
+        It costs `samples` passes over the data. Without data, those of the fit are used.
+        """
         require(whole(samples, 4), "samples", "importance", "be a whole number from 4", samples)
         rows, generator = self._rows(data, "importance"), stream(seed, "importance", device=self.model.device)
         found = [(w, self._ratios(w, rows)) for w in self._pieces(samples, generator)]
-        return torch.cat([w for w, _ in found]), torch.cat([r for _, r in found])
+        return Importance(torch.cat([w for w, _ in found]), torch.cat([r for _, r in found]))
 
     @property
     def k_hat(self) -> float:
         """The shape of the tail of the importance ratios: above 0.7, q misses part of the posterior.
 
-        Minus infinity where the ratios are so even that their tail has no shape to speak of.
+        Minus infinity where the ratios are so even that their tail has no shape to speak of. A posterior from a file
+        whose data lie outside of the model has it in `importance(data).k_hat`.
         """
         if self._k_hat is None:
             samples = RATIOS if isinstance(self.model, Model) else RATIOS_OF_DENSITY
-            ratios = self.importance(samples=samples)[1]
-            even = float((ratios - ratios.logsumexp(0)).exp().mul(len(ratios)).var()) < EVEN
-            self._k_hat = -math.inf if even else float(psis(ratios)[1])
+            self._k_hat = self.importance(samples=samples).k_hat
         return self._k_hat
 
     @property
@@ -112,6 +132,18 @@ class Variational(Posterior):
         if moments is None or not isinstance(self.model, Model):
             raise InputError("The precisions need a network's prior, and a q whose variances are known.")
         return self.model.prior.precisions(*moments)
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """Whether the penalty r(mu, scale) that q was trained with is Bayesian, and if not, why; None for a prior."""
+        others = self.model.prior.others if isinstance(self.model, Model) else []
+        penalties = {id(d.penalty): d.penalty for _, d in others if isinstance(d, OnQ)}
+        if not penalties:
+            return None
+        one = len(penalties) == 1
+        require(one, "prior", "the model", "have one penalty on q for a certificate of the posterior", len(penalties))
+        family = getattr(self.family, "base", "gaussian")  # the only families that train with one
+        return next(iter(penalties.values())).equivalence(family).certificate
 
     def evidence(self) -> Evidence:
         return self.elbo()
@@ -132,6 +164,8 @@ class Variational(Posterior):
 
     def _rows(self, data: Any, owner: str) -> Data:
         source = self.data if data is None else Data.of(data).prepared(self.model.prepare)
+        if source is None and self.num_data is None:
+            source = Data.of(None)  # the data are inside of the density
         if source is None:
             raise InputError(f"A posterior from a file has no data: call its {owner}(data), with those of the fit.")
         same = source.num_data == self.num_data

@@ -9,9 +9,20 @@ from torch.distributions import Normal
 
 from priory.errors import require
 from priory.priors.base import Prior, declared, read_prior
+from priory.priors.edge_of_chaos import EdgeOfChaos, Propagation, edge_of_chaos, propagation
 from priory.priors.hierarchical import Hierarchical
 
-__all__ = ["Hierarchical", "Prior", "declared", "read_prior", "weight_decay"]
+__all__ = [
+    "EdgeOfChaos",
+    "Hierarchical",
+    "Prior",
+    "Propagation",
+    "declared",
+    "edge_of_chaos",
+    "propagation",
+    "read_prior",
+    "weight_decay",
+]
 
 
 def weight_decay(wd: float, num_data: int) -> Normal:

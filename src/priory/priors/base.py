@@ -14,7 +14,7 @@ import copy
 import fnmatch
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -34,6 +34,15 @@ if TYPE_CHECKING:
 
 FLAT = "flat"
 Belief = Distribution | Hierarchical | str  # of one named parameter; the string is FLAT
+
+
+@runtime_checkable
+class Believes(Protocol):
+    """What looks at a network to say what is believed of each parameter: a penalty, an edge of chaos."""
+
+    def beliefs(self, net: nn.Module, dtype: torch.dtype) -> Mapping[str, Belief]:
+        """The belief of every trainable parameter, by its name."""
+        ...
 
 
 class Prior:
@@ -270,7 +279,7 @@ def moved(distribution: Distribution, like: Tensor) -> Distribution:
 
 
 def read_prior(spec: Any, names: Sequence[str], net: nn.Module, dtype: torch.dtype) -> dict[str, Belief]:
-    """What is believed of each parameter: from a distribution, a number (a normal's scale), a rule, or patterns."""
+    """What is believed of each parameter: from a distribution, a number (a normal's scale), a rule, patterns."""
     chosen: dict[str, Any] = {}
     if isinstance(spec, dict):
         require(bool(spec), "prior", "Model", "name at least one pattern", spec)
@@ -294,13 +303,14 @@ def read_prior(spec: Any, names: Sequence[str], net: nn.Module, dtype: torch.dty
     else:
         chosen = dict.fromkeys(names, spec)
     by_name: dict[str, Belief] = {}
-    rules: dict[str, dict[str, Normal]] = {}
+    read: dict[int, Mapping[str, Belief]] = {}  # by identity: what speaks of all parameters is asked once
     for name, value in chosen.items():
-        if isinstance(value, str) and value in RULES:
-            rules.setdefault(value, by_rule(value, net, dtype))
-            by_name[name] = rules[value][name]
-        else:
-            by_name[name] = _one(value)
+        if id(value) not in read:
+            if isinstance(value, str) and value in RULES:
+                read[id(value)] = by_rule(value, net, dtype)
+            elif isinstance(value, Believes) and not isinstance(value, type):
+                read[id(value)] = value.beliefs(net, dtype)
+        by_name[name] = read[id(value)][name] if id(value) in read else _one(value)
     return {name: by_name[name] for name in names}
 
 

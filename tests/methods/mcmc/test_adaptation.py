@@ -9,13 +9,14 @@ from priory.methods.mcmc.adaptation import MEMORY, RATE, Length, StepSize, chees
 from priory.streams import stream
 
 DOUBLE = torch.float64
+ANY = torch.tensor(math.inf, dtype=DOUBLE)
 
 
 def test_dual_averaging_is_the_recursion_by_hand():
     step = StepSize.at(torch.tensor([0.5, 2.0], dtype=DOUBLE))
     heard = [torch.tensor([0.9, 0.2]), torch.tensor([0.4, 0.6]), torch.tensor([0.7, 0.8])]
     for accepted in heard:
-        step.hear(accepted.double(), 0.8)
+        step.hear(accepted.double(), 0.8, ANY)
     for member, start in enumerate((0.5, 2.0)):
         error, average = 0.0, math.log(start)
         log = average
@@ -31,8 +32,17 @@ def test_dual_averaging_is_the_recursion_by_hand():
 
 def test_the_step_size_falls_where_too_little_is_accepted_and_rises_where_too_much():
     step = StepSize.at(torch.ones(2, dtype=DOUBLE))
-    step.hear(torch.tensor([0.1, 1.0], dtype=DOUBLE), 0.8)
+    step.hear(torch.tensor([0.1, 1.0], dtype=DOUBLE), 0.8, ANY)
     assert float(step.log[0]) < 0 < float(step.log[1])
+
+
+def test_the_step_size_stays_below_what_is_of_use():
+    step = StepSize.at(torch.ones(2, dtype=DOUBLE))
+    for _ in range(5):
+        step.hear(torch.ones(2, dtype=DOUBLE), 0.8, torch.tensor([1.5, math.inf], dtype=DOUBLE))
+    assert float(step.log[0]) == pytest.approx(math.log(1.5), abs=1e-12)
+    assert float(step.log[1]) > 1
+    assert float(step.average[0]) <= math.log(1.5)
 
 
 def test_the_first_step_is_the_last_whose_acceptance_is_above():
@@ -42,8 +52,8 @@ def test_the_first_step_is_the_last_whose_acceptance_is_above():
 
 
 def test_the_windows_of_the_metric_double_and_end_before_the_warm_up_does():
-    assert windows(300) == [60, 120, 240]
-    assert windows(1000) == [200, 400, 800]
+    assert windows(300) == [15, 30, 60, 120, 240]
+    assert windows(1000) == [50, 100, 200, 400, 800]
     assert windows(10) == []
 
 

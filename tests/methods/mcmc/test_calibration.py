@@ -105,6 +105,7 @@ METHODS = {
     "HMC": HMC(chains=CHAINS, warmup=WARMUP, thin=THIN),
     "NUTS": NUTS(chains=CHAINS, warmup=WARMUP, thin=THIN, max_depth=6),
 }
+LEAPFROG = replace(METHODS["HMC"], integrator="leapfrog")
 
 
 def ranks(method: Sampler, simulated: Simulated) -> Tensor:
@@ -163,7 +164,7 @@ def test_a_missing_metropolis_correction_is_refused(monkeypatch: pytest.MonkeyPa
         return move if state.step < state.warmup else replace(move, w=w, value=value, gradient=gradient)
 
     monkeypatch.setattr(hmc, "metropolis", always)
-    assert_refused(replace(METHODS["HMC"], accept=0.8), gaussian_mean())
+    assert_refused(replace(LEAPFROG, accept=0.8), gaussian_mean())
 
 
 def test_an_energy_that_counts_its_momentum_twice_is_refused(monkeypatch: pytest.MonkeyPatch):
@@ -172,7 +173,7 @@ def test_an_energy_that_counts_its_momentum_twice_is_refused(monkeypatch: pytest
     assert_refused(METHODS["NUTS"], gaussian_mean())
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+@pytest.mark.parametrize("method", [LEAPFROG, METHODS["NUTS"]], ids=METHODS.keys())
 def test_a_stale_gradient_is_refused(method: Sampler, monkeypatch: pytest.MonkeyPatch):
     """The second kick of each step is by the gradient of where the step began, and steps are long."""
     right = hmc.integrate

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.func import jacrev
 
 from priory.methods.mcmc.integrators import INTEGRATORS, integrate, kinetic
+from priory.methods.mcmc.joint import Joint
 from priory.methods.mcmc.metrics import METRICS, Dense, Diagonal, LowRank, Metric
 from priory.streams import stream
 
@@ -27,12 +28,15 @@ def metric_of(name: str) -> Metric:
     return Dense(covariance, torch.linalg.cholesky(covariance))
 
 
-def joint(w: Tensor) -> tuple[Tensor, Tensor]:
+def quartic(w: Tensor) -> tuple[Tensor, Tensor]:
     """log p = -sum w^4 / 4 - (w_0 w_1)^2 / 2, which is not Gaussian."""
     square = (w[..., 0] * w[..., 1]).square()
     cross = torch.stack([w[..., 0] * w[..., 1] ** 2, w[..., 1] * w[..., 0] ** 2], -1)
     gradient = -(w**3) - torch.cat([cross, torch.zeros_like(w[..., 2:])], -1)
     return -w.pow(4).sum(-1) / 4 - square / 2, gradient
+
+
+joint = Joint(quartic, lambda w: quartic(w)[1])
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -70,6 +74,17 @@ def test_a_trajectory_keeps_volume(integrator, metric):
 
 
 @pytest.mark.parametrize("integrator", INTEGRATORS)
+def test_many_steps_at_once_are_as_many_steps_one_by_one(integrator):
+    m, w, p = metric_of("dense"), randn(3, SIZE, name="w"), randn(3, SIZE, name="p")
+    step, at = torch.tensor(0.05, dtype=DOUBLE), (w, p, *joint(w))
+    for _ in range(5):
+        at = integrate(integrator, joint, m, at[0], at[1], at[3], step)
+    together = integrate(integrator, joint, m, w, p, joint(w)[1], step, 5)
+    for one_by_one, once in zip(at, together, strict=True):
+        torch.testing.assert_close(once, one_by_one, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("integrator", INTEGRATORS)
 def test_halving_the_step_divides_the_error_of_the_energy_by_four(integrator):
     m, w, p = metric_of("dense"), 0.5 * randn(1, SIZE, name="w"), randn(1, SIZE, name="p")
 
@@ -87,7 +102,8 @@ def test_one_leapfrog_step_is_the_formula():
     m = Diagonal(torch.tensor([[3.0]], dtype=DOUBLE))
     # g = -w^3 here: half a kick of -0.05, a drift of 0.1 * 3 * 1.95, half a kick at 1.585
     step = torch.tensor(0.1, dtype=DOUBLE)
-    at = integrate("leapfrog", lambda v: (-(v[..., 0] ** 4) / 4, -(v**3)), m, w, p, -(w**3), step)
+    single = Joint(lambda v: (-(v[..., 0] ** 4) / 4, -(v**3)), lambda v: -(v**3))
+    at = integrate("leapfrog", single, m, w, p, -(w**3), step)
     assert float(at[0]) == pytest.approx(1.585, abs=1e-12)
     assert float(at[1]) == pytest.approx(1.95 - 0.05 * 1.585**3, abs=1e-12)
     assert float(kinetic(m, p)) == pytest.approx(6.0, abs=1e-12)

@@ -12,7 +12,7 @@ from priory import Param, constraints
 from priory.data import Data
 from priory.errors import PrioryWarning
 from priory.loop import make_target
-from priory.methods.mcmc.joint import gradients, log_joint, record
+from priory.methods.mcmc.joint import gradients, log_joint, record, without_value
 from priory.streams import stream
 from priory.target import Target
 
@@ -58,10 +58,18 @@ def one_by_one(target: Target, w: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
 
 def test_a_density_with_distributions_is_recorded_and_agrees_with_autograd():
     target, w = Target(schools(), None), randn(2, 3, 10)
-    value, gradient = log_joint(target, Data.of(None), w)(w)
+    joint = log_joint(target, Data.of(None), w)
+    value, gradient = joint(w)
     expected, slope = one_by_one(target, w, ())
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient, slope, rtol=1e-12, atol=1e-12)
+    assert torch.equal(joint.gradient(w), gradient)
+
+
+def test_the_gradient_alone_needs_fewer_operations():
+    graph = record(gradients(Target(schools(), None), ()), randn(3, 10))
+    counts = [len(g.graph.nodes) for g in (graph, without_value(graph))]
+    assert counts[1] < 0.8 * counts[0]
 
 
 def test_what_no_chain_can_change_is_taken_out_of_the_graph():

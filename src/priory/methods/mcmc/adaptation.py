@@ -11,13 +11,12 @@ and, when the warm-up ends, its average log step with weights t^-0.75.
 forgotten.
 
 **Trajectory length** T of HMC, by ChEES (Hoffman, Radul and Sountsov 2021): with d = |w' - m'|^2 - |w - m|^2 the change
-of the squared distance from the mean over a trajectory of length t = h T, in the metric's coordinates, Adam climbs
+of the squared distance from the mean over a trajectory of length t, in the metric's coordinates, Adam climbs
 E[d^2 / 4] in log T, by
 
     E[t d (w' - m')' p'],
 
-averages over chains with their acceptance as weights. h is Halton's sequence, so that no period of the posterior is met
-again and again.
+averages over chains with their acceptance as weights. t is a part of T by Halton's sequence, with the same slope.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 DELAY, PULL, FADE = 10, 0.05, 0.75  # dual averaging: t0, gamma, kappa
 CROSSED = 0.8  # the acceptance of one step around which a first step size is looked for
 HALVINGS = 60
-RATE, MEMORY = 0.05, 0.95  # Adam on log T: its rate, and how long squared gradients are remembered
+RATE, MEMORY = 0.025, 0.95  # Adam on log T: its rate, and how long squared gradients are remembered
 RECENT = 256  # draws that a low-rank metric is made of
 
 
@@ -55,12 +54,12 @@ class StepSize:
         log = step.log()
         return cls(log, log.clone(), torch.zeros_like(log), log.clone())
 
-    def hear(self, accepted: Tensor, wanted: float) -> None:
-        """Learn from the mean acceptance of the chains."""
+    def hear(self, accepted: Tensor, wanted: float, most: Tensor) -> None:
+        """Learn from the mean acceptance of the chains; the step stays below `most`."""
         self.count += 1
         t = self.count
         self.shortfall = (1 - 1 / (t + DELAY)) * self.shortfall + (wanted - accepted) / (t + DELAY)
-        self.log = self.anchor - math.sqrt(t) / PULL * self.shortfall
+        self.log = torch.minimum(self.anchor - math.sqrt(t) / PULL * self.shortfall, most.log())
         weight = t**-FADE
         self.average = weight * self.log + (1 - weight) * self.average
 
@@ -124,14 +123,14 @@ class Moments:
 
 
 def windows(warmup: int) -> list[int]:
-    """The steps after which the metric is learnt: from a tenth of the warm-up, doubling, up to four fifths.
+    """The steps after which the metric is learnt: from a twentieth of the warm-up, doubling, up to four fifths.
 
-    What is drawn in the first tenth is forgotten, and the last fifth leaves time to settle the step size.
+    What is drawn in the first half of the first is forgotten, and the last fifth leaves time to settle the step size.
 
     >>> windows(300)
-    [60, 120, 240]
+    [15, 30, 60, 120, 240]
     """
-    ends = [round(warmup / 10 * 2**k) for k in (1, 2, 3)]
+    ends = [round(warmup / 20 * 2**k) for k in range(5)]
     return ends if ends[0] >= 4 else []
 
 

@@ -6,8 +6,9 @@ For the energy H = -log p(w) + p' C p / 2, with gradient g of log p and step e, 
 
 The coefficients are palindromes that sum to one, which makes the map its own inverse after the momentum is turned. Each
 kick and each drift moves one half by a function of the other: their determinants are one. `leapfrog` needs one gradient
-a step; `two_stage` needs two, and its error is smaller at the same cost where a posterior is nearly Gaussian
-(McLachlan 1995; Blanes, Casas and Sanz-Serna 2014).
+a step; `two_stage` needs two, and keeps its energy over steps of more than twice the size, because its coefficients
+make the largest error of a Gaussian's energy least over all steps up to 2 (Blanes, Casas and Sanz-Serna 2014): one step
+of it turns a Gaussian by a right angle with an acceptance of 0.95 in 25 dimensions, where two of leapfrog have 0.65.
 """
 
 from __future__ import annotations
@@ -22,25 +23,29 @@ if TYPE_CHECKING:
     from priory.methods.mcmc.joint import Joint
     from priory.methods.mcmc.metrics import Metric
 
-MCLACHLAN = 0.1931833275037836  # the kick that makes the third-order error least
+OUTER = 0.21178  # the first and the last kick of two_stage
 INTEGRATORS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "leapfrog": ((0.5, 0.5), (1.0,)),
-    "two_stage": ((MCLACHLAN, 1 - 2 * MCLACHLAN, MCLACHLAN), (0.5, 0.5)),
+    "two_stage": ((OUTER, 1 - 2 * OUTER, OUTER), (0.5, 0.5)),
 }
 
 
 def integrate(
-    integrator: str, joint: Joint, metric: Metric, w: Tensor, p: Tensor, gradient: Tensor, step: Tensor
+    integrator: str, joint: Joint, metric: Metric, w: Tensor, p: Tensor, gradient: Tensor, step: Tensor, count: int = 1
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One step: position, momentum, log p and its gradient after it; `step` (*B, 1 or K, 1), may be negative."""
+    """Some steps: position, momentum, log p and its gradient after them; `step` (*B, 1 or K, 1), may be negative.
+
+    The last kick of a step and the first of the next are one, and log p is asked for at the end alone.
+    """
     kicks, drifts = INTEGRATORS[integrator]
+    inner = [*kicks[1:-1], kicks[-1] + kicks[0]] * count  # the last of them is replaced by the last kick
     p = torch.addcmul(p, gradient, step, value=kicks[0])
-    value = gradient  # no integrator is without a drift
-    for kick, drift in zip(kicks[1:], drifts, strict=True):
+    for kick, drift in zip(inner[:-1], (drifts * count)[:-1], strict=True):
         w = torch.addcmul(w, metric.velocity(p), step, value=drift)
-        value, gradient = joint(w)
-        p = torch.addcmul(p, gradient, step, value=kick)
-    return w, p, value, gradient
+        p = torch.addcmul(p, joint.gradient(w), step, value=kick)
+    w = torch.addcmul(w, metric.velocity(p), step, value=drifts[-1])
+    value, gradient = joint(w)
+    return w, torch.addcmul(p, gradient, step, value=kicks[-1]), value, gradient
 
 
 def kinetic(metric: Metric, p: Tensor) -> Tensor:

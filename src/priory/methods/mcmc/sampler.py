@@ -40,6 +40,7 @@ SMALL = 128  # coordinates up to which a full covariance is learnt
 WORK = 1 << 24  # rows or draws x coordinates x chains that there is room for
 SPREADING, ENOUGH = 2.0, 20  # how much wider the draws may end than they began, and how many tell
 HALVINGS = 10  # times that a start without density is drawn towards zero
+STARTS = 256  # draws of a posterior that chains start from, whose covariance is their first metric
 RESCUE_EVERY = 10  # transitions of the first window
 BEHIND = (20.0, 5.0)  # nats below the middle chain, and as many more a coordinate, at which a chain is lost
 
@@ -74,6 +75,7 @@ class State:
     buffers: dict[str, Tensor]
     step: int
     warmup: int
+    scaled: bool  # whether the metric has been learnt
     joint: Joint = field(metadata={"fixed": True})
 
 
@@ -94,7 +96,7 @@ class Sampler(Options):
     chains: int | None = None
     warmup: int | None = None
     thin: int = 1
-    accept: float = 0.9
+    accept: float = 0.95
     metric: Literal["diagonal", "dense", "low_rank"] | None = None
     compile: bool = False
     until_ess: float | None = None
@@ -152,11 +154,12 @@ class Sampler(Options):
         few = lead[-1] >= MANY and w.shape[-1] <= SMALL
         metric = METRICS[self.metric or ("dense" if few else "diagonal")]
         kept = max(0, plan.steps - warmup) // self.thin
+        near = None if start is None else learnt_from(start, metric.__name__, w, generator)
         state = State(
             w,
             value,
             gradient,
-            metric=metric.unit(w),
+            metric=metric.unit(w) if near is None else metric.unit(w).learnt(near),
             moments=Moments.none(w, metric.__name__),
             step_size=StepSize.at(torch.ones(shape, dtype=w.dtype, device=w.device)),
             length=Length.at(torch.ones(shape, dtype=w.dtype, device=w.device)),
@@ -164,6 +167,7 @@ class Sampler(Options):
             buffers=target.buffers(),
             step=0,
             warmup=warmup,
+            scaled=near is not None,
             joint=joint,
         )
         self.restart(state, generator)
@@ -188,7 +192,7 @@ class Sampler(Options):
         step = first_step(lambda e: self.acceptance_of(state, noise, e), state.step_size.log.exp())
         state.step_size = StepSize.at(step)
         # a unit scale is crossed and come back to after pi; before the metric is learnt, a few steps
-        length = 8 * step if state.moments.count == 0 else torch.full_like(step, math.pi / 2)
+        length = torch.full_like(step, math.pi / 2) if state.scaled else 8 * step
         state.length = Length.at(torch.maximum(length, 2 * step))
 
     def step(self, target: Target, state: State, batch: Data, generator: torch.Generator) -> tuple[State, Info]:
@@ -212,10 +216,10 @@ class Sampler(Options):
 
     def adapt(self, target: Target, state: State, move: Move, accepted: Tensor, generator: torch.Generator) -> None:
         """Learn from one transition of the warm-up."""
-        state.step_size.hear(accepted, self.accept)
+        state.step_size.hear(accepted, self.accept, self.furthest(state))
         if move.slope is not None:
             step = state.step_size.log.exp()
-            state.length.hear(move.slope, step, self.longest * step)
+            state.length.hear(move.slope, step / 2, self.longest * step)
         ends, now = windows(state.warmup), state.step + 1
         if ends and now < ends[0] and now % RESCUE_EVERY == 0:
             rescue(state)
@@ -223,7 +227,7 @@ class Sampler(Options):
             state.moments.hear(state.w)
         if now in ends:
             refuse_drift(target, state.w, type(self).__name__)
-            state.metric = state.metric.learnt(state.moments)
+            state.metric, state.scaled = state.metric.learnt(state.moments), True
             self.restart(state, generator)
             state.moments = Moments.none(state.w, type(state.metric).__name__)
         if now == state.warmup:
@@ -231,6 +235,10 @@ class Sampler(Options):
             state.length.settle()
 
     longest: ClassVar[int] = 1000  # steps of a trajectory
+
+    def furthest(self, state: State) -> Tensor:
+        """The longest step that is of use, (*B,)."""
+        return torch.full_like(state.step_size.log, math.inf)
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Chains:
         if draws is None:  # asked for before there is a draw: where the chains are
@@ -275,6 +283,19 @@ def begin(joint: Joint, w: Tensor, target: Target, owner: str) -> tuple[Tensor, 
     alive = usable(value, gradient)
     lost = ~alive[..., None]
     return w.masked_fill(lost, 0.0), value.masked_fill(~alive, -math.inf), gradient.masked_fill(lost, 0.0)
+
+
+def learnt_from(start: Posterior, metric: str, w: Tensor, generator: torch.Generator) -> Moments | None:
+    """The moments of what chains w (*B, K, P) start from, for a first metric; None where it has no spread to speak of.
+
+    A point has none, nor has a sample that repeats a few of its draws, as an importance sample that failed does.
+    """
+    draws = start.draw(STARTS * w[..., 0, 0].numel(), generator)
+    if len(torch.unique(draws, dim=0)) < min(STARTS, 2 * (w.shape[-1] + MANY)):
+        return None
+    moments = Moments.none(w, metric)
+    moments.hear(draws.reshape(*w.shape[:-2], STARTS, w.shape[-1]))
+    return moments
 
 
 def replaced(alive: Tensor, w: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,40 @@
+"""The mixture of probabilistic principal components: directions of its own for each (Tipping and Bishop, 1999).
+
+    z ~ pi,      f ~ N(0, I),      y | z = k, f ~ N(mu_k + W_k f, v_k I)
+
+It is the mixture of factor analysers with the same noise in every column of a component: local linear charts of a
+curved cloud, with one likelihood for all of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from priory.latent.factor_analysis_mixture import FactorAnalysisMixture
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PrincipalComponentsMixture(FactorAnalysisMixture):
+    """K components of D columns, with `factors` directions in each. Data are (n, D), NaN missing.
+
+    Parameters are `weights` (K,), `means` (K, D), `loadings` (K, D, `factors`) and `variances` (K,).
+
+    >>> PrincipalComponentsMixture(0, factors=1)
+    Traceback (most recent call last):
+    ...
+    priory.errors.InputError: The 'k' of PrincipalComponentsMixture must be a whole number from 1. Got 0 instead.
+    """
+
+    @property
+    def _alike(self) -> bool:
+        return True
+
+    def noise_shape(self, columns: int) -> tuple[int, ...]:
+        """One number for all columns."""
+        return ()
+
+    def pooled(self, psi: Tensor) -> Tensor:
+        """The mean over columns."""
+        return psi.mean(1)

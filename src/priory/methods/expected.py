@@ -1,0 +1,129 @@
+"""Parts of a variational loss that are functions of q's locations and scales, and need no draws.
+
+    penalties on q      T r(mu, scale) in the place of T KL(q || p)                    (`penalties.Variational`)
+    Laplace priors      E|w - m0| = s [ 2 f(d) + d (2 F(d) - 1) ],  d = (m - m0) / s   under a Gaussian q
+    elastic nets        a E|w| + b (m^2 + s^2)                                         likewise
+
+f and F are the standard normal density and distribution function. In the bound each is a cross-entropy -E_q[log p(w)];
+a penalty on q counts as one after the entropy of its coordinates is added, which the bound takes away again.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent, Laplace
+
+from priory.errors import require
+from priory.estimators.evidence_bound import Elbo
+from priory.families.diagonal import LOG_2_PI_E
+from priory.model import Model
+from priory.penalties.densities import Elastic
+from priory.penalties.on_q import OnQ
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from priory.estimators.gradients import Estimate
+    from priory.flat import Block
+    from priory.target import Target
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Cross-entropies (*B,) of locations and scales (*B, n), each with the place of its coordinates."""
+
+    terms: tuple[tuple[Block, Callable[[Tensor, Tensor], Tensor]], ...]
+
+    def apart(self, target: Target) -> Target:
+        """The target without what is known of q alone."""
+        assert isinstance(target.model, Model)
+        known = {block.name for block, _ in self.terms}
+        model, prior = copy.copy(target.model), copy.copy(target.model.prior)
+        prior.others = [(block, believed) for block, believed in prior.others if block.name not in known]
+        model.prior = prior
+        return replace(target, model=model)
+
+    def of(self, loc: Tensor, scale: Tensor) -> Tensor:
+        """The sum of the cross-entropies, (*B,)."""
+        cut = ((b, *(t[..., b.start : b.stop] for t in (loc, scale))) for b, _ in self.terms)
+        return sum(function(m, s) for (_, m, s), (_, function) in zip(cut, self.terms, strict=True))  # pyright: ignore
+
+    def descend(self, weight: float, loc: Tensor, scale: Tensor, gradient: Tensor) -> Tensor:
+        """Add `weight` times the gradient in locations and log scales to (2, *B, P); returns the value, (*B,)."""
+        loc, log_scale = loc.detach().requires_grad_(), scale.detach().log().requires_grad_()
+        with torch.enable_grad():
+            value = self.of(loc, log_scale.exp())
+            slopes = torch.autograd.grad(value.sum(), [loc, log_scale])  # members don't meet
+        for part, slope in zip(gradient, slopes, strict=True):
+            part.add_(slope, alpha=weight)
+        return value.detach()
+
+    def joined(self, target: Target, family: Any, found: Estimate) -> Estimate:
+        """An estimate of the loss without these terms, and the terms."""
+        value, t = self.of(family.loc, family.scale), target.prior_weight
+        bound, fixed = found.bound, value.detach()
+        bound = Elbo(bound.value - t * fixed, bound.nll, bound.kl + fixed, bound.num_data, bound.temperature)
+        return replace(found, loss=found.loss + t * value, bound=bound)
+
+
+def expected(target: Target, entropy: float, closed: bool) -> Expected | None:
+    """What is known of a factorised q whose base has this entropy; `closed` for a Gaussian q with no terms at draws."""
+    if not isinstance(target.model, Model):
+        return None
+    terms = []
+    for block, believed in target.model.prior.others:
+        if isinstance(believed, OnQ):
+            terms.append((block, penalised(believed, entropy)))
+        elif closed and isinstance(believed, Distribution) and block.bijector.identity:
+            function = cross_entropy(believed, block)
+            if function is not None:
+                terms.append((block, function))
+    return Expected(tuple(terms)) if terms else None
+
+
+def check(target: Target, method: Any) -> None:
+    """Refuse a penalty on q with an objective that is not the bound by draws along q's own path."""
+    if not isinstance(target.model, Model) or not any(isinstance(d, OnQ) for _, d in target.model.prior.others):
+        return
+    owner, bound = type(method).__name__, method.bound
+    paths = ("pathwise", "local", "flipout")
+    ok = bound.estimator in paths and bound.objective == "elbo"
+    require(ok, "estimator", owner, f"be one of {', '.join(paths)} for a penalty on q", repr(bound.estimator))
+    none = bound.divergence is None
+    require(none, "divergence", owner, "be left out for a penalty on q, which stands in its place", bound.divergence)
+    whole = target.prior_weight == target.entropy_weight
+    require(whole, "tempers", owner, "be 'likelihood' for a penalty on q, which T multiplies", repr(target.tempers))
+
+
+def penalised(believed: OnQ, entropy: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """r(mu, scale) + H(q) of the coordinates."""
+    return lambda m, s: believed.of(m, s) + s.log().sum(-1) + entropy * s.shape[-1]
+
+
+def cross_entropy(believed: Distribution, block: Block) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """-E[log p(w)] under N(m, s^2) for the priors above; None for others."""
+    base = believed.base_dist if isinstance(believed, Independent) else believed
+    if isinstance(base, Laplace):
+        loc, rate = (t.expand(block.shape).reshape(-1) for t in (base.loc, 1 / base.scale))
+        constant = float((2 / rate.double()).log().sum())
+        return lambda m, s: (rate * absolute(m - loc, s)).sum(-1) + constant
+    if isinstance(base, Elastic):
+        l1, l2, log_z = (t.expand(block.shape).reshape(-1) for t in (base.l1, base.l2, base.log_normaliser))
+        constant = float(log_z.double().sum())
+        return lambda m, s: (l1 * absolute(m, s) + l2 * (m.square() + s.square())).sum(-1) + constant
+    return None
+
+
+def absolute(m: Tensor, s: Tensor) -> Tensor:
+    """E|w| under N(m, s^2)."""
+    d = m / s
+    return s * math.sqrt(2 / math.pi) * torch.exp(-0.5 * d * d) + m * torch.erf(d / math.sqrt(2))
+
+
+GAUSSIAN = 0.5 * LOG_2_PI_E  # the entropy of a standard normal

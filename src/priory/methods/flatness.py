@@ -1,0 +1,49 @@
+"""Whether a density falls at all over the width that an approximation of it has.
+
+Where q's width in a direction is the best, under any family that can be stretched in it,
+
+    E_q[(w - m) d log p / dw] = -1
+
+there: stretching q by 1 + x changes the entropy by x and the mean of log p by -x. Where log p is flat the left side is
+0 however wide q is, and nothing stops q from growing. It is a sign that p has no integral: a density needs a prior in
+that direction, or the fit is far from its end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from priory.target import Target
+
+DRAWS = 256  # at which a Gaussian's fall is 1 with a standard error of 0.09
+FLAT = 0.1
+
+
+def falls(away: Tensor, gradient: Tensor) -> Tensor:
+    """-E_q[(w - m) d log p / dw] in each coordinate, for draws less their mean and gradients, (S, P) each: (P,)."""
+    return -(away * gradient).mean(0)
+
+
+def flat_place(away: Tensor, gradient: Tensor, wide: Tensor) -> int | None:
+    """The coordinate in which log p is flat over q's width, if there is one among the `wide`, (P,).
+
+    Flat directions need not be coordinates: that in which q is widest is looked at too, and told by its largest part.
+    """
+    flat = wide & (falls(away, gradient).abs() < FLAT)
+    if bool(flat.any()):
+        return int(torch.where(flat, away.std(0), 0.0).argmax())
+    along = torch.linalg.svd(away, full_matrices=False).Vh[0]  # (P,)
+    place = int(along.abs().argmax())
+    fall = float(falls((away @ along)[:, None], (gradient @ along)[:, None]))
+    return place if bool(wide[place]) and abs(fall) < FLAT else None
+
+
+def name_of(target: Target, place: int) -> str:
+    """The parameter that a coordinate belongs to, with its entry where there are several."""
+    block = next(b for b in target.model.layout.blocks if b.start <= place < b.stop)
+    return block.name + (f"[{place - block.start}]" if block.stop - block.start > 1 else "")

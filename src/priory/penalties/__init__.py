@@ -1,0 +1,31 @@
+"""Penalties and priors: which prior a penalty is, whether it is one at all, and what its factor should be."""
+
+from priory.penalties.base import Regulariser
+from priory.penalties.certificate import Certificate
+from priory.penalties.equivalence import prior_from_penalty
+from priory.penalties.factors import Explanation, explain, layer_factors
+from priory.penalties.forward import penalty_from_prior
+from priory.penalties.heat import heat_residual
+from priory.penalties.norms import L1, L2, Bridge, ElasticNet, GroupLasso, Penalty, ReverseGroupLasso
+from priory.penalties.on_q import Variational
+from priory.penalties.result import Equivalence
+
+__all__ = [
+    "L1",
+    "L2",
+    "Bridge",
+    "Certificate",
+    "ElasticNet",
+    "Equivalence",
+    "Explanation",
+    "GroupLasso",
+    "Penalty",
+    "Regulariser",
+    "ReverseGroupLasso",
+    "Variational",
+    "explain",
+    "heat_residual",
+    "layer_factors",
+    "penalty_from_prior",
+    "prior_from_penalty",
+]

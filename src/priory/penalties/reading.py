@@ -1,0 +1,112 @@
+"""What a penalty may be given as: a function of tensors, a function of numbers, or a table of values."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from priory.errors import InputError, require
+
+OWNER = "prior_from_penalty"
+Function = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Values r(mu_i, scale_j) of a penalty, (M, S), and the standard deviation of their noise, 0 if they are exact."""
+
+    mu: Any
+    scales: Any
+    values: Any
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("mu", "scales", "values"):
+            object.__setattr__(self, name, torch.as_tensor(getattr(self, name)).double())
+        mu, scales, values = self.mu, self.scales, self.values
+        ordered = mu.ndim == 1 and len(mu) >= 10 and bool((mu.diff() > 0).all())
+        require(ordered, "mu", "Table", "be at least 10 locations in increasing order", tuple(mu.shape))
+        positive = scales.ndim == 1 and len(scales) >= 1 and bool((scales > 0).all())
+        require(positive, "scales", "Table", "be positive numbers", scales.tolist())
+        distinct = len(scales.unique()) == len(scales)
+        require(distinct, "scales", "Table", "be different from each other", scales.tolist())
+        shape = (len(mu), len(scales))
+        require(tuple(values.shape) == shape, "values", "Table", f"have the shape {shape}", tuple(values.shape))
+        require(bool(values.isfinite().all()), "values", "Table", "be finite", "a value that is not")
+        ok = isinstance(self.noise, (int, float)) and self.noise >= 0
+        require(ok, "noise", "Table", "be a standard deviation from 0", self.noise)
+
+    def __call__(self, mu: Tensor, scale: Tensor) -> Tensor:
+        """The value at the nearest of the scales, on straight lines between locations."""
+        mu, scale = torch.broadcast_tensors(mu, scale)
+        column = (scale[..., None].log() - self.scales.log()).abs().argmin(-1)
+        row = torch.searchsorted(self.mu, mu.contiguous()).clamp(1, len(self.mu) - 1)
+        share = (mu - self.mu[row - 1]) / (self.mu[row] - self.mu[row - 1])
+        return (1 - share) * self.values[row - 1, column] + share * self.values[row, column]
+
+
+def as_table(r: Any) -> Table | None:
+    """A table, also from a tuple of three or four, or None for a function."""
+    if isinstance(r, Table):
+        return r
+    if isinstance(r, (tuple, list)):
+        require(
+            len(r) in (3, 4), "r", OWNER, "be (mu, scales, values) or (mu, scales, values, noise)", f"{len(r)} parts"
+        )
+        return Table(*r)
+    return None
+
+
+def as_function(r: Any, arguments: int) -> Function:
+    """A penalty as a function of `arguments` float64 tensors, elementwise; one that takes fewer ignores the rest."""
+    must = "be a function of a location and a scale, or a table (mu, scales, values)"
+    require(callable(r), "r", OWNER, must, type(r).__name__)
+    taken = min(arguments, _positional(r, arguments))
+
+    def function(*given: Tensor) -> Tensor:
+        inputs = torch.broadcast_tensors(*given)
+        return _elementwise(r, inputs[:taken])
+
+    return function
+
+
+def _elementwise(r: Any, inputs: tuple[Tensor, ...]) -> Tensor:
+    """r of tensors, or in a loop over numbers where it can't take tensors."""
+    shape = inputs[0].shape
+    try:
+        value = r(*inputs)
+        if isinstance(value, Tensor) and value.shape == shape:
+            return value.to(torch.float64)
+        if isinstance(value, (int, float)) and len(shape) == 0:
+            return inputs[0].new_tensor(value)
+        if isinstance(value, (int, float)):  # the same everywhere, such as the penalty 0
+            return torch.full_like(inputs[0], value)
+    except InputError:
+        raise
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    rows = zip(*(t.detach().reshape(-1).tolist() for t in inputs), strict=True)
+    try:
+        values = [float(r(*row)) for row in rows]
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
+        must = "return one number for one location and scale"
+        raise InputError(f"The 'r' of {OWNER} must {must}. Got {type(error).__name__}: {error} instead.") from error
+    return inputs[0].new_tensor(values).reshape(shape)
+
+
+def _positional(r: Any, otherwise: int) -> int:
+    """How many arguments a function takes by position without being asked for more."""
+    try:
+        parameters = list(inspect.signature(r).parameters.values())
+    except (TypeError, ValueError):
+        return otherwise
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return otherwise
+    by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    require(bool(by_place), "r", OWNER, "take a location", "a function without arguments")
+    return len(by_place)

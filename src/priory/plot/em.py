@@ -1,0 +1,377 @@
+"""Pictures of EM: the bound that touches the log-likelihood, Jensen's inequality, components, and how many of them.
+
+Along one or two numbers u of theta, with all else held, the log-likelihood is a curve or a surface. `turns` finds, for
+any latent model, what EM does on it (Neal and Hinton, 1998):
+
+    E-step   q_t = p(z | y, theta(u_t)):  Q(theta(u), theta(u_t)) + H(q_t) touches log p(y | theta(u)) at u_t
+    M-step   u_{t+1}, where the bound is highest; the log-likelihood there is no lower than the bound
+
+`bound` draws one of these turns, `frames` several of them side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+
+from priory.data import tensor_of
+from priory.errors import extra, require, whole
+from priory.latent import GaussianMixture, Latent, expect
+from priory.plot import BLUE, COLOURS, GREEN, GREY, INK, VERMILION, _axes, _list
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from priory.latent.base import Theta
+
+Entry = tuple[str, int | tuple[int, ...]]
+POINTS = {1: 201, 2: 31}  # of a grid, along each of its one or two numbers
+SHARES = ("weights", "initial", "transitions", "probs")  # parameters whose last dimension adds up to one
+MOST_ROWS = 2_000  # more points than this hide each other
+CURVE, BELOW = r"$\log p(y \mid \theta)$", r"the bound $Q(\theta, \theta_t) + H(q_t)$"
+TOUCH, NEXT = r"$\theta_t$, where they touch", r"$\theta_{t+1}$, above the bound's top"
+GAP = r"KL$(q_t\,\Vert\,p(z \mid y, \theta_{t+1}))$, on top"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An E-step and an M-step along one number, or two."""
+
+    here: Tensor  # u_t, (1,) or (2,)
+    after: Tensor  # u_{t+1}, where the bound is highest
+    grids: tuple[Tensor, ...]  # the values of each number
+    log_likelihood: Tensor  # on the grid, (G,) or (G, G): the first number along the first dimension
+    bound: Tensor  # likewise
+    at_here: float  # the log-likelihood at u_t, which is the bound's too
+    at_after: float  # the log-likelihood at u_{t+1}
+    top: float  # the bound at u_{t+1}
+
+
+def entries(theta: Mapping[str, Any], *which: Entry) -> Callable[[Tensor], Theta]:
+    """Theta as a function of one or two of its entries, such as ("means", 0), all others held.
+
+    Of parameters that add up to one, the others keep their shares of what is left.
+    """
+    require(len(which) in (1, 2), "which", "entries", "be one entry or two", f"{len(which)}")
+    held = {name: torch.as_tensor(t, dtype=torch.float64) for name, t in theta.items()}
+    for name, index in which:
+        inside = name in held and held[name][index].ndim == 0
+        require(inside, "which", "entries", f"be entries of {', '.join(held)}, such as ('means', 0)", (name, index))
+
+    def along(u: Tensor) -> Theta:
+        changed = dict(held)
+        for value, (name, index) in zip(u.to(torch.float64), which, strict=True):
+            chosen = torch.zeros_like(held[name], dtype=torch.bool)
+            chosen[index] = True
+            rest = changed[name]
+            if name in SHARES:
+                shares = chosen.any(-1, keepdim=True)  # the row that has the entry
+                left = (1 - value) / (1 - (rest * chosen).sum(-1, keepdim=True))
+                rest = torch.where(shares, rest * left, rest)
+            changed[name] = torch.where(chosen, value, rest)
+        return changed
+
+    return along
+
+
+def turns(
+    model: Latent,
+    data: Any,
+    along: Callable[[Tensor], Theta],
+    start: Sequence[float],
+    span: Sequence[tuple[float, float]],
+    count: int = 3,
+) -> list[Turn]:
+    """What EM does in `count` turns from u = `start`, when theta = `along`(u) is all that it may reach.
+
+    `along` takes one number or two, (1,) or (2,), and returns parameters of the model: `entries` makes one, or write
+    your own. `span` has the ends of the grid for each number; the bound must have its maximum between them.
+    """
+    require(isinstance(model, Latent), "model", "turns", "be a latent model", type(model).__name__)
+    require(whole(count, 1), "count", "turns", "be a whole number from 1", repr(count))
+    here = torch.as_tensor(start, dtype=torch.float64).reshape(-1)
+    require(len(here) in (1, 2), "start", "turns", "be one number or two", start)
+    ok = len(span) == len(here) and all(low < u < high for (low, high), u in zip(span, here.tolist(), strict=True))
+    require(ok, "span", "turns", "be one pair (low, high) a number, with the start between them", span)
+    met, rows = model.meet(data)
+    size = POINTS[len(here)]
+    grids = tuple(torch.linspace(low, high, size, dtype=torch.float64) for low, high in span)
+    points = torch.cartesian_prod(*grids).reshape(-1, len(here))
+
+    def log_likelihood(u: Tensor) -> Tensor:
+        return torch.stack([e.bound for e in expect(met, [along(one) for one in u], rows.blocks(met.block))])
+
+    curve = log_likelihood(points).reshape([size] * len(here))
+    found = []
+    for _ in range(int(count)):
+        turn = _turn(met, rows.blocks(met.block), along, here, grids, points, curve, log_likelihood)
+        found.append(turn)
+        here = turn.after
+    return found
+
+
+def _turn(
+    model: Latent,
+    blocks: Any,
+    along: Callable[[Tensor], Theta],
+    here: Tensor,
+    grids: tuple[Tensor, ...],
+    points: Tensor,
+    curve: Tensor,
+    log_likelihood: Callable[[Tensor], Tensor],
+) -> Turn:
+    """An E-step at u_t, the bound on the grid, and its maximum."""
+    (found,) = expect(model, [along(here)], blocks)
+
+    def objective(u: Tensor) -> Tensor:
+        theta = along(u)
+        return model.complete(theta, found.statistics) + model.log_prior(theta)
+
+    with torch.no_grad():
+        entropy = found.bound - objective(here)
+        bound = torch.stack([objective(u) for u in points]) + entropy
+    best = int(bound.argmax())
+    inside = all(grid[0] < u < grid[-1] for grid, u in zip(grids, points[best], strict=True))
+    must = "reach to both sides of the bound's maximum"
+    require(inside, "span", "turns", must, f"a bound that is highest at the edge, {points[best].tolist()}")
+    after = summit(objective, points[best])
+    top, risen = float(objective(after) + entropy), float(log_likelihood(after[None])[0])
+    return Turn(here, after, grids, curve, bound.reshape(curve.shape), float(found.bound), risen, top)
+
+
+def summit(objective: Callable[[Tensor], Tensor], near: Tensor) -> Tensor:
+    """Where a smooth function of a few numbers is highest, by L-BFGS from a place near it."""
+    u = near.clone().requires_grad_()
+    scale = max(1.0, abs(float(objective(near))))
+    optimizer = torch.optim.LBFGS(
+        [u], max_iter=100, tolerance_grad=1e-14, tolerance_change=1e-16, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = -objective(u) / scale
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return u.detach()
+
+
+def bound(turn: Turn, names: Sequence[str] = (r"$\theta$",), *, title: str = "", ax: Axes | None = None) -> Axes:
+    """Draw a turn: the log-likelihood, the bound that touches it at theta_t, and theta_{t+1} at the bound's top.
+
+    Along two numbers both are contours, and an arrow goes from theta_t to theta_{t+1}.
+    """
+    require(len(names) == len(turn.here), "names", "plot.em.bound", f"be {len(turn.here)}, one a number", list(names))
+    if len(turn.here) == 2:
+        return _contours(turn, names, title or "From one to the next", ax)
+    ax = _axes(ax, title or "The bound touches, and leads upward", names[0], "nats, whole data")
+    (grid,), here, after = turn.grids, float(turn.here), float(turn.after)
+    ax.plot(_list(grid), _list(turn.log_likelihood), color=INK, linewidth=2, label=CURVE)
+    ax.plot(_list(grid), _list(turn.bound), color=VERMILION, linewidth=2, label=BELOW)
+    ax.fill_between(
+        _list(grid), _list(turn.bound), _list(turn.log_likelihood), color=VERMILION, alpha=0.08, linewidth=0
+    )
+    low, high = float(turn.log_likelihood.min()), float(turn.log_likelihood.max())
+    room = (high - low) or 1.0
+    ax.set_ylim(low - 0.25 * room, high + 0.12 * room)
+    foot = low - 0.25 * room
+    for u, value in ((here, turn.at_here), (after, turn.at_after)):
+        ax.plot([u, u], [foot, value], ":", color=GREY, linewidth=1.2)
+    ax.plot([after, after], [turn.top, turn.at_after], color=GREEN, linewidth=3.5, solid_capstyle="butt", label=GAP)
+    ax.plot([here], [turn.at_here], "o", color=VERMILION, markersize=8, label=TOUCH, zorder=4)
+    ax.plot([after], [turn.top], "^", color=VERMILION, markersize=7, zorder=4)
+    ax.plot([after], [turn.at_after], "D", color=BLUE, markersize=7, label=NEXT, zorder=4)
+    ax.legend(frameon=False, fontsize=9)
+    return ax
+
+
+def frames(found: Sequence[Turn], names: Sequence[str] = (r"$\theta$",), columns: int = 3) -> Figure:
+    """Draw turns side by side, with the same axes."""
+    require(len(found) > 0, "found", "plot.em.frames", "have at least one turn", "none")
+    columns = min(columns, len(found))
+    rows = -(-len(found) // columns)
+    size = (4.2 * columns, 3.9 * rows)
+    figure = extra("matplotlib.figure", "plot").Figure(figsize=size, dpi=110, layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for t, (turn, ax) in enumerate(zip(found, panels.flat, strict=False)):
+        rise = turn.at_after - turn.at_here
+        bound(turn, names, title=f"Turn {t + 1}: up by {rise:.{1 if rise >= 0.1 else 4}f} nats", ax=ax)
+        ax.label_outer()
+        ax.get_legend().remove()
+    for ax in list(panels.flat)[len(found) :]:
+        ax.remove()
+    figure.legend(*panels.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    return figure
+
+
+def _contours(turn: Turn, names: Sequence[str], title: str, ax: Axes | None) -> Axes:
+    """The log-likelihood as a grey landscape, the bound's contours on it, and the way from theta_t to theta_{t+1}."""
+    ax = _axes(ax, title, names[0], names[1])
+    first, second = (_list(grid) for grid in turn.grids)
+    high = float(turn.log_likelihood.max())
+    depth = high - float(turn.log_likelihood.quantile(0.15))
+    # Steps that grow downward, so that the way to the top is seen as well as the slopes.
+    levels = [high - depth * (1 - k / 12) ** 2 for k in range(12)] + [high + 1e-9 * depth]
+    ax.contourf(first, second, turn.log_likelihood.T.tolist(), levels, cmap="Greys_r", alpha=0.6, extend="min")
+    own = [turn.top - depth * (1 - k / 6) ** 2 for k in range(6)]
+    ax.contour(first, second, turn.bound.T.tolist(), own, colors=VERMILION, linewidths=1.2, linestyles="solid")
+    here, after = tuple(turn.here.tolist()), tuple(turn.after.tolist())
+    arrow = {"arrowstyle": "-|>", "color": BLUE, "linewidth": 1.8, "shrinkA": 6, "shrinkB": 6}
+    ax.annotate("", after, here, arrowprops=arrow)
+    ax.plot([], [], "s", color="#d9d9d9", markeredgecolor=GREY, markersize=9, label=f"{CURVE}, lighter is higher")
+    ax.plot([], [], color=VERMILION, linewidth=1.2, label=BELOW)
+    ax.plot([here[0]], [here[1]], "o", color=VERMILION, markersize=8, label=TOUCH)
+    ax.plot([after[0]], [after[1]], "D", color=BLUE, markersize=7, label=NEXT)
+    ax.legend(frameon=True, framealpha=0.85, edgecolor="white", fontsize=9, loc="upper left")
+    return ax
+
+
+def jensen(
+    values: Sequence[float] = (0.3, 3.2), weights: Sequence[float] = (0.55, 0.45), *, ax: Axes | None = None
+) -> Axes:
+    """Draw Jensen's inequality for the logarithm: log E[x] is no lower than E[log x].
+
+    In EM `values` are p(y, z) / q(z) and `weights` are q(z). They are equal, and the gap closed, where q = p(z | y).
+    """
+    x, q = (torch.as_tensor(t, dtype=torch.float64) for t in (values, weights))
+    ok = x.ndim == 1 and len(x) > 1 and bool((x > 0).all())
+    require(ok, "values", "plot.em.jensen", "be two positive numbers or more", values)
+    ok = q.shape == x.shape and bool((q >= 0).all()) and abs(float(q.sum()) - 1) < 1e-9
+    require(ok, "weights", "plot.em.jensen", "be one a value, from 0, and add up to 1", weights)
+    mean, inside = float(q @ x), float(q @ x.log())
+    low, high = float(x.min()), float(x.max())
+    room = (high - low) or high
+    grid = torch.linspace(max(low - 0.15 * room, 0.25 * low), high + 0.15 * room, 300, dtype=torch.float64)
+    ax = _axes(ax, "Jensen: the logarithm of a mean is above the mean of logarithms", "x", "log x")
+    ax.plot(_list(grid), _list(grid.log()), color=INK, linewidth=2, label="log x, which is concave")
+    order = x.argsort()
+    ring = torch.cat([order, order[:1]])
+    ax.plot(_list(x[ring]), _list(x.log()[ring]), color=VERMILION, linewidth=1.4, label="averages of (x, log x)")
+    ax.fill(_list(x[order]), _list(x.log()[order]), color=VERMILION, alpha=0.08, linewidth=0)
+    area = [40 + 260 * share for share in q.tolist()]
+    ax.scatter(_list(x), _list(x.log()), s=area, color=GREY, zorder=3, label="values x, area by q")
+    ax.plot([mean, mean], [inside, math.log(mean)], color=GREEN, linewidth=3.5, solid_capstyle="butt")
+    ax.plot([mean], [math.log(mean)], "D", color=BLUE, markersize=8, zorder=4, label="log E[x]")
+    ax.plot([mean], [inside], "o", color=VERMILION, markersize=8, zorder=4, label="E[log x]")
+    gap = math.log(mean) - inside
+    place = (mean, inside + 0.85 * gap)
+    ax.annotate(f"gap {gap:.3g}", place, xytext=(8, -4), textcoords="offset points", color=GREEN, fontsize=9)
+    ax.legend(frameon=False, fontsize=9, loc="lower right")
+    return ax
+
+
+def components(posterior: Any, data: Any, columns: tuple[int, int] = (0, 1), *, ax: Axes | None = None) -> Axes:
+    """Draw Gaussian components over the data, each row in the colours of its responsibilities.
+
+    One column: the density of each component, and the rows below it. More: ellipses of one and two standard deviations
+    in two of the `columns`; rows with a missing value there are left out.
+    """
+    model = getattr(posterior, "latent", None)
+    must = "be of a Gaussian mixture"
+    require(isinstance(model, GaussianMixture), "posterior", "plot.em.components", must, repr(posterior))
+    assert isinstance(model, GaussianMixture)
+    theta = posterior.mean
+    weights, means = theta["weights"].double().cpu(), theta["means"].reshape(model.k, -1).double().cpu()
+    spread = covariances(model, theta).double().cpu()
+    y = tensor_of(data, "The 'data' of plot.em.components").to(model.dtype)
+    q = posterior.responsibilities(y).double().cpu()
+    one = y.ndim == 1 or y.shape[1] == 1
+    rows = y.reshape(len(y), -1).double().cpu()
+    ok = one or (len(set(columns)) == 2 and all(whole(c, 0) and c < rows.shape[1] for c in columns))
+    require(ok, "columns", "plot.em.components", f"be two different numbers from 0 to {rows.shape[1] - 1}", columns)
+    pick = rows if one else rows[:, list(columns)]
+    seen = (~pick.isnan().any(1)).nonzero()[:, 0]
+    some = seen[:: max(1, -(-len(seen) // MOST_ROWS))]
+    colours = blended(q[some])
+    if one:
+        return _densities(pick[some, 0], colours, weights, means[:, 0], spread[:, 0, 0], ax)
+    title = f"{len(weights)} components, at one and two standard deviations"
+    ax = _axes(ax, title, f"column {columns[0]}", f"column {columns[1]}")
+    x, second = (_list(t) for t in pick[some].T)
+    ax.scatter(x, second, s=14, c=colours, linewidths=0, alpha=0.8)
+    index = torch.tensor(columns)
+    for k, colour in zip(range(len(weights)), _many(len(weights)), strict=True):
+        for deviations, width in ((1, 2.2), (2, 1.2)):
+            outline = ellipse(means[k, index], spread[k][index[:, None], index], deviations)
+            ax.plot(*outline, color=colour, linewidth=width)
+        place = means[k, index].tolist()
+        style = {"ha": "center", "va": "center", "fontsize": 9, "color": INK}
+        box = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": colour, "alpha": 0.85}
+        ax.annotate(f"{float(weights[k]):.2f}", place, bbox=box, **style)
+    return ax
+
+
+def _densities(y: Tensor, colours: list[Any], weights: Tensor, means: Tensor, spread: Tensor, ax: Axes | None) -> Axes:
+    """The components' densities along one column, with the rows below the axis."""
+    ax = _axes(ax, f"{len(weights)} components, and the rows by responsibility", "y", "density")
+    low, high = float(y.min()), float(y.max())
+    grid = torch.linspace(low - 0.1 * (high - low), high + 0.1 * (high - low), 400, dtype=torch.float64)
+    each = weights * Normal(means, spread.sqrt()).log_prob(grid[:, None]).exp()  # (G, K)
+    for k, colour in zip(range(len(weights)), _many(len(weights)), strict=True):
+        label = f"component {k}: {float(weights[k]):.2f}"
+        ax.fill_between(_list(grid), _list(each[:, k]), color=colour, alpha=0.25, linewidth=0)
+        ax.plot(_list(grid), _list(each[:, k]), color=colour, linewidth=1.8, label=label)
+    ax.plot(_list(grid), _list(each.sum(1)), color=INK, linewidth=1.4, linestyle="--", label="the mixture")
+    foot = -0.05 * float(each.sum(1).max())
+    ax.scatter(_list(y), [foot] * len(y), s=40, c=colours, marker="|", linewidths=1)
+    ax.legend(frameon=False, fontsize=9)
+    return ax
+
+
+def evidence(posteriors: Mapping[int, Any], *, ax: Axes | None = None) -> Axes:
+    """Draw the bound on log p(y) against the number of components, the highest marked.
+
+    `posteriors` are those of `VariationalEM` by their number of components. Their `log_evidence_of_labels` is drawn, in
+    numbers the best one, and how far the others are below it.
+    """
+    ok = len(posteriors) > 0 and all(hasattr(one, "log_evidence_of_labels") for one in posteriors.values())
+    require(ok, "posteriors", "plot.em.evidence", "be of VariationalEM, by their number of components", posteriors)
+    numbers = sorted(posteriors)
+    values = [posteriors[k].log_evidence_of_labels.value for k in numbers]
+    best = max(range(len(values)), key=values.__getitem__)
+    title = f"The bound is highest with {numbers[best]} component{'s' * (numbers[best] != 1)}"
+    ax = _axes(ax, title, "components", "lower bound of log p(y), nats")
+    ax.plot(numbers, values, color=BLUE, linewidth=1.6, marker="o", markersize=6)
+    ax.plot([numbers[best]], [values[best]], "D", color=VERMILION, markersize=9)
+    for k, value in zip(numbers, values, strict=True):
+        text = f"{value:.1f}" if value == values[best] else f"{value - values[best]:.1f}"
+        ax.annotate(text, (k, value), xytext=(0, 10), textcoords="offset points", ha="center", fontsize=9, color=INK)
+    ax.set_xticks(numbers)
+    ax.margins(0.1, 0.12)
+    return ax
+
+
+# Numbers behind the pictures.
+
+
+def covariances(model: GaussianMixture, theta: Theta) -> Tensor:
+    """Each component's covariance, (K, D, D), whatever their shape in theta."""
+    _, spread = model.standard(theta)
+    scale = model.frame["scale"]
+    return (spread.diag_embed() if spread.ndim == 2 else spread) * scale[:, None] * scale
+
+
+def ellipse(mean: Tensor, covariance: Tensor, deviations: float) -> tuple[list[float], list[float]]:
+    """The outline of a Gaussian in the plane, so many standard deviations from its mean."""
+    angle = torch.linspace(0, 2 * math.pi, 120, dtype=mean.dtype)
+    circle = torch.stack([angle.cos(), angle.sin()])
+    x, y = mean[:, None] + deviations * torch.linalg.cholesky(covariance) @ circle
+    return _list(x), _list(y)
+
+
+def blended(q: Tensor) -> list[list[float]]:
+    """A colour a row, the components' mixed by their responsibilities (n, K)."""
+    codes = [[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in _many(q.shape[1])]
+    return (q @ torch.tensor(codes, dtype=q.dtype)).clamp(0, 1).tolist()
+
+
+def _many(count: int) -> list[str]:
+    return [COLOURS[k % len(COLOURS)] for k in range(count)]

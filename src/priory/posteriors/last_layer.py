@@ -1,0 +1,115 @@
+"""A Gaussian over the last layer, given the features of the others: exact with Gaussian noise, and it takes new rows.
+
+    f(x) ~ N(theta' phi, phi' S phi),    phi = [h(x), 1]
+
+The other layers stay as they are. `update` gives the posterior after more rows, from the Gaussian before them alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from priory.curvature.last_layer import Belief, Layer, cholesky, newton
+from priory.data import Data
+from priory.errors import InputError, require, whole
+from priory.model import Model
+from priory.posteriors.base import Evidence, Posterior, taking
+from priory.predictive import LINKS, Linearised
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from priory.predictive import Prediction
+    from priory.target import Target
+
+
+class LastLayerPosterior(Posterior):
+    """N(mean, precision^-1) over the last layer's weights and bias, in the order of `layer.places`."""
+
+    kind: ClassVar[str] = "last_layer"
+
+    def __init__(
+        self,
+        target: Target,
+        w: Tensor,
+        belief: Belief,
+        layer: Layer,
+        log_evidence: float,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__(target, buffers)
+        self.w, self.belief, self.layer, self._value = w.detach().clone(), belief, layer, log_evidence
+        self.covariance = torch.cholesky_inverse(cholesky(belief.precision))
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        mean, root = self.belief.mean, torch.linalg.cholesky(self.covariance)
+        z = torch.randn(n, len(mean), generator=generator, dtype=mean.dtype, device=mean.device)
+        w = self.w.repeat(n, 1)
+        w[:, self.layer.places] = mean + z @ root.T
+        return w
+
+    @property
+    def mean(self) -> dict[str, Tensor]:
+        return self.model.layout.constrain(self.w)
+
+    def predict(self, x: Any, samples: int = 64, seed: int = 0, link: str = "samples") -> Prediction:
+        """What is known of y at new inputs, whose outputs are Gaussian; `link` is as for `Laplace`."""
+        for name, number, least in (("samples", samples, 1), ("seed", seed, -(2**63))):
+            require(whole(number, least), name, "predict", "be a whole number", repr(number))
+        require(link in ("samples", *LINKS), "link", "predict", f"be among samples, {', '.join(LINKS)}", repr(link))
+        inputs, model = self._inputs(x), self.model
+        assert isinstance(model, Model)
+        labels = link == "samples" or model.likelihood.classes
+        require(labels, "link", "predict", f"be 'samples' for {model.likelihood!r}", repr(link))
+        with taking(inputs):
+            phi, outputs = self.layer.features(model, self.w, inputs, self.buffers)
+        k = self.layer.outputs
+        s = self.covariance.view(k, -1, k, phi.shape[1])
+        v = torch.einsum("nd,kdle,ne->nkl", phi, s, phi)
+        f, event = model.likelihood.arrange(outputs, self.target.event), self.target.event
+        learnt = model.learnt_at(self.w)
+        return Linearised.of(
+            model.likelihood, f, v, learnt, event, model.prepare_targets, int(seed), int(samples), link
+        )
+
+    def update(self, data: Any) -> LastLayerPosterior:
+        """The posterior after more rows, given the same features: exact with Gaussian noise, in whatever pieces."""
+        model = self.model
+        assert isinstance(model, Model)
+        rows = Data.of(data).prepared(model.prepare)
+        if rows.num_data is None:
+            raise InputError("The 'data' of update must be inputs and targets, such as (X, y). Got None instead.")
+        power = 1 / self.target.temperature
+        w, belief, gained = newton(model, self.layer, self.w, rows, self.belief, self.buffers, power)
+        target = replace(self.target, num_data=(self.num_data or 0) + rows.num_data)
+        found = LastLayerPosterior(target, w, belief, self.layer, self._value + gained, self.buffers)
+        found.method, found.seed = self.method, self.seed
+        return found
+
+    def evidence(self) -> Evidence:
+        assert isinstance(self.model, Model)
+        exact = self.model.likelihood.slope is not None
+        kind = "log p(D) of the last layer" if exact else "Laplace estimate of log p(D) of the last layer"
+        return Evidence(self._value, f"{kind}, given the other layers")
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"w": self.w, "precision": self.belief.precision, "places": self.layer.places}
+
+    def own(self) -> dict[str, Any]:
+        layer = self.layer
+        return {"layer": layer.name, "outputs": layer.outputs, "biased": layer.biased, "log_evidence": self._value}
+
+    @classmethod
+    def of_tensors(
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+    ) -> LastLayerPosterior:
+        assert isinstance(target.model, Model)
+        module: Any = target.model.network.skeleton.get_submodule(own["layer"])
+        layer = Layer(own["layer"], module, tensors["places"], own["outputs"], own["biased"])
+        belief = Belief(tensors["w"][layer.places], tensors["precision"])
+        return cls(target, tensors["w"], belief, layer, own["log_evidence"], buffers)

@@ -1,0 +1,79 @@
+"""Weights whose input units are dropped at random, w = m * z: what dropout leaves, as a posterior."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from priory.errors import InputError
+from priory.masks import Site, Units
+from priory.posteriors.base import Evidence, Posterior
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from priory.target import Target
+
+
+class Masked(Posterior):
+    """q(w): w_i = m_i z_u(i), one factor z_u a unit, with mean one.
+
+    "bernoulli": z = 0 with the rate p of the unit's site, else 1 / (1 - p). "gaussian": z ~ N(1, p / (1 - p)).
+    `rates` has the rate of each masked parameter by name. There is no density: the factors are fewer than the weights.
+    """
+
+    kind: ClassVar[str] = "masked"
+
+    def __init__(
+        self,
+        target: Target,
+        loc: Tensor,
+        rates: Tensor,
+        units: Units,
+        noise: str = "bernoulli",
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__(target, buffers)
+        self.loc, self._rates, self.units, self.noise = loc.detach().clone(), rates.detach().clone(), units, noise
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The probability of dropping an input unit, by the parameter whose units they are."""
+        return {site.parameter: float(p) for site, p in zip(self.units.sites, self._rates, strict=True)}
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        p = self._rates[self.units.site].expand(n, -1)
+        return self.loc * self.units.spread(factors(p, self.noise, generator))
+
+    @property
+    def mean(self) -> dict[str, Tensor]:
+        return self.model.layout.constrain(self.loc)  # factors have mean one, and only weights have any
+
+    def evidence(self) -> Evidence:
+        raise InputError(f"{self.method or 'Dropout'} gives no evidence: its masks have no density to compare.")
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"loc": self.loc, "rates": self._rates, "unit": self.units.unit, "site": self.units.site}
+
+    def own(self) -> dict[str, Any]:
+        return {"noise": self.noise, "sites": [[site.parameter, site.units] for site in self.units.sites]}
+
+    @classmethod
+    def of_tensors(
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+    ) -> Masked:
+        sites = tuple(Site(name, units) for name, units in own["sites"])
+        units = Units(sites, tensors["unit"], tensors["site"])
+        return cls(target, tensors["loc"], tensors["rates"], units, own["noise"], buffers)
+
+
+def factors(p: Tensor, noise: str, generator: torch.Generator) -> Tensor:
+    """Factors with mean one for rates p of the same shape."""
+    if noise == "gaussian":
+        z = torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
+        return 1 + (p / (1 - p)).sqrt() * z
+    u = torch.rand(p.shape, generator=generator, dtype=p.dtype, device=p.device)
+    return (u >= p).to(p.dtype) / (1 - p)

@@ -1,0 +1,126 @@
+"""A mixture of posteriors, q(w) = sum_k a_k q_k(w): ensembles, stacked posteriors, averages over models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from priory.averaged import Averaged
+from priory.distributed import gather, world
+from priory.errors import InputError, require, whole
+from priory.posteriors.base import KINDS, Evidence, Posterior
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from priory.predictive import Prediction
+    from priory.target import Target
+
+BUFFER = "buffer."  # what a file puts before the name of a member's buffer
+TOLERANCE = 1e-4  # of the sum of weights that a person gives
+
+
+class Mixture(Posterior):
+    """Several posteriors with a weight each, equal unless given.
+
+    They may be of different models, as long as they predict the same targets: then there are predictions, and no draws
+    of the parameters. `members` are the posteriors, `weights` (K,) add up to one.
+    """
+
+    kind: ClassVar[str] = "mixture"
+
+    def __init__(self, members: Sequence[Posterior], weights: Tensor | Sequence[float] | None = None) -> None:
+        ok = len(members) > 0 and all(isinstance(member, Posterior) for member in members)
+        require(ok, "members", "Mixture", "be one posterior or more", repr(members))
+        super().__init__(members[0].target)
+        self.members = list(members)
+        given = torch.full((len(members),), 1 / len(members)) if weights is None else torch.as_tensor(weights)
+        a = given.detach().to(self.model.device, self.model.dtype)
+        got = [round(value, 6) for value in a.reshape(-1).tolist()]
+        ok = a.shape == (len(members),) and bool((a >= 0).all()) and abs(float(a.sum()) - 1) < TOLERANCE
+        require(ok, "weights", "Mixture", f"be {len(members)} numbers from 0 that add up to one", got)
+        self.weights = a / a.sum()
+        signatures = [member.model.layout.signature() for member in members]
+        self.one_model = all(signature == signatures[0] for signature in signatures)
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        """n draws, each from a member that is drawn by its weight, (n, P)."""
+        self._of_one_model("draws")
+        chosen = torch.multinomial(self.weights, n, replacement=True, generator=generator)
+        w = torch.empty(n, self.target.size, dtype=self.model.dtype, device=self.model.device)
+        for k, member in enumerate(self.members):
+            mine = (chosen == k).nonzero().squeeze(1)
+            if len(mine):
+                w[mine] = member.draw(len(mine), generator)
+        return w
+
+    def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
+        """What is known of y at new inputs: the members' predictions, averaged; `samples` are shared among them."""
+        require(whole(samples, 1), "samples", "predict", "be a whole number from 1", repr(samples))
+        parts, weights = [], []
+        for k, (member, a) in enumerate(zip(self.members, self.weights.tolist(), strict=True)):
+            if a > 0:
+                parts.append(member.predict(x, samples=max(1, round(samples * a)), seed=seed + k))
+                weights.append(a)
+        return Averaged.of(parts, torch.tensor(weights))
+
+    @property
+    def mean(self) -> dict[str, Tensor]:
+        self._of_one_model("mean")
+        means = [member.mean for member in self.members]
+        pairs = list(zip(self.weights, means, strict=True))
+        return {name: sum((a * mean[name] for a, mean in pairs), torch.zeros_like(x)) for name, x in means[0].items()}
+
+    def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
+        self._of_one_model("density")
+        each = torch.stack([member.log_prob(params) for member in self.members], -1)
+        return torch.logsumexp(each + self.weights.log(), -1)
+
+    def evidence(self) -> Evidence:
+        raise InputError(
+            f"{self.method or 'A mixture'} gives no evidence: its weights come from elsewhere. Ask its members."
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {"weights": self.weights}
+        for k, member in enumerate(self.members):
+            found |= {f"{k}.{name}": t for name, t in member.tensors().items()}
+            found |= {f"{k}.{BUFFER}{name}": t for name, t in member.buffers.items()}
+        return found
+
+    def own(self) -> dict[str, Any]:
+        self._of_one_model("file")
+        return {"members": [[member.kind, member.own()] for member in self.members]}
+
+    @classmethod
+    def of_tensors(
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+    ) -> Mixture:
+        members = []
+        for k, (kind, options) in enumerate(own["members"]):
+            mine = {name[len(f"{k}.") :]: t for name, t in tensors.items() if name.startswith(f"{k}.")}
+            theirs = {name[len(BUFFER) :]: mine.pop(name) for name in list(mine) if name.startswith(BUFFER)}
+            members.append(KINDS[kind].of_tensors(target, mine, theirs, **options))
+        return cls(members, tensors["weights"])
+
+    def join(self) -> None:
+        """Bring in the members that other processes have fitted, the first process's first."""
+        mine, others = self.members, []
+        for process in range(world()):
+            for member in mine:
+                tensors = {name: gather(t[None])[process] for name, t in member.tensors().items()}
+                buffers = {name: gather(t[None])[process] for name, t in member.buffers.items()}
+                others.append(type(member).of_tensors(member.target, tensors, buffers, **member.own()))
+        self.members = others
+        self.weights = self.weights.repeat(world()) / world()
+
+    def _of_one_model(self, what: str) -> None:
+        if not self.one_model:
+            raise InputError(
+                f"A mixture over different models has no {what} of its own: use predict, or that of its 'members'."
+            )
+
+    def __repr__(self) -> str:
+        return f"Mixture({len(self.members)} x {self.members[0]!r})"

@@ -1,0 +1,273 @@
+"""Dropout: noise on a layer's inputs is noise on its weights, its loss is the bound's, and the contract."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import priory as pr
+from priory.data import Data
+from priory.loop import make_target
+from priory.masks import Units, by_layer, in_network
+from priory.network import Network
+from priory.streams import stream
+from priory.testing.contract import CLAUSES, classification, regression
+
+KEPT = [c for c in CLAUSES if c.__name__ not in ("finds_the_mean_of_a_gaussian", "stays_inside_the_support")]
+
+
+@pytest.mark.parametrize("clause", KEPT, ids=lambda clause: clause.__name__)
+@pytest.mark.parametrize("method", [pr.Dropout(), pr.Dropout("learn", samples=2)], ids=["given", "learnt"])
+def test_it_keeps_the_contract(clause, method):
+    clause(method)
+
+
+def test_searched_rates_keep_the_contract_of_members():
+    for clause in KEPT[1:3]:
+        clause(pr.Dropout((0.1, 0.3)))
+
+
+# The identity.
+
+
+def masked(net, inputs, noise="bernoulli", seed=0):
+    """A network, its units, and a draw of their factors: the vector that they make, and the factors."""
+    network = Network(net)
+    units = Units.of(network, by_layer(network, inputs=True), network.size)
+    generator = stream(seed, "masks")
+    keep = torch.rand(len(units.site), generator=generator, dtype=torch.float64) > 0.4
+    factors = keep.double() / 0.6
+    w = network.initial * units.spread(factors)
+    return network(w, (inputs,), {}, train=False), factors, units
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (7, 4, 3)], ids=["rows", "sequences"])
+def test_noise_on_the_inputs_of_a_linear_layer_is_noise_on_its_weights(shape):
+    net, x = nn.Linear(3, 5).double(), torch.randn(shape, dtype=torch.float64, generator=stream(0, "x"))
+    found, z, _ = masked(net, x)
+    assert torch.allclose(found, net(x * z), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_noise_on_the_channels_of_a_convolution_is_noise_on_its_kernels(groups):
+    net = nn.Conv2d(4, 6, 3, groups=groups).double()
+    x = torch.randn(2, 4, 8, 8, dtype=torch.float64, generator=stream(0, "x"))
+    found, z, _ = masked(net, x)
+    assert torch.allclose(found, net(x * z.view(4, 1, 1)), rtol=0, atol=1e-12)
+
+
+class Gates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, batch_first=True).double()
+
+    def forward(self, x):
+        return self.lstm(x)[0]
+
+
+def test_noise_on_the_inputs_and_states_of_a_recurrent_layer_is_noise_on_its_gates():
+    net, x = Gates(), torch.randn(2, 6, 3, dtype=torch.float64, generator=stream(0, "x"))
+    found, z, units = masked(net, x)
+    assert [site.units for site in units.sites] == [3, 4]
+    h, c = torch.zeros(2, 2, 4, dtype=torch.float64).unbind()
+    w, v = net.lstm.weight_ih_l0, net.lstm.weight_hh_l0
+    for t in range(6):  # the same factors at every time step
+        gates = (x[:, t] * z[:3]) @ w.T + net.lstm.bias_ih_l0 + (h * z[3:]) @ v.T + net.lstm.bias_hh_l0
+        i, f, g, o = gates.chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        assert torch.allclose(found[:, t], h, rtol=0, atol=1e-12)
+
+
+def test_a_draw_drops_whole_units_at_the_rate_and_keeps_the_mean():
+    model, data = classification()
+    posterior = pr.fit(model, data, pr.Dropout(0.25), steps=20)
+    weight, mean = posterior.sample(8000)["2.weight"], posterior.mean["2.weight"]
+    ratio = weight / mean
+    kept = ratio > 0.5
+    assert bool((kept == kept[:, :1]).all())  # all outputs of a unit together
+    assert torch.allclose(ratio[kept], torch.tensor(4 / 3), rtol=1e-5)
+    # 32,000 units at rate 1/4: 5 standard errors, a false alarm in a million
+    assert abs(float(kept[:, 0].float().mean()) - 0.75) < 5 * math.sqrt(0.25 * 0.75 / 32_000)
+    assert torch.equal(posterior.sample(3)["0.weight"][0], posterior.mean["0.weight"])
+    assert posterior.rates == {"2.weight": pytest.approx(0.25)}
+
+
+# The loss.
+
+
+def tiny(method, prior=0.7, likelihood=None, net=None):
+    net = net or nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    model = pr.Model(net, likelihood or pr.Categorical(), prior=prior)
+    X, y = classification()[1]
+    data = Data.of((X.double(), (y > 0).long()), batch_size=20).prepared(model.prepare)
+    target, generator = make_target(model, data, drops=True), stream(0, "loss")
+    return target, method.init(target, method.plan(target, data, 10, 0), generator), data
+
+
+def test_the_loss_is_the_bound_by_enumeration_of_masks():
+    method = pr.Dropout(0.3)
+    target, state, data = tiny(method)
+    units, size, p = state.units, target.size, 0.3
+    loc = state.theta[0, :size]
+    cross = entropy = 0.0
+    for dropped in itertools.product([0, 1], repeat=3):  # KL = -H(q) - E_q[log p(w)], over eight masks
+        prob = math.prod(p if d else 1 - p for d in dropped)
+        z = torch.tensor([0.0 if d else 1 / (1 - p) for d in dropped], dtype=torch.float64)
+        cross -= prob * float(target.log_prior(loc * units.spread(z)))
+        entropy -= prob * math.log(prob)
+    w = loc.expand(1, 1, -1)
+    found = method._penalty(target, loc[None], state.theta[:, size:], units, w)
+    assert float(found) == pytest.approx(cross - entropy, rel=1e-12)
+    _, info = method.step(target, state, next(data.batches(0, 0)), stream(1, "loss"))
+    assert float(info.metrics["kl"]) == pytest.approx(cross - entropy, rel=1e-12)
+    assert float(info.metrics["loss"]) == pytest.approx(float(info.metrics["nll"] + info.metrics["kl"]), rel=1e-12)
+
+
+def test_weight_decay_in_the_lectures_form_is_the_same_number():
+    method = pr.Dropout(0.3)
+    target, state, _ = tiny(method)
+    size, units = target.size, state.units
+    loc = state.theta[:, :size]
+    gal = torch.where(units.masked, loc / 0.7, loc)  # M without the factor on what is kept
+    decay = 0.5 / 0.49 * torch.where(units.masked, 0.7 * gal.square(), gal.square()).sum()
+    entropy = -3 * (0.3 * math.log(0.3) + 0.7 * math.log(0.7))
+    found = method._penalty(target, loc, state.theta[:, size:], units, loc[None])
+    assert float(found) == pytest.approx(float(decay) - entropy - target.model.prior.log_normaliser, rel=1e-12)
+
+
+def test_the_step_follows_the_gradient_of_the_bound_in_means_and_rates():
+    method = pr.Dropout("learn")
+    target, state, data = tiny(method)
+    batch, size, units = next(data.batches(0, 0)), target.size, state.units
+    before = state.theta.clone()
+
+    def loss(theta):
+        loc, logits = theta[..., :size], theta[..., size:]
+        w = loc * units.spread(method._factors(logits, units, stream(5, "u")))
+        value = torch.stack([target.differentiable(v, batch) for v in w.reshape(-1, size)])
+        return (method._penalty(target, loc, logits, units, w) - value).sum()
+
+    (wanted,) = torch.autograd.grad(loss(leaf := before.clone().requires_grad_()), leaf)
+    method.step(target, state, batch, stream(5, "u"))
+    # after one step Adam's first moment is a tenth of the gradient
+    assert torch.allclose(10 * state.adam.first, wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_learnt_gaussian_factors_have_the_log_uniform_prior_and_say_so():
+    with pytest.warns(pr.PrioryWarning, match="improper prior"):
+        method, (target, state, _) = pr.Dropout("learn", noise="gaussian"), tiny(pr.Dropout("learn", noise="gaussian"))
+    size, units = target.size, state.units
+    alpha = state.theta[0, size:].exp()
+    each = pr.kl(torch.distributions.Normal(torch.ones_like(alpha), alpha.sqrt()), pr.distributions.LogUniform()).value
+    loc = state.theta[:, :size]
+    rest = 0.5 / 0.49 * loc[:, ~units.masked].square().sum() - target.model.prior.log_normaliser
+    found = method._penalty(target, loc, state.theta[:, size:], units, loc[None])
+    assert float(found) == pytest.approx(float(rest + 3 * each.sum()), rel=1e-10)
+
+
+def test_a_rate_is_learnt_towards_zero_by_data_and_towards_a_half_without():
+    X = torch.randn(400, 3, generator=stream(0, "x"))
+    y = X @ torch.tensor([1.0, -1.0, 0.5])
+    model = pr.Model(nn.Linear(3, 1), pr.Gaussian(0.1), prior=1.0)
+    sure = pr.fit(model, (X, y), pr.Dropout("learn", inputs=True, learning_rate=0.05), steps=800)
+    assert sure.rates["weight"] < 0.02
+    loose = pr.Model(nn.Linear(3, 1), pr.Gaussian(100.0), prior=10.0)
+    free = pr.fit(loose, (X[:5], y[:5]), pr.Dropout("learn", inputs=True, learning_rate=0.05), steps=800)
+    assert 0.3 < free.rates["weight"] < 0.6
+
+
+def test_held_out_rows_choose_among_rates():
+    X = torch.randn(300, 5, generator=stream(0, "x"))
+    y = X.sum(-1)
+    model = pr.Model(nn.Linear(5, 1), pr.Gaussian(0.2), prior=1.0)
+    posterior = pr.fit(model, (X, y), pr.Dropout((0.6, 0.001, 0.3), inputs=True), steps=400)
+    assert posterior.rates["weight"] == pytest.approx(0.001)
+
+
+# Networks that have dropout of their own.
+
+
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = functional.dropout(torch.relu(self.first(x)), 0.4, self.training)
+        return self.second(x)
+
+
+@pytest.mark.parametrize(
+    ("net", "rates"),
+    [
+        (nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 3)), {"3.weight": 0.2}),
+        (nn.Sequential(nn.Dropout(0.1), nn.Linear(2, 4), nn.Dropout(0.3), nn.ReLU(), nn.Linear(4, 3)), None),
+        (Functional(), {"second.weight": 0.4}),
+    ],
+    ids=["module", "two", "function"],
+)
+def test_a_networks_own_dropout_names_the_layers_and_the_rates(net, rates):
+    _, data = classification()
+    net.train()
+    before = torch.get_rng_state()
+    posterior = pr.fit(pr.Model(net, pr.Categorical()), data, pr.Dropout(), steps=20)
+    assert posterior.rates == pytest.approx(rates or {"1.weight": 0.1, "4.weight": 0.3})
+    assert torch.equal(before, torch.get_rng_state())  # no draw from anywhere but our own generator
+    other = pr.fit(pr.Model(net, pr.Categorical()), data, pr.Dropout(0.5), steps=20)
+    assert set(other.rates.values()) == {0.5}
+
+
+def test_dropout_on_channels_belongs_to_the_convolution_behind_it():
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout2d(0.3), nn.Conv2d(4, 2, 3), nn.Flatten())
+    sites = in_network(Network(net), (torch.randn(2, 1, 6, 6),))
+    assert [(site.parameter, site.units, site.rate) for site in sites] == [("3.weight", 4, 0.3)]
+
+
+def test_dropout_that_no_layer_follows_is_refused():
+    _, data = classification()
+    net = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.2), nn.Tanh(), nn.Linear(4, 3))
+    with pytest.raises(pr.InputError, match="must come right before a linear layer or a convolution"):
+        pr.fit(pr.Model(net, pr.Categorical()), data, pr.Dropout(), steps=2)
+
+
+def test_other_methods_still_refuse_dropout_that_is_on():
+    _, data = classification()
+    model = pr.Model(nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.2), nn.Linear(4, 3)).train(), pr.Categorical())
+    pr.fit(model, data, pr.Dropout(), steps=2)
+    with pytest.raises(pr.InputError, match=r"or fit with Dropout\(\)"):
+        pr.fit(model, data, pr.MAP(), steps=2)
+
+
+def test_an_ensemble_of_dropout_has_members_with_rates():
+    model, data = regression(torch.float32)
+    posterior = pr.fit(model, data, pr.Ensemble(pr.Dropout("learn"), 2), steps=10)
+    assert len({member.rates["2.weight"] for member in posterior.members}) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"rate": 0.0}, "The 'rate' of Dropout must lie between 0 and 1. Got 0.0 instead."),
+        ({"rate": "all"}, "The 'rate' of Dropout must be a number, several, or 'learn'. Got 'all' instead."),
+        ({"rate": (0.1,)}, "The 'rate' of Dropout must be two rates or more if it is a list. Got (0.1,) instead."),
+        ({"rate": [0.1, 2]}, "The 'rate' of Dropout must lie between 0 and 1. Got 2 instead."),
+        ({"noise": "beta"}, "The 'noise' of Dropout must be 'bernoulli' or 'gaussian'. Got 'beta' instead."),
+        ({"inputs": 1}, "The 'inputs' of Dropout must be True or False. Got 1 instead."),
+        ({"samples": 0}, "The 'samples' of Dropout must be a whole number from 1. Got 0 instead."),
+        ({"holdout": 2.0}, "The 'holdout' of Dropout must lie between 0 and 1. Got 2.0 instead."),
+    ],
+)
+def test_what_dropout_can_not_be_is_said_in_a_sentence(options, sentence):
+    with pytest.raises(pr.InputError) as error:
+        pr.Dropout(**options)
+    assert str(error.value) == sentence
+
+
+def test_a_density_has_no_units_to_drop():
+    density = pr.Density(lambda p: -(p["x"] ** 2), {"x": pr.Param()})
+    with pytest.raises(pr.InputError, match="Dropout needs a Model"):
+        pr.fit(density, None, pr.Dropout(), steps=2)

@@ -1,0 +1,84 @@
+"""SWAG: its moments are those of the iterates, computed directly, and the contract."""
+
+import pytest
+import torch
+from torch import nn
+
+import priory as pr
+from priory.data import Data
+from priory.loop import make_target
+from priory.streams import stream
+from priory.testing.contract import CLAUSES, classification
+
+KEPT = [clause for clause in CLAUSES if clause.__name__ != "records_one_number_a_step"]  # the steps are MAP's
+
+
+@pytest.mark.parametrize("clause", KEPT, ids=lambda clause: clause.__name__)
+def test_it_keeps_the_contract(clause):
+    clause(pr.SWAG(snapshots=20))
+
+
+def walked(snapshots, rank, every=1, shape=(), steps=None):
+    """A fit by hand that keeps every vector, and the posterior's mean and covariance."""
+    model, data = classification()
+    model = pr.Model(nn.Sequential(nn.Linear(2, 3, dtype=torch.float64)), pr.Categorical(), prior=1.0)
+    rows = Data.of((data[0].double(), data[1]), batch_size=7).prepared(model.prepare)
+    target, generator = make_target(model, rows), stream(0, "swag")
+    method = pr.SWAG(snapshots=snapshots, rank=rank, every=every, learning_rate=0.05)
+    state = method.init(target, method.plan(target, rows, snapshots * every, 0), generator, torch.Size(shape))
+    path = []
+    for epoch in range(1000):
+        for batch in rows.batches(0, epoch):
+            if len(path) == (steps or snapshots * every):
+                return method.posterior(target, state), torch.stack(path[every - 1 :: every])
+            state, _ = method.step(target, state, batch, generator)
+            path.append(state.w.clone())
+    raise AssertionError
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_its_moments_are_those_of_the_iterates(every):
+    posterior, path = walked(snapshots=30, rank=5, every=every)
+    assert len(path) == 30
+    mean = path.mean(0)
+    away = (path[-5:] - mean).flip(0)
+    covariance = 0.5 * torch.diag(path.var(0, correction=0)) + away.T @ away / (2 * 4)
+    q = posterior.family
+    found = q.factor @ q.factor.T + torch.diag((2 * q.log_diag).exp())
+    assert torch.allclose(q.loc, mean, rtol=0, atol=1e-12)
+    assert torch.allclose(found, covariance, rtol=1e-10, atol=1e-14)
+
+
+def test_a_walk_that_was_cut_short_uses_the_snapshots_that_it_has():
+    posterior, path = walked(snapshots=30, rank=5, steps=3)
+    mean = path.mean(0)
+    away = path - mean
+    covariance = 0.5 * torch.diag(path.var(0, correction=0)) + away.T @ away / (2 * 2)
+    q = posterior.family
+    assert torch.allclose(
+        q.factor @ q.factor.T + torch.diag((2 * q.log_diag).exp()), covariance, rtol=1e-10, atol=1e-14
+    )
+
+
+def test_a_noise_that_is_learnt_stays_where_the_mode_had_it():
+    X = torch.linspace(-1, 1, 30)[:, None]
+    model = pr.Model(nn.Linear(1, 1), pr.Gaussian())
+    mode = pr.fit(model, (X, X[:, 0]), pr.MAP(), steps=100)
+    posterior = pr.fit(model, (X, X[:, 0]), pr.SWAG(snapshots=20, start=mode))
+    noise = posterior.sample(5)["likelihood.noise"]
+    assert torch.allclose(noise, mode.mean["likelihood.noise"].expand(5), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"rank": 1}, "The 'rank' of SWAG must be a whole number from 2. Got 1 instead."),
+        ({"snapshots": 3}, "The 'snapshots' of SWAG must be a whole number from the rank, 20. Got 3 instead."),
+        ({"every": 0}, "The 'every' of SWAG must be a whole number from 1, or None. Got 0 instead."),
+        ({"learning_rate": -1.0}, "The 'learning_rate' of SWAG must be a positive number. Got -1.0 instead."),
+    ],
+)
+def test_what_swag_can_not_be_is_said_in_a_sentence(options, sentence):
+    with pytest.raises(pr.InputError) as error:
+        pr.SWAG(**options)
+    assert str(error.value) == sentence

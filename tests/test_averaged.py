@@ -1,0 +1,145 @@
+"""The average of predictions is the mixture of their distributions; weights by held-out scores and by evidence."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import priory as pr
+from priory.posteriors import Mixture
+from priory.stacking import best_weights
+from priory.testing.contract import classification
+
+
+def points(weights, prior=1.0):
+    """Posteriors that are lines y = w x, by hand: each a fit that has converged to its own data."""
+    X = torch.linspace(-1, 1, 30, dtype=torch.float64)[:, None]
+    model = pr.Model(nn.Linear(1, 1, bias=False, dtype=torch.float64), pr.Gaussian(0.2), prior=prior)
+    fits = [pr.fit(model, (X, w * X[:, 0]), pr.MAP(learning_rate=0.05), steps=400) for w in weights]
+    return model, X, fits
+
+
+def test_moments_and_densities_of_an_average_are_those_of_the_mixture():
+    _, X, fits = points([1.0, -0.5, 2.0])
+    a = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    prediction = Mixture(fits, a).predict(X[:4])
+    means = torch.stack([fit.predict(X[:4]).mean for fit in fits])
+    mean = a @ means
+    assert torch.allclose(prediction.mean, mean, atol=1e-12)
+    assert torch.allclose(prediction.epistemic, a @ (means - mean).square(), atol=1e-12)
+    assert torch.allclose(prediction.aleatoric, torch.full((4,), 0.04, dtype=torch.float64), atol=1e-12)
+    y = torch.zeros(4, dtype=torch.float64)
+    components = torch.distributions.Normal(means.T, 0.2)
+    mixture = torch.distributions.MixtureSameFamily(torch.distributions.Categorical(a.expand(4, 3)), components)
+    assert torch.allclose(prediction.log_prob(y), mixture.log_prob(y), atol=1e-12)
+    low, high = prediction.interval(0.9)
+    assert torch.allclose(mixture.cdf(high) - mixture.cdf(low), torch.full((4,), 0.9, dtype=torch.float64), atol=1e-9)
+    assert prediction.samples.shape == (3, 4)
+
+
+def test_disagreement_between_members_is_mutual_information():
+    model, data = classification()
+    fits = [pr.fit(model, data, pr.MeanField(), steps=10, seed=seed) for seed in range(2)]
+    prediction = Mixture(fits).predict(data[0], samples=8)
+    p = torch.cat([part._means for part in prediction.parts])  # equal weights: one mixture over all draws
+
+    def entropy(p):
+        return -(p * p.log()).sum(-1)
+
+    assert torch.allclose(prediction.mutual_information, entropy(p.mean(0)) - entropy(p).mean(0), atol=1e-6)
+
+
+def test_a_mixture_has_the_mean_and_the_density_of_its_members():
+    model, data = classification()
+    fits = [pr.fit(model, data, pr.MeanField(), steps=10, seed=seed) for seed in range(2)]
+    mixture = Mixture(fits, [0.25, 0.75])
+    at = fits[0].sample(3, seed=0)
+    each = torch.stack([fit.log_prob(at) for fit in fits])
+    assert torch.allclose(mixture.log_prob(at), torch.logsumexp(each + torch.tensor([[0.25], [0.75]]).log(), 0))
+    name = "0.weight"
+    assert torch.allclose(mixture.mean[name], 0.25 * fits[0].mean[name] + 0.75 * fits[1].mean[name])
+    assert mixture.sample(7)[name].shape == (7, 4, 2)
+
+
+def test_stacking_finds_the_best_weights_and_leaves_out_what_does_not_help():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(3, 50, generator=generator, dtype=torch.float64)
+    scores[2] = scores[0] - 5  # always worse than the first
+    a = best_weights(scores)
+
+    def value(a):
+        return torch.logsumexp(scores + a.log()[:, None], 0).mean()
+
+    assert float(a[2]) == 0
+    grid = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
+    best = max(float(value(torch.stack([g, 1 - g, 0 * g]))) for g in grid)
+    assert float(value(a)) >= best - 1e-12
+    assert abs(float(value(a)) - best) < 1e-5
+
+
+def test_stacking_of_two_lines_weighs_them_as_the_rows_do():
+    _, X, fits = points([1.0, -1.0])
+    y = X[:, 0].clone()
+    y[::3] *= -1  # a third of the rows lie on the second line
+    far = X[:, 0].abs() > 0.9
+    mixture = pr.stack(fits, (X[far], y[far]))
+    share = float((y[far] == X[far, 0]).double().mean())
+    assert float(mixture.weights[0]) == pytest.approx(share, abs=0.02)
+
+
+def test_averaging_by_evidence_is_bayes_rule():
+    X = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
+    y = 0.8 * X[:, 0]
+    models = [pr.Model(nn.Linear(1, 1, bias=False, dtype=X.dtype), pr.Gaussian(0.3), prior=s) for s in (0.1, 1.0, 10.0)]
+    fits = [pr.fit(model, (X, y), pr.Laplace("full", at=pr.MAP(learning_rate=0.05)), steps=400) for model in models]
+    logs = torch.stack(
+        [
+            torch.distributions.MultivariateNormal(
+                torch.zeros(20, dtype=X.dtype), 0.09 * torch.eye(20, dtype=X.dtype) + s**2 * X @ X.T
+            ).log_prob(y)
+            for s in (0.1, 1.0, 10.0)
+        ]
+    )
+    assert torch.allclose(pr.average(fits).weights, torch.softmax(logs, 0), atol=1e-6)
+    believed = torch.tensor([0.9, 0.05, 0.05], dtype=X.dtype)
+    assert torch.allclose(
+        pr.average(fits, believed.tolist()).weights, torch.softmax(logs + believed.log(), 0), atol=1e-6
+    )
+
+
+def test_posteriors_of_different_networks_are_stacked_and_say_what_they_lack(tmp_path):
+    _, X, (line, _) = points([1.0, 0.5])
+    wide = pr.Model(nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)).double(), pr.Gaussian(0.2))
+    other = pr.fit(wide, (X, X[:, 0]), pr.MAP(), steps=50)
+    mixture = pr.stack([line, other], (X, X[:, 0]))
+    assert mixture.predict(X).mean.shape == (30,)
+    for ask in (lambda: mixture.sample(2), lambda: mixture.mean, lambda: mixture.save(tmp_path / "m")):
+        with pytest.raises(pr.InputError, match="A mixture over different models has no"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        (lambda fits: pr.stack([], None), "The 'posteriors' of stack must be a list of posteriors"),
+        (lambda fits: pr.stack(fits, None), "The 'data' of stack must be rows that were held out"),
+        (lambda fits: pr.average(fits[0]), "The 'posteriors' of average must be a list of posteriors"),
+        (lambda fits: pr.average(fits), "gives no evidence"),
+        (lambda fits: Mixture(fits, [0.5]), "The 'weights' of Mixture must be 2 numbers from 0 that add"),
+        (
+            lambda fits: Mixture(fits, [0.9, 0.9]),
+            "The 'weights' of Mixture must be 2 numbers from 0 that add",
+        ),
+    ],
+)
+def test_bad_input_is_answered_in_a_sentence(ask, sentence):
+    _, _, fits = points([1.0, -1.0])
+    with pytest.raises(pr.InputError) as error:
+        ask(fits)
+    assert sentence in str(error.value)
+
+
+def test_a_row_that_no_posterior_allows_is_named():
+    with pytest.raises(pr.InputError, match="Got row 1, which is not"):
+        best_weights(torch.tensor([[0.0, -math.inf], [0.0, -math.inf]]))

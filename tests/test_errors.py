@@ -1,0 +1,34 @@
+"""Warnings point at the person's own line."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from priory.errors import PrioryWarning, warn
+
+
+def test_a_warning_points_at_the_first_line_outside_of_the_package() -> None:
+    inside = {"__name__": "priory.somewhere.deep", "warn": warn}
+    exec("def outer(): return inner()\ndef inner(): warn('Something.')", inside)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        inside["outer"]()
+    assert [(w.filename, w.category, str(w.message)) for w in said] == [(__file__, PrioryWarning, "Something.")]
+
+
+def test_lines_of_torch_between_are_passed_over() -> None:
+    inside = {"__name__": "priory.somewhere", "warn": warn, "torch": torch}
+    exec("def inner(x):\n    warn('Something.')\n    return x\ndef outer(): torch.vmap(inner)(torch.ones(2))", inside)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        inside["outer"]()
+    assert [w.filename for w in said] == [__file__]
+
+
+def test_a_warning_from_nowhere_else_points_at_the_outermost_line() -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        warn("Something.")
+    assert said[0].filename == __file__
