@@ -52,12 +52,12 @@ def density(form: Form) -> pr.Density:
     return pr.Density(non_centred, {**shared, "z": pr.Param((8,))})
 
 
-def fit(form: Form, chains: int = 32, draws: int = 300, warmup: int = 300) -> Chains:
+def fit(form: Form, chains: int = 32, draws: int = 150, warmup: int = 150) -> Chains:
     """Draws by NUTS; of the centred form it warns of divergences."""
     posterior = pr.fit(
         density(form),
         None,
-        pr.NUTS(chains=chains, warmup=warmup, accept=0.95, max_depth=6),
+        pr.NUTS(chains=chains, warmup=warmup, max_depth=6),
         steps=draws,
         progress=False,
     )
@@ -94,14 +94,16 @@ def draw(fits: dict[str, Chains], folder: Path) -> Path:
         )
         ax.scatter(
             *(x[bad].tolist() for x in (theta, log_tau)),
-            s=14,
+            s=60,
             color=VERMILION,
             linewidths=0,
             label="after a divergence",
         )
         ax.set_xlim(-25, 45)
         ax.set_ylim(-5, 4)
-    legend(panels[0], "lower right")
+    panels[0].text(10, -3.5, "no chain gets here:\nthe neck is missing", ha="center", fontsize=10, color=VERMILION)
+    panels[1].text(24, -3.5, "the neck of the funnel:\ntau near 0, all schools alike", ha="center", fontsize=10)
+    legend(panels[0], "upper left")
     return save(figure, folder, "eight_schools.png")
 
 

@@ -53,9 +53,9 @@ def model() -> pr.Model:
     return pr.Model(net, pr.Gaussian(NOISE), prior=1.0)
 
 
-def by_nuts(chains: int = 64, draws: int = 200, warmup: int = 100) -> Chains:
+def by_nuts(chains: int = 64, draws: int = 120, warmup: int = 100) -> Chains:
     """Draws of the posterior itself."""
-    method = pr.NUTS(chains=chains, warmup=warmup, max_depth=6, metric="diagonal")
+    method = pr.NUTS(chains=chains, warmup=warmup, max_depth=7, metric="diagonal")
     posterior = pr.fit(model(), rows(), method, steps=draws, progress=False)
     assert isinstance(posterior, Chains)
     return posterior
@@ -126,12 +126,12 @@ def band(ax: Axes, posterior: Posterior, name: str, colour: str, alpha: float) -
     x = along(160)
     prediction = posterior.predict(x, samples=1000)
     place, mean, width = x[:, 0].tolist(), prediction.mean, 2 * prediction.epistemic.sqrt()
-    edges = [(mean - width).tolist(), (mean + width).tolist()]
+    low, high = (mean - width).tolist(), (mean + width).tolist()
     ax.plot(place, mean.tolist(), color=colour, linewidth=1.8, label=name)
     if alpha:
-        ax.fill_between(place, *edges, color=colour, alpha=alpha, linewidth=0)
+        ax.fill_between(place, low, high, color=colour, alpha=alpha, linewidth=0)
         return
-    for edge in edges:
+    for edge in (low, high):
         ax.plot(place, edge, color=colour, linewidth=1.3, linestyle="--")
 
 

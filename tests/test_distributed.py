@@ -154,6 +154,7 @@ def test_a_process_ends_where_another_had_ended(found):
     assert torch.equal(found[0]["ended"], found[0]["enough"])
 
 
+@pytest.mark.slow
 def test_the_script_of_the_documentation_runs_under_torchrun(tmp_path: Path):
     page = Path(__file__).resolve().parents[1] / "docs" / "mcmc.md"
     found = re.search(r"^```py\n(# chains\.py\n.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

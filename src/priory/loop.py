@@ -11,7 +11,6 @@ import hashlib
 import math
 import os
 import secrets
-import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -24,7 +23,7 @@ from priory.density import Density
 from priory.diagnostics import ess_bulk
 from priory.distributed import gather, own_stream, rank, spread, world
 from priory.draws_store import KeptDraws
-from priory.errors import DivergedError, PrioryWarning, require, whole
+from priory.errors import DivergedError, require, warn, whole
 from priory.history import Told
 from priory.latent import Latent
 from priory.likelihoods.scale import LocationScale
@@ -94,6 +93,11 @@ def fit(
     ok = isinstance(callbacks, (tuple, list)) and all(callable(callback) for callback in callbacks)
     require(ok, "callbacks", "fit", "be a list of functions", callbacks)
     check_running(method)
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        path = isinstance(checkpoint, (str, os.PathLike))
+        require(path, "checkpoint", "fit", "be a path or a Checkpoint", repr(checkpoint))
+        folder = os.path.dirname(os.path.abspath(checkpoint))
+        require(os.path.isdir(folder), "checkpoint", "fit", "lie in a folder that exists", folder)
     require(not torch.is_inference_mode_enabled(), "mode", "fit", "allow gradients", "torch.inference_mode()")
     seed = int(seed)
 
@@ -136,11 +140,7 @@ def fit(
     run = Run(target, method, plan, seed, start)
     if checkpoint is not None:
         if rows.loader is not None and rows.loader.persistent_workers:
-            warnings.warn(
-                "A DataLoader with persistent workers can't be resumed exactly: their random state outlives an epoch.",
-                PrioryWarning,
-                stacklevel=2,
-            )
+            warn("A DataLoader with persistent workers can't be resumed exactly: their random state outlives an epoch.")
         place = beside(checkpoint, str(rank())) if spread(method) and rank() else checkpoint
         run.keeper = Keeper(place, identity(run, rows))
     run.draws = place_of_draws(method, run.keeper)
@@ -232,11 +232,9 @@ def warn_of_scale(model: Model, tensors: Batch) -> None:
         if bool(odd.any()):
             column = int(odd.nonzero()[0])
             where = f", column {column}," if columns.shape[1] > 1 else ""
-            warnings.warn(
+            warn(
                 f"The {name}{where} have mean {float(centre[column]):.3g} and standard deviation "
-                f"{float(spread[column]):.3g}: standardise them, as priors and learning rates are made for unit scale.",
-                PrioryWarning,
-                stacklevel=3,
+                f"{float(spread[column]):.3g}: standardise them, as priors and learning rates are made for unit scale."
             )
 
 

@@ -14,7 +14,6 @@ import json
 import os
 import secrets
 import struct
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +21,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from priory.errors import PrioryWarning, StoreError, require
+from priory.errors import StoreError, require, warn
 from priory.latent import Latent
 from priory.model import Model
-from priory.posteriors import KINDS, Evidence, Posterior
+from priory.posteriors import KINDS, Evidence, Posterior, Variational
 from priory.streams import stream
 from priory.target import Target
 
@@ -67,6 +66,7 @@ def save(posterior: Posterior, path: str | PathLike[str]) -> None:
         "prior": prior_at_two_places(posterior.model),
         "own": posterior.own(),
         "evidence": None if posterior._evidence is None else vars(posterior._evidence),
+        "k_hat": getattr(posterior, "_k_hat", None),
     }
     tensors = {f"posterior.{name}": t for name, t in posterior.tensors().items()}
     tensors |= {f"buffer.{name}": t for name, t in posterior.buffers.items()}
@@ -106,11 +106,7 @@ def load(path: str | PathLike[str], model: Model | Density) -> Posterior:
             f"{os.fspath(path)} belongs to another model: it is in {own[wrong[0]].dtype}, this one in {model.dtype}."
         )
     if prior_at_two_places(model) != meta["prior"]:
-        warnings.warn(
-            f"{os.fspath(path)} was fitted with another prior: predictions are the file's, bounds will be of this one.",
-            PrioryWarning,
-            stacklevel=2,
-        )
+        warn(f"{os.fspath(path)} was fitted with another prior: predictions are the file's, bounds will be of this one.")
     here = fixed(model)
     for name, digest in meta["fixed"].items():
         if here.get(name) != digest:
@@ -121,6 +117,8 @@ def load(path: str | PathLike[str], model: Model | Density) -> Posterior:
     posterior = KINDS[meta["kind"]].of_tensors(target, own, buffers, **meta["own"])
     posterior.history, posterior.method, posterior.seed = part("history."), meta["method"], meta["seed"]
     posterior._evidence = None if meta["evidence"] is None else Evidence(**meta["evidence"])
+    if meta.get("k_hat") is not None and isinstance(posterior, Variational):
+        posterior._k_hat = meta["k_hat"]
     return posterior
 
 

@@ -12,7 +12,7 @@ from priory.errors import InputError
 from priory.latent.base import Rows
 from priory.latent.vae import VAE
 from priory.likelihoods import Gaussian
-from priory.loop import fit
+from priory.loop import fit, make_target
 from priory.methods.amortised_em import AmortisedEM
 from priory.methods.em import EM
 from priory.posteriors.amortised import AmortisedPosterior

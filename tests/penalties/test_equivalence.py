@@ -29,7 +29,7 @@ def test_the_prior_is_recovered_with_its_constant_and_certified(family: str, pri
     assert found.certificate.verdict.startswith("Valid: the penalty is the KL to a prior plus K = 0.3700")
     assert found.certificate.round_trip < 5.4e-5
     assert found.constant == pytest.approx(constant, abs=1e-8)
-    assert float(off[THETA != 0].max()) < 1e-7
+    assert float(off[THETA.abs() > 1e-6].max()) < 1e-7
     assert float(off.max()) < (CORNER if prior in ("laplace", "generalised") else 1e-7)
     # the stated error holds, up to rounding
     assert bool((off <= 3 * found.error(THETA) + 1e-8).all())
@@ -126,9 +126,8 @@ def test_the_entropy_has_a_minus_and_the_density_is_mirrored() -> None:
     forward = penalty_from_prior(PRIORS["student"], "gumbel")
     found = prior_from_penalty(forward, "gumbel")
     mu, s = d([0.4, -1.0]), d([0.5, 0.8])
-    z = grid(-4, 40, 400_001)
-    weights = Gumbel(d(0.0), d(1.0)).log_prob(z).exp() * (z[1] - z[0])
-    entropy = FAMILIES["gumbel"].entropy(s)
+    z, weights = FAMILIES["gumbel"].rule
+    entropy = Gumbel(d([0.0, 0.0]), s).entropy()
     for sign, same in ((1, True), (-1, False)):
         smoothed = (weights * found.log_prior(mu[:, None] + sign * s[:, None] * z)).sum(-1)
         off = (-entropy - smoothed + found.constant - forward(mu, s)).abs()

@@ -14,7 +14,7 @@ from priory.diagnostics.convergence import (
     quantile,
     r_hat,
 )
-from priory.diagnostics.importance import importance_resample, psis
+from priory.diagnostics.importance import importance_resample, k_hat, psis
 
 __all__ = [
     "bfmi",
@@ -24,6 +24,7 @@ __all__ = [
     "ess_sd",
     "ess_tail",
     "importance_resample",
+    "k_hat",
     "mcse_mean",
     "mcse_quantile",
     "mcse_sd",

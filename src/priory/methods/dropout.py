@@ -22,7 +22,6 @@ A noise that the likelihood learns is set on held-out rows, as in MAP. Cost of a
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -33,7 +32,7 @@ from torch.nn.functional import softplus
 
 from priory.distributions import LogUniform
 from priory.divergences import kl
-from priory.errors import InputError, PrioryWarning, require, whole
+from priory.errors import InputError, require, warn, whole
 from priory.masks import Units, by_layer, in_network
 from priory.masks import check_rate as check_drop
 from priory.methods.base import Info, Options, Plan
@@ -133,11 +132,9 @@ class Dropout(Options):
         if not isinstance(target.model, Model):
             raise InputError("Dropout needs a Model: a Density has no units to drop.")
         if self.log_uniform:
-            warnings.warn(
+            warn(
                 "Learnt Gaussian dropout has an improper prior, 1/|z| over each factor: the prior of the weights that "
-                "are multiplied is not used, and the loss bounds no evidence.",
-                PrioryWarning,
-                stacklevel=3,
+                "are multiplied is not used, and the loss bounds no evidence."
             )
         if not learns(target) and not isinstance(self.rate, tuple):
             return Plan(data, steps)

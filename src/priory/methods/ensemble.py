@@ -67,13 +67,15 @@ class Ensemble(Options):
     priory.errors.InputError: The 'size' of Ensemble must be a whole number from 1. Got 0 instead.
     """
 
-    method: Any = field(default_factory=MAP)
+    method: Any = None
     size: int = 8
     anchored: bool = False
 
     reads: ClassVar[Literal["batch", "pass"]] = "batch"
 
     def __post_init__(self) -> None:
+        if self.method is None:
+            object.__setattr__(self, "method", MAP())
         method = self.method
         got = f"the class {method.__name__}: write {method.__name__}()" if isinstance(method, type) else repr(method)
         ok = isinstance(method, Method) and not isinstance(method, (type, Ensemble))

@@ -8,6 +8,7 @@ from priory.penalties.forward import penalty_from_prior
 from priory.penalties.heat import heat_residual
 from priory.penalties.norms import L1, L2, Bridge, ElasticNet, GroupLasso, Penalty, ReverseGroupLasso
 from priory.penalties.on_q import Variational
+from priory.penalties.reading import Table
 from priory.penalties.result import Equivalence
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Penalty",
     "Regulariser",
     "ReverseGroupLasso",
+    "Table",
     "Variational",
     "explain",
     "heat_residual",

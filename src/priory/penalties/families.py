@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 POINTS = 12  # a panel
-LEVELS = range(-1, 13)  # around a corner, in powers of 1/4 of the scale
+LEVELS = range(9)  # around a corner, in powers of 1/8 of four scales
 EULER = 0.5772156649015329
 OUTWARD = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 11.0, 15.0, 20.0, 28.0, 40.0)
 REACH = 4.0  # how much farther than its own edges a family minds a corner, in scales
@@ -109,10 +109,10 @@ class LocationScale:
         return total
 
     def _graded(self, loc: Tensor, scale: Tensor, corners: Sequence[Tensor]) -> Tensor:
-        """Edges in z, (E, *B): those of the family, and around each corner distances from 4 to 4^-12."""
+        """Edges in z, (E, *B): those of the family, and around each corner distances from 4 to 4 * 8^-8."""
         shape = loc.shape
         own = torch.tensor(self.edges).to(loc).reshape(-1, *[1] * len(shape)).expand(-1, *shape)
-        reach = 4.0 ** -torch.tensor(LEVELS).to(loc)
+        reach = REACH * 8.0 ** -torch.tensor(LEVELS).to(loc)
         steps = torch.cat([-reach, torch.zeros_like(reach[:1]), reach]).reshape(-1, *[1] * len(shape))
         around = [(corner - loc) / scale + steps for corner in corners]
         return torch.cat([own, *around]).clamp(self.edges[0], self.edges[-1]).sort(0).values

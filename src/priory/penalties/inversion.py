@@ -62,14 +62,16 @@ class Inversion:
         return steps[-1], torch.where(before < SMOOTH * last, torch.maximum(2 * before, last), last)
 
     def _laplace(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        def inverse(step: float) -> Tensor:
-            at = torch.stack([theta + k * step * self.scale for k in (-2, -1, 0, 1, 2)])
-            g = self.smoothed(at, torch.full_like(at, self.scale))
-            second = (-g[0] + 16 * g[1] - 30 * g[2] + 16 * g[3] - g[4]) / (12 * step**2)
-            return g[2] - second
+        step = STEP["laplace"]
+        at = torch.stack([theta + k * step * self.scale for k in (-4, -2, -1, 0, 1, 2, 4)])
+        g = self.smoothed(at, torch.full_like(at, self.scale))
 
-        best = inverse(STEP["laplace"])
-        return best, (best - inverse(2 * STEP["laplace"])).abs()
+        def inverse(far: int, near: int, step: float) -> Tensor:
+            sides = 16 * (g[3 - near] + g[3 + near]) - (g[3 - far] + g[3 + far])
+            return g[3] - (sides - 30 * g[3]) / (12 * step**2)
+
+        best = inverse(2, 1, step)
+        return best, (best - inverse(3, 2, 2 * step)).abs()
 
     def _uniform(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The mean of A over a step to each side, as the difference of two integrals that share their lower end."""

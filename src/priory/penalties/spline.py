@@ -96,8 +96,17 @@ class Fit:
     slope: float = 0.0
 
     def __call__(self, theta: Tensor) -> Tensor:
-        flat = theta.reshape(-1)
-        return (self.spline.basis(flat[:, None]) @ self.values + self.square * flat.square()).reshape(theta.shape)
+        spline, y = self.spline, self.values
+        knots, h, bend = spline.knots, spline.knots.diff(), spline.second @ y
+        inside = theta.clamp(knots[0], knots[-1])
+        k = (torch.searchsorted(knots, inside.detach().contiguous(), right=True) - 1).clamp(0, len(h) - 1)
+        right = (inside - knots[k]) / h[k]
+        left = 1 - right
+        value = left * y[k] + right * y[k + 1]
+        value = value + ((left**3 - left) * bend[k] + (right**3 - right) * bend[k + 1]) * h[k] ** 2 / 6
+        first, last = spline.end_slopes @ y
+        beyond = theta - inside
+        return value + beyond * torch.where(beyond < 0, first, last) + self.square * theta.square()
 
     @property
     def rms(self) -> float:

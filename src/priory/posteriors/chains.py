@@ -268,7 +268,7 @@ class Summary:
             place = int(r.nan_to_num(nan=0.0).argmax())
             said.append(
                 f"R-hat is above {GOOD_R_HAT} for {int((r > GOOD_R_HAT).sum())} of {total} quantities, and largest "
-                f"({float(r[place]):.3g}) for {self.names[place]}: the chains disagree. Let them run longer."
+                f"({float(r[place]):.4g}) for {self.names[place]}: the chains disagree. Let them run longer."
             )
         if bool((ess < wanted).any()):
             place = int(ess.nan_to_num(nan=torch.inf).argmin())

@@ -4,11 +4,12 @@ Sountsov 2021).
 Each chain is given a momentum p ~ N(0, C^-1) and follows H(w, p) = -log p(w, D) + p' C p / 2 for a time t, in n steps
 of about the tuned size. The end is taken with probability min(1, exp(H - H')), which makes up for the steps' error.
 
-    t = (1 - h / 4) 1.1 T,        n = round(t / size), from 1,        a step of t / n
+    t = (1 - h / 4) T,        n = round(t / size), from 1,        a step of t / n
 
-h is the next number of Halton's sequence, so that no period of the posterior is met again and again, and T the length
-that ChEES wants. t and n are the same for all chains: they go in step, and none waits for another. Cost of a transition:
-n steps, of one or two gradients at all chains.
+h is the next number of Halton's sequence, so that no period of the posterior is met again and again. T is the length
+that ChEES wants, and after the warm-up a tenth more: ChEES looks at squares, whose autocorrelation is flat there, while
+that of means, the cosine of a Gaussian's turn, falls below zero. t and n are the same for all chains: they go in step,
+and none waits for another. Cost of a transition: n steps, of one or two gradients at all chains.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from priory.methods.mcmc.sampler import DIVERGED, Move, Sampler, State, metropol
 if TYPE_CHECKING:
     from torch import Tensor
 
-BEYOND = 1.1  # further than ChEES wants: squares lose a hundredth of their effective draws, means gain a quarter
+BEYOND = 1.1  # times what ChEES wants
 JITTER = 0.25  # the share of a trajectory that is left to chance
 
 
@@ -74,8 +75,9 @@ class HMC(Sampler):
         return replace(move, divergent=~(before - after > -DIVERGED), slope=slope)
 
     def furthest(self, state: State) -> Tensor:
-        longest = BEYOND * state.length.log.exp()
-        return longest if self.trajectory is None else torch.full_like(longest, self.trajectory)
+        if self.trajectory is not None:
+            return torch.full_like(state.length.log, self.trajectory)
+        return (1.0 if state.step < state.warmup else BEYOND) * state.length.log.exp()
 
     def follow(self, state: State, p: Tensor, step: Tensor, steps: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The end of the trajectory of each member's number of steps; members that have ended take steps of none."""

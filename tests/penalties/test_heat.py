@@ -1,0 +1,56 @@
+"""The heat equation of penalties, in one dimension and in several."""
+
+import pytest
+import torch
+
+from priory.distributions import GroupLasso
+from priory.errors import InputError
+from priory.penalties.forward import penalty_from_prior
+from priory.penalties.heat import heat_residual
+
+from .cases import PRIORS, d, grid
+
+MU, SCALE = grid(-2, 2, 9)[:, None], d([0.2, 0.5, 1.0])
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_the_kl_to_any_prior_obeys_the_heat_equation(name: str) -> None:
+    rho = heat_residual(penalty_from_prior(PRIORS[name]), MU, SCALE)
+    assert float(rho.abs().max()) < (2e-3 if name == "bimodal" else 1e-4)  # the differences' own error
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.5, 10.0])
+def test_a_tempered_kl_has_the_residual_one_minus_t_everywhere(temperature: float) -> None:
+    forward = penalty_from_prior(PRIORS["student"])
+    rho = heat_residual(lambda m, s: temperature * forward(m, s), MU, SCALE)
+    assert torch.allclose(rho, torch.full_like(rho, 1 - temperature), atol=1e-5)
+
+
+def test_a_square_has_the_residual_one_minus_two_lambda_variance() -> None:
+    rho = heat_residual(lambda m, s: 0.7 * m**2 + 0 * s, MU, SCALE)
+    assert torch.allclose(rho, (1 - 2 * 0.7 * SCALE**2).expand_as(rho), atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_the_group_lasso_obeys_it_in_n_dimensions_and_its_half_does_not(n: int) -> None:
+    forward = penalty_from_prior(GroupLasso(d(2.0), n))
+    mu = torch.randn(3, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scale = d([[0.3], [0.5], [1.0]])
+    assert float(heat_residual(forward, mu, scale, vector=True).abs().max()) < 1e-5
+    rho = heat_residual(lambda m, s: 0.5 * forward(m, s), mu, scale, vector=True)
+    assert torch.allclose(rho, torch.full_like(rho, 0.5), atol=1e-5)
+
+
+def test_one_scale_for_each_coordinate_is_tested_as_a_sum() -> None:
+    forward = penalty_from_prior(PRIORS["laplace"])
+    mu, scale = d([[0.3, -1.0, 2.0]]), d([[0.2, 0.5, 0.9]])
+    assert float(heat_residual(lambda m, s: forward(m, s).sum(-1), mu, scale, vector=True).abs()) < 1e-6
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(InputError, match="The 'r' of heat_residual must be a function"):
+        heat_residual(3.0, 0.0, 1.0)
+    with pytest.raises(InputError, match="The 'scale' of heat_residual must be above zero"):
+        heat_residual(lambda m, s: m, 0.0, 0.0)
+    with pytest.raises(InputError, match="The 'mu' of heat_residual must have a last dimension"):
+        heat_residual(lambda m, s: m, 0.0, 1.0, vector=True)
