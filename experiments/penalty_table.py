@@ -10,9 +10,9 @@ A network is trained with the penalties L2, L1, group lasso (incoming weights of
 
 With Bayesian factors the theory says lambda_Th = 1/N. In both set-ups lambda is searched in half decades, and the
 lambda* with the best accuracy on validation rows is kept. The table has the test accuracy at lambda* for both, and at
-lambda_Th for the Bayesian factors, mean +- standard deviation over seeds; lambda_Th / lambda*; and what lambda* means: the
-standard deviation of its prior over the initialisation's, as a range where layers differ. Biases and normalisations are
-not penalised.
+lambda_Th for the Bayesian factors, mean +- standard deviation over seeds; lambda_Th / lambda*; and what lambda* means:
+the standard deviation of its prior over the initialisation's, as a range where layers differ. Biases and normalisations
+are not penalised.
 
 The search starts from `--grid`, in decades of lambda / lambda_Th; that of the usual factors is moved by the typical
 Bayesian factor, so that both look at priors of similar widths. While the best is at an end, the grid grows there.
@@ -58,7 +58,7 @@ PENALTIES: dict[str, type[penalties.Regulariser]] = {
 }
 KINDS = ("usual", "Bayesian")
 HALF = 0.5  # decades between two values of lambda
-GROWTH = 6  # how often a grid may grow
+GROWTH = 4  # how often a grid may grow
 VGG19 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0)  # 0 is a pooling
 
 
@@ -416,6 +416,7 @@ def half_decades(text: str) -> list[float]:
 
 
 def options() -> argparse.Namespace:
+    """What was asked on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder that holds the data set's folder")
     parser.add_argument("--dataset", choices=["fashion-mnist", "mnist", "cifar-10"], default="fashion-mnist")

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from priory.estimators.expected import GAUSSIAN, expected
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -41,16 +43,21 @@ class Elbo:
 def elbo(target: Target, family: Diagonal, noise: Tensor, batch: Batch) -> Elbo:
     """The reparameterised estimate from standard normal noise (S, P), differentiable in the family's tensors.
 
-    w_s = m + s noise_s (Kingma and Welling 2014; Blundell 2015). Gaussian priors enter in closed form, others at the
-    draws.
+    w_s = m + s noise_s (Kingma and Welling 2014; Blundell 2015). Gaussian and Laplace priors and penalties on q enter
+    in closed form, others at the draws.
     """
     target = target.settled(family)
+    known = expected(target, GAUSSIAN, closed=True)
+    if known is not None:
+        target = known.apart(target)
     w = family.draw(noise)  # (S, P)
     log_likelihood = torch.stack([target.differentiable(v, batch) for v in w]).mean()
     prior, layout = target.model.prior, target.model.layout
     cross = family.cross_entropy(prior)
     if prior.others:
         cross = cross - prior.log_prob_of_others(w).mean()
+    if known is not None:
+        cross = cross + known.of(family.loc, family.scale)
     return assemble(target, log_likelihood, cross, family.entropy(), layout.log_det(w).mean())
 
 

@@ -9,7 +9,7 @@ With w = m + s eps, eps ~ N(0, I), and g = d log p(D|w) / dw at the draw, the lo
     d/dlog s_i = -g_i eps_i s_i + T (lambda_i s_i^2 - 1)
 
 for a Gaussian prior of location m0 and precision lambda; Laplace priors and penalties on q have closed forms as well
-(`expected`), other priors enter at the draw, like the likelihood. Sticking
+(`estimators.expected`), other priors enter at the draw, like the likelihood. Sticking
 the landing (Roeder 2017) takes the prior and log q at the draw as well: with G_i = g_i - T lambda_i (w_i - m0_i) + T
 eps_i / s_i they are -G_i and -G_i eps_i s_i, and both vanish where q is the posterior.
 
@@ -29,12 +29,12 @@ import torch
 from torch import Tensor
 
 from priory.errors import InputError, PrioryWarning, require
+from priory.estimators.expected import GAUSSIAN, Expected, check, expected
 from priory.estimators.gradients import LAYERS
 from priory.estimators.layers import LayerNoise
 from priory.families import Diagonal, DiagonalForm, FactorisedForm, PerParameterForm
 from priory.families.factorised import BASES
 from priory.methods.base import Info
-from priory.methods.expected import GAUSSIAN, Expected, check, expected
 from priory.methods.optimise import Adam, rates
 from priory.methods.variational import State as Flat
 from priory.methods.variational import VariationalMethod, inner, parts

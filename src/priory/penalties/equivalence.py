@@ -46,10 +46,10 @@ def prior_from_penalty(
     """The prior that a penalty is, for a family of posteriors, and a certificate that says whether it is one.
 
     `r(mu, scale)` is a function of tensors or of numbers, a table (mu, scales, values[, noise]), or a penalty of
-    `priory.penalties`, whose r(w) is minus the log density of a weight. The scale is the
-    standard deviation of "gaussian", b of "laplace", half the width of "uniform", s of "logistic", beta of "gumbel".
-    It is r(mu) for "dirac", r(m, p) with the probability to be kept for "dropout", r(mu, scale, p) for "spike_slab",
-    whose slab is of the family `slab`. `scale` is given where it is fixed and not learnt (for "dropout", p).
+    `priory.penalties`, whose r(w) is minus the log density of a weight. The scale is the standard deviation of
+    "gaussian", b of "laplace", half the width of "uniform", s of "logistic", beta of "gumbel". It is r(mu) for "dirac",
+    r(m, p) with the probability to be kept for "dropout", r(mu, scale, p) for "spike_slab", whose slab is of the family
+    `slab`. `scale` is given where it is fixed and not learnt (for "dropout", p).
 
     The penalty is looked at around `centre`, over some widths of the prior (found by itself unless given), with care
     at `corners` (the centre unless given). It is valid if it is a KL to within `tolerance` nats.

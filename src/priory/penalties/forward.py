@@ -36,13 +36,13 @@ def penalty_from_prior(prior: Any, family: str = "gaussian", *, corners: Sequenc
     """The penalty r(mu, scale) that a prior is, for a family of posteriors: KL(beta || prior), number by number.
 
     The prior is a distribution, a penalty of `priory.penalties` with a number as its factor, an `Equivalence`, anything
-    with a `log_prob`, or a function that is a log density.
-    `corners` says where that density has corners, poles or narrow peaks: the centres of a distribution, 0 for a
-    function, unless given. A prior over vectors of n numbers gives r(mu (..., n), scale) for the Gaussian family.
+    with a `log_prob`, or a function that is a log density. `corners` says where that density has corners, poles or
+    narrow peaks: the centres of a distribution, 0 for a function, unless given. A prior over vectors of n numbers gives
+    r(mu (..., n), scale) for the Gaussian family.
 
     >>> r = penalty_from_prior(Normal(0.0, 1.3), "gaussian")
     >>> round(r(0.5, 0.8).item(), 6)
-    0.248823
+    0.248821
     """
     name, prior = known_family(family, OWNER), one_weight(prior, OWNER)
     if name == "spike_slab":

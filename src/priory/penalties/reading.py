@@ -103,10 +103,21 @@ def _positional(r: Any, otherwise: int) -> int:
     """How many arguments a function takes by position without being asked for more."""
     try:
         parameters = list(inspect.signature(r).parameters.values())
-    except (TypeError, ValueError):
-        return otherwise
+    except (TypeError, ValueError):  # a function of torch, which has none to show
+        return _by_trial(r, otherwise)
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return otherwise
     by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     require(bool(by_place), "r", OWNER, "take a location", "a function without arguments")
     return len(by_place)
+
+
+def _by_trial(r: Any, most: int) -> int:
+    half = torch.tensor(0.5, dtype=torch.float64)
+    for count in range(most, 1, -1):
+        try:
+            r(*[half] * count)
+        except TypeError:
+            continue
+        return count
+    return 1

@@ -32,7 +32,7 @@ spec.loader.exec_module(posteriordb)
 
 FUNNEL = "eight_schools-eight_schools_centered"
 LONG = ("hmm_example-hmm_example", "garch-garch11")  # a loop over time in the density
-SHORT_OF_IT = {"eight_schools-eight_schools_centered", "eight_schools-eight_schools_noncentered"}
+HIERARCHY = "eight_schools-eight_schools_noncentered"  # no normal fits it, so that it starts from its own starts
 SIGMAS = 4.0
 REFERENCE = (10, 1000)  # chains and draws
 
@@ -68,17 +68,21 @@ def is_the_reference(name: str, method: Sampler, draws: int, folder: Path) -> No
 
 def sized(name: str) -> object:
     """A posterior's name, marked slow where its density is, and where the samplers don't reach the reference."""
-    if name in SHORT_OF_IT:
-        reason = "32 chains of 250 draws have an R-hat of 1.02 to 1.06 there, or a divergence"
+    if name == FUNNEL:
+        reason = "chains stay in the neck of the funnel: the R-hat of 64 chains of 1,000 draws by HMC is 1.05"
         return pytest.param(name, marks=pytest.mark.xfail(reason=reason))
     return pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
 
 
 @pytest.mark.parametrize("name", [sized(name) for name in posteriordb.NAMES])
 def test_nuts_has_the_means_and_standard_deviations_of_the_reference(name: str, shared_data: Path) -> None:
-    is_the_reference(name, pr.NUTS(chains=32, max_depth=6, start=pr.Pathfinder()), 250, shared_data)
+    short = pr.NUTS(chains=32, max_depth=6, start=pr.Pathfinder())
+    method, draws = (pr.NUTS(chains=64, max_depth=6), 400) if name == HIERARCHY else (short, 250)
+    is_the_reference(name, method, draws, shared_data)
 
 
 @pytest.mark.parametrize("name", [sized(name) for name in posteriordb.NAMES])
 def test_hmc_has_the_means_and_standard_deviations_of_the_reference(name: str, shared_data: Path) -> None:
-    is_the_reference(name, pr.HMC(chains=32, start=pr.Pathfinder()), 250, shared_data)
+    short = pr.HMC(chains=32, start=pr.Pathfinder())
+    method, draws = (pr.HMC(chains=64), 500) if name == HIERARCHY else (short, 250)
+    is_the_reference(name, method, draws, shared_data)

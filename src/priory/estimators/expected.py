@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, Laplace
 
 from priory.errors import require
-from priory.estimators.evidence_bound import Elbo
 from priory.families.diagonal import LOG_2_PI_E
 from priory.model import Model
 from priory.penalties.densities import Elastic
@@ -68,7 +67,7 @@ class Expected:
         """An estimate of the loss without these terms, and the terms."""
         value, t = self.of(family.loc, family.scale), target.prior_weight
         bound, fixed = found.bound, value.detach()
-        bound = Elbo(bound.value - t * fixed, bound.nll, bound.kl + fixed, bound.num_data, bound.temperature)
+        bound = replace(bound, value=bound.value - t * fixed, kl=bound.kl + fixed)
         return replace(found, loss=found.loss + t * value, bound=bound)
 
 

@@ -1,0 +1,185 @@
+"""SWAG of a training that is not ours: the moments of the weights as they were, in a posterior like any other."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import priory as pr
+from priory.errors import InputError
+from priory.integrations import Snapshots
+from priory.streams import stream
+
+
+def regression(noise=0.1):
+    generator = stream(0, "outside")
+    X = torch.randn(40, 2, generator=generator, dtype=torch.float64)
+    y = X[:, 0] - X[:, 1] + 0.1 * torch.randn(40, generator=generator, dtype=torch.float64)
+    net = nn.Linear(2, 1, dtype=torch.float64)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[0.5, 0.0]]))
+        net.bias.zero_()
+    return net, pr.Model(net, pr.Gaussian(noise), prior=1.0), (X, y)
+
+
+def trained(net, data, steps, after):
+    """A plain loop, which calls `after` with each number of steps."""
+    X, y = data
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        rows = torch.arange(4) + 4 * (step % 10)
+        nn.functional.mse_loss(net(X[rows])[:, 0], y[rows]).backward()
+        optimizer.step()
+        after(step)
+
+
+def flat(net):
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+
+def test_its_moments_are_those_of_the_weights_that_it_saw():
+    net, model, data = regression()
+    snapshots, path = Snapshots(model, data, rank=5), []
+
+    def after(step):
+        snapshots.take()
+        path.append(flat(net).clone())
+
+    trained(net, data, 30, after)
+    path = torch.stack(path)
+    mean = path.mean(0)
+    away = path[-5:] - mean
+    covariance = 0.5 * torch.diag(path.var(0, correction=0)) + away.T @ away / (2 * 4)
+    q = snapshots.posterior.family
+    assert torch.allclose(q.loc, mean, rtol=0, atol=1e-12)
+    found = q.factor @ q.factor.T + torch.diag((2 * q.log_diag).exp())
+    assert torch.allclose(found, covariance, rtol=1e-10, atol=1e-14)
+
+
+def test_snapshots_are_taken_from_the_fraction_on_every_so_many_steps():
+    _, model, data = regression()
+    for every, ends, expected in ((3, (), [18, 21, 24, 27, 30]), (None, (10, 20, 30), [20, 30])):
+        snapshots, counts = Snapshots(model, data, begin=0.5, every=every), {}
+        for step in range(1, 31):
+            snapshots.look(step, 30)
+            if step in ends:
+                snapshots.look(step, 30, epoch_ends=True)
+            counts[step] = snapshots.count
+        assert [step for step in range(2, 31) if counts[step] > counts[step - 1]] == expected
+
+
+def test_steps_of_accumulation_in_which_the_optimizer_rests_are_no_snapshots():
+    _, model, data = regression()
+    snapshots = Snapshots(model, data, begin=0.0, every=2)
+    for step in (0, 1, 1, 2, 2, 2, 3, 4):
+        snapshots.look(step, 4)
+    assert snapshots.count == 2
+
+
+def test_a_checkpoint_goes_on_with_the_same_numbers():
+    net, model, data = regression()
+    whole, first, second = (Snapshots(model, data, rank=3, begin=0.0, every=1) for _ in range(3))
+
+    def after(step):
+        whole.look(step, 20)
+        (first if step <= 8 else second).look(step, 20)
+        if step == 8:
+            second.load_state_dict(copy.deepcopy(first.state_dict()))
+
+    trained(net, data, 20, after)
+    assert second.count == 20
+    assert torch.equal(second.posterior.theta, whole.posterior.theta)
+
+
+def test_the_posterior_predicts_saves_and_knows_its_rows(tmp_path):
+    net, model, data = regression()
+    snapshots = Snapshots(model, data, rank=3)
+    trained(net, data, 40, lambda step: snapshots.take())
+    posterior = snapshots.posterior
+    assert posterior.num_data == 40
+    assert torch.isfinite(torch.tensor(posterior.log_evidence.value))
+    posterior.save(tmp_path / "walk.priory")
+    again = pr.load(tmp_path / "walk.priory", model)
+    assert torch.equal(again.predict(data[0]).mean, posterior.predict(data[0]).mean)
+    assert float(posterior.predict(data[0]).log_prob(data[1]).mean()) > 0
+
+
+def test_a_learnt_noise_is_set_on_the_held_rows_and_the_walk_goes_on():
+    net, model, (X, y) = regression("learn")
+    held = (X[30:], y[30:] + 0.6 * torch.tensor([1.0, -1.0]).repeat(5))  # far noisier than the rows of the training
+    snapshots = Snapshots(model, (X[:30], y[:30]), held=held)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[1.0, -1.0]]))
+    for _ in range(3):
+        snapshots.take()
+    noise = snapshots.posterior.mean["likelihood.noise"]
+    residual = (held[1] - net(held[0])[:, 0].detach()).square().mean().sqrt()
+    assert float(noise) == pytest.approx(float(residual), rel=0.1)
+    for _ in range(3):
+        snapshots.take()
+    assert float(snapshots.posterior.mean["likelihood.noise"]) == pytest.approx(float(noise), rel=1e-6)
+
+
+def test_running_statistics_are_those_that_the_training_left():
+    net = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+    X = torch.linspace(-1, 1, 10)[:, None]
+    snapshots = Snapshots(pr.Model(net, pr.Gaussian(0.1)), (X, X[:, 0]))
+    for _ in range(3):
+        net(X)
+        snapshots.take()
+    net.eval()
+    assert float(net[1].running_var[0]) != 1.0
+    prediction = snapshots.posterior.predict(X, samples=4)
+    assert torch.allclose(prediction.mean, net(X)[:, 0].detach(), atol=1e-5)
+
+
+def test_a_network_with_dropout_predicts_without_it():
+    net = nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    X = torch.linspace(-1, 1, 10)[:, None]
+    snapshots = Snapshots(pr.Model(net, pr.Gaussian(0.1)), (X, X[:, 0]))
+    for _ in range(2):
+        snapshots.take()
+    net.eval()
+    assert torch.allclose(snapshots.posterior.predict(X, samples=4).mean, net(X)[:, 0].detach(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"rank": 1}, "The 'rank' of Snapshots must be a whole number from 2. Got 1 instead."),
+        ({"begin": 1.0}, "The 'begin' of Snapshots must lie from 0 to below 1. Got 1.0 instead."),
+        ({"every": 0}, "The 'every' of Snapshots must be a whole number from 1, or None. Got 0 instead."),
+    ],
+)
+def test_what_it_can_not_be_is_said_in_a_sentence(options, sentence):
+    _, model, data = regression()
+    with pytest.raises(InputError) as error:
+        Snapshots(model, data, **options)
+    assert str(error.value) == sentence
+
+
+def test_a_model_that_is_none_a_noise_without_rows_and_weights_that_broke_are_refused():
+    net, model, data = regression()
+    with pytest.raises(InputError, match="The 'model' of Snapshots must be a Model"):
+        Snapshots(net, data)
+    with pytest.raises(InputError, match="The 'held' of Snapshots must be rows that are not trained on"):
+        Snapshots(regression("learn")[1], data)
+    snapshots = Snapshots(model, data, rank=3)
+    with pytest.raises(InputError, match="needs two snapshots or more"):
+        _ = snapshots.posterior
+    with pytest.raises(InputError, match="be one of the same model and rank"):
+        snapshots.load_state_dict(Snapshots(model, data, rank=4).state_dict())
+    with torch.no_grad():
+        net.weight.fill_(float("nan"))
+    with pytest.raises(InputError, match="must be finite: the training has diverged"):
+        snapshots.take()
+
+
+def test_a_module_that_trains_another_network_is_refused():
+    net, model, data = regression()
+    snapshots = Snapshots(model, data)
+    snapshots.begin_with(nn.Sequential(net))
+    with pytest.raises(InputError, match="hold the network that is trained, itself and not a copy"):
+        snapshots.begin_with(copy.deepcopy(net))
