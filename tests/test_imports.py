@@ -28,9 +28,9 @@ LAYERS = (
     ("diagnostics", "predictive", "averaged", "posteriors"),
     ("methods", "optim"),
     ("store", "draws_store", "checkpoint", "callbacks", "history", "progress", "loop"),
-    ("evaluate", "check", "comparison", "stacking"),
+    ("evaluate", "check", "comparison", "stacking", "sweeps", "pruning"),
     ("__init__",),  # `import priory` itself: names of all the lines above, loaded when asked for
-    ("plot", "reports", "sklearn", "cli", "studio", "__main__"),
+    ("plot", "reports", "sklearn", "integrations", "cli", "studio", "__main__"),
     ("testing",),
 )
 LINE = {unit: line for line, units in enumerate(LAYERS) for unit in units}
@@ -41,6 +41,7 @@ MAY_IMPORT_UPWARD = {
     ("posteriors", "to_arviz"),
     ("comparison", "report"),
     ("estimators", "plot"),
+    ("sweeps", "plot"),
 }
 
 

@@ -30,6 +30,7 @@ _WHERE = {
     "AmortisedEM": "priory.methods",
     "Bernoulli": "priory.likelihoods",
     "Categorical": "priory.likelihoods",
+    "Certificate": "priory.penalties",
     "Checkpoint": "priory.checkpoint",
     "Cyclical": "priory.methods",
     "Density": "priory.density",
@@ -37,6 +38,7 @@ _WHERE = {
     "Dropout": "priory.methods",
     "EarlyStop": "priory.callbacks",
     "Ensemble": "priory.methods",
+    "Equivalence": "priory.penalties",
     "Flow": "priory.methods",
     "FullRank": "priory.methods",
     "Gaussian": "priory.likelihoods",
@@ -63,7 +65,10 @@ _WHERE = {
     "fit": "priory.loop",
     "jensen_shannon": "priory.divergences",
     "kl": "priory.divergences",
+    "layer_factors": "priory.penalties",
     "load": "priory.store",
+    "penalty_from_prior": "priory.penalties",
+    "prior_from_penalty": "priory.penalties",
     "renyi": "priory.divergences",
     "stack": "priory.stacking",
 }
@@ -76,6 +81,7 @@ _MODULES = (
     "evaluate",
     "latent",
     "optim",
+    "penalties",
     "plot",
     "priors",
     "testing",
@@ -93,6 +99,7 @@ __all__ = [
     "AmortisedEM",
     "Bernoulli",
     "Categorical",
+    "Certificate",
     "Checkpoint",
     "Cyclical",
     "Density",
@@ -100,6 +107,7 @@ __all__ = [
     "Dropout",
     "EarlyStop",
     "Ensemble",
+    "Equivalence",
     "Flow",
     "FullRank",
     "Gaussian",
@@ -134,9 +142,13 @@ __all__ = [
     "jensen_shannon",
     "kl",
     "latent",
+    "layer_factors",
     "load",
     "optim",
+    "penalties",
+    "penalty_from_prior",
     "plot",
+    "prior_from_penalty",
     "priors",
     "renyi",
     "stack",
@@ -153,6 +165,7 @@ if TYPE_CHECKING:
         evaluate,
         latent,
         optim,
+        penalties,
         plot,
         priors,
         testing,
@@ -193,6 +206,7 @@ if TYPE_CHECKING:
         VariationalEM,
     )
     from priory.model import Model
+    from priory.penalties import Certificate, Equivalence, layer_factors, penalty_from_prior, prior_from_penalty
     from priory.stacking import average, stack
     from priory.store import load
 

@@ -116,7 +116,7 @@ def test_a_learnt_noise_is_set_on_the_held_rows_and_the_walk_goes_on():
         snapshots.take()
     noise = snapshots.posterior.mean["likelihood.noise"]
     residual = (held[1] - net(held[0])[:, 0].detach()).square().mean().sqrt()
-    assert float(noise) == pytest.approx(float(residual), rel=0.1)
+    assert float(noise) == pytest.approx(float(residual), rel=0.02)
     for _ in range(3):
         snapshots.take()
     assert float(snapshots.posterior.mean["likelihood.noise"]) == pytest.approx(float(noise), rel=1e-6)

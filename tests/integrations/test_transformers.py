@@ -112,7 +112,7 @@ def test_a_trainer_leaves_a_posterior_that_predicts_and_is_saved(options, tmp_pa
     bert = peer.BertForSequenceClassification(config)
     tokens, mask, labels = rows()
     data = [{"input_ids": t, "attention_mask": m, "labels": y} for t, m, y in zip(tokens, mask, labels, strict=True)]
-    model = pr.Model(Logits(bert), pr.Categorical())
+    model = pr.Model(Logits(bert).eval(), pr.Categorical())
     callback = transformers.SWAGCallback(model, rows(), rank=4, begin=0.5, every=1)
     arguments = peer.TrainingArguments(
         output_dir=str(tmp_path),

@@ -87,7 +87,10 @@ class Snapshots:
                 "for longer, or lower 'begin' or 'every'."
             )
         outside = self.outside
-        state = replace(self._state, mean=outside.settle(self._state.mean.clone()), buffers=outside.buffers())
+        mean, last = outside.settle(self._state.mean.clone()), self._state.last.clone()
+        learnt = outside.model.learnt
+        last[:, learnt] = mean[learnt]  # the noise is set afterwards, once for all snapshots
+        state = replace(self._state, mean=mean, last=last, buffers=outside.buffers())
         found = SWAG(self.count + self.rank, self.rank).posterior(outside.target, state)
         found.method, found.data = "SWAG", outside.rows
         return found

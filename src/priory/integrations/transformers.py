@@ -11,12 +11,13 @@ one, so that a few lines stand between them:
         def forward(self, input_ids, attention_mask):
             return self.inner(input_ids=input_ids, attention_mask=attention_mask).logits
 
-    callback = SWAGCallback(pr.Model(Logits(bert), pr.Categorical()), (input_ids, attention_mask, labels))
+    callback = SWAGCallback(pr.Model(Logits(bert).eval(), pr.Categorical()), (input_ids, attention_mask, labels))
     Trainer(bert, arguments, train_dataset=rows, callbacks=[callback]).train()
     callback.posterior.predict((input_ids, attention_mask))
 
-The Trainer trains `bert` itself, which the model holds. Its default rate falls to zero: `lr_scheduler_type="constant"`
-lets the weights wander.
+The Trainer trains `bert` itself, which the model holds. In evaluation mode dropout is off in the model's own copy; the
+Trainer turns it on for the training. Its default rate falls to zero: `lr_scheduler_type="constant"` lets the weights
+wander.
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ def test_the_first_step_is_the_last_whose_acceptance_is_above():
 def test_the_windows_of_the_metric_double_and_end_before_the_warm_up_does():
     assert windows(300) == [15, 30, 60, 120, 240]
     assert windows(1000) == [50, 100, 200, 400, 800]
+    assert windows(60) == [12, 24, 48]
     assert windows(10) == []
 
 

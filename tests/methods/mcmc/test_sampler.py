@@ -201,6 +201,28 @@ def test_chains_start_where_pathfinder_leads():
     assert pr.fit(density, None, method, steps=5, progress=False).sample(2)["w"].shape == (2, 3)
 
 
+def test_the_first_metric_is_the_covariance_of_what_chains_start_from():
+    """256 draws of the posterior itself: variances at 5 standard errors, sqrt(2 / 256) each; false alarms at 2e-6."""
+    density, _, covariance = gaussian()
+    start = pr.fit(density, None, pr.Pathfinder(), progress=False)
+    target, data = Target(density, None), Data.of(None)
+    method = HMC(chains=32, metric="diagonal")
+    state = method.init(target, method.plan(target, data, 1, 0), stream(0, "samplers"), start=start)
+    ratio = state.metric.variance.squeeze() / covariance.diagonal()
+    assert float((ratio - 1).abs().max()) < 5 * math.sqrt(2 / 256)
+    assert state.scaled
+
+
+def test_a_point_to_start_from_teaches_no_metric():
+    density, _, _ = gaussian()
+    start = pr.fit(density, None, pr.MAP(), steps=50, progress=False)
+    target, data = Target(density, None), Data.of(None)
+    method = HMC(chains=32, metric="diagonal")
+    state = method.init(target, method.plan(target, data, 1, 0), stream(0, "samplers"), start=start)
+    assert bool((state.metric.variance == 1).all())
+    assert not state.scaled
+
+
 def test_the_number_of_chains_follows_the_size_of_the_problem():
     density, *_ = gaussian()
     assert number_of_chains(Target(density, None)) == 256

@@ -35,6 +35,7 @@ DELAY, PULL, FADE = 10, 0.05, 0.75  # dual averaging: t0, gamma, kappa
 CROSSED = 0.8  # the acceptance of one step around which a first step size is looked for
 HALVINGS = 60
 RATE, MEMORY = 0.025, 0.95  # Adam on log T: its rate, and how long squared gradients are remembered
+SHORTEST = 8  # steps before the metric is learnt, and half of the shortest warm-up in which it is
 RECENT = 256  # draws that a low-rank metric is made of
 
 
@@ -131,7 +132,7 @@ def windows(warmup: int) -> list[int]:
     [15, 30, 60, 120, 240]
     """
     ends = [round(warmup / 20 * 2**k) for k in range(5)]
-    return ends if ends[0] >= 4 else []
+    return [end for end in ends if end >= SHORTEST] if warmup >= 2 * SHORTEST else []
 
 
 # The trajectory.

@@ -15,23 +15,22 @@ from __future__ import annotations
 
 import operator
 import warnings
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
 from priory.density import Density
 from priory.errors import PrioryWarning
+from priory.vectorise import unchecked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch.fx import Graph, GraphModule, Node
 
@@ -181,17 +180,6 @@ def without_value(graph: GraphModule) -> GraphModule:
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """Distributions without a check of their arguments: the check is a question about numbers, which no graph has."""
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
 
 
 def mutates(node: Node) -> bool:

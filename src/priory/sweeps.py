@@ -1,0 +1,329 @@
+"""Temperature: how the quality of predictions depends on T, and which T is best.
+
+    tempers="likelihood"   p(D|w)^(1/T) p(w)        the loss of variational inference is E_q[-log p(D|w)] + T KL(q || p)
+    tempers="posterior"    (p(D|w) p(w))^(1/T)      and here it is E_q[-log p(D|w) - log p(w)] - T H(q)
+
+Below T = 1 the posterior is cold. That cold ones predict better is the cold posterior effect (Wenzel et al. 2020, "How
+good is the Bayes posterior in deep neural networks really?"). What a T means depends on what is learnt: with learnt
+scales the penalty at T other than 1 is the KL to no prior, its heat residual being rho = 1 - T everywhere; with fixed
+scales, or at a point, T (-log p) = -log p^T is only a wider prior (`penalties.prior_from_penalty` certifies both).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+
+from priory import evaluate
+from priory.comparison import counted, split_rows
+from priory.errors import require, whole
+from priory.evaluate.scores import matched, top_class
+from priory.loop import check_method, fit, repr_of
+from priory.methods.swag import SWAG
+from priory.model import Model
+from priory.penalties import Certificate, penalty_from_prior, prior_from_penalty
+from priory.posteriors import Mixture, Posterior, Variational
+from priory.posteriors.masked import Masked
+from priory.streams import stream
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+    from priory.predictive import Prediction
+
+GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+OWNER = "temperature_sweep"
+RESAMPLED = 200  # bootstrap sets behind the standard error of a calibration error
+TITLES = {"nll": "NLL", "accuracy": "accuracy", "ece": "ECE", "rmse": "RMSE"}
+Learnt = Literal["scales", "point", "draws"]
+
+
+@dataclass(frozen=True)
+class TemperatureSweep:
+    """Scores against temperature; print it, plot it, or read `T`, `nll`, `accuracy`, `ece` or `rmse`, and `errors`.
+
+    `scores` and `errors`, the standard errors over the held-out rows, are by name, in the order of `temperatures`, NaN
+    where a fit failed; `failures` says why. `learnt` is what the method learns: "scales" of q, a "point", or "draws" for
+    samplers and Gaussians around a mode.
+    """
+
+    temperatures: tuple[float, ...]
+    scores: dict[str, tuple[float, ...]]
+    errors: dict[str, tuple[float, ...]]
+    tempers: str
+    learnt: Learnt
+    family: str  # of q, as `prior_from_penalty` calls it
+    about: str
+    failures: dict[float, str] = field(default_factory=dict)
+    posteriors: dict[float, Posterior] = field(default_factory=dict, repr=False)
+    pointwise: dict[float, Tensor] = field(default_factory=dict, repr=False)  # the loss of each held-out row
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802 - the symbol of the field
+        """The temperatures, from the coldest."""
+        return torch.tensor(self.temperatures, dtype=torch.float64)
+
+    @property
+    def nll(self) -> Tensor:
+        """Mean negative log predictive density of the held-out rows, in nats a row."""
+        return self._score("nll")
+
+    @property
+    def accuracy(self) -> Tensor:
+        """Share of the held-out rows whose likeliest class is theirs."""
+        return self._score("accuracy")
+
+    @property
+    def ece(self) -> Tensor:
+        """Expected calibration error."""
+        return self._score("ece")
+
+    @property
+    def rmse(self) -> Tensor:
+        """Root mean squared error, for predictions of numbers."""
+        return self._score("rmse")
+
+    def _score(self, name: str) -> Tensor:
+        require(name in self.scores, name, "TemperatureSweep", f"be one of {', '.join(self.scores)}", name)
+        return torch.tensor(self.scores[name], dtype=torch.float64)
+
+    @property
+    def best(self) -> float:
+        """T*, the temperature of the lowest NLL; NaN if every fit failed."""
+        scored = [(nll, t) for nll, t in zip(self.scores["nll"], self.temperatures, strict=True) if math.isfinite(nll)]
+        return min(scored)[1] if scored else math.nan
+
+    def difference(self, first: float, second: float) -> tuple[float, float]:
+        """NLL at one temperature minus that at another, with its standard error from the rows in pairs."""
+        for t in (first, second):
+            require(t in self.pointwise, "temperatures", "difference", f"be among {sorted(self.pointwise)}", t)
+        gap = self.pointwise[first] - self.pointwise[second]
+        return gap.mean().item(), standard_error(gap)
+
+    @property
+    def verdict(self) -> str:
+        """T* in a sentence, and whether these rows can tell it from 1."""
+        if math.isnan(self.best):
+            return "No temperature could be scored."
+        named = f"T* = {self.best:g}"
+        if self.best in (self.temperatures[0], self.temperatures[-1]) and len(self.temperatures) > 1:
+            named += ", at the end of the grid: the best may lie beyond"
+        if self.best == 1:
+            return f"{named}: no other temperature of the grid predicts better than Bayes' own."
+        if 1.0 not in self.pointwise:
+            return f"{named}."
+        gap, error = self.difference(1.0, self.best)
+        clear = "more than these rows' noise" if gap > 2 * error else "within these rows' noise"
+        return f"{named}. It lies {gap:.4f} ± {error:.4f} nats a row below T = 1, {clear}."
+
+    @cached_property
+    def certificate(self) -> Certificate | None:
+        """What `prior_from_penalty` says of the penalty at T*, for a standard normal prior; None for draws."""
+        if self.learnt == "draws" or math.isnan(self.best):
+            return None
+        return tempered_certificate(self.best, self.family if self.learnt == "scales" else "dirac", self.tempers)
+
+    @property
+    def statement(self) -> str:
+        """Whether the objective at T* is Bayesian, and for which prior."""
+        return statement(self.best, self.learnt, self.tempers, self.certificate)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Draw every score against T with two standard errors, T* and the statement; with a `path`, write it there."""
+        from priory.plot.sweeps import temperatures
+
+        figure = temperatures(self)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def __str__(self) -> str:
+        lines = [["T", *(TITLES[name] for name in self.scores)]]
+        for i, t in enumerate(self.temperatures):
+            cells = [
+                f"{values[i]:.4f} ± {self.errors[name][i]:.4f}" if math.isfinite(values[i]) else "failed"
+                for name, values in self.scores.items()
+            ]
+            lines.append([f"{t:g}{' *' if t == self.best else '  '}", *cells])
+        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        text = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+        failed = [f"T = {t:g} failed: {why}" for t, why in self.failures.items()]
+        return "\n".join([self.about, "", *text, "", *failed, self.verdict, self.statement])
+
+
+def temperature_sweep(
+    model: Model,
+    data: Any,
+    method: Any,
+    grid: Sequence[float] = GRID,
+    test: Any = 0.2,
+    *,
+    tempers: Literal["likelihood", "posterior"] = "likelihood",
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    samples: int = 64,
+    seed: int = 0,
+    progress: bool = False,
+) -> TemperatureSweep:
+    """Fit a method at each temperature of the grid and score it on the same held-out rows.
+
+    `test` is a pair (X, y), or the fraction of the rows of `data` to hold out, chosen by `seed`. The rest goes to `fit`
+    and `predict`. The errors are those of the held-out rows; what another seed would change is not in them.
+    """
+    require(isinstance(model, Model), "model", OWNER, "be a Model, with a likelihood", type(model).__name__)
+    check_method(method, "method", OWNER)
+    numbers = _temperatures(grid)
+    pair = isinstance(test, (tuple, list)) and len(test) >= 2
+    fraction = isinstance(test, float) and 0 < test < 1
+    require(pair or fraction, "test", OWNER, "be a pair (X, y), or a fraction between 0 and 1", test)
+    require(data is not None, "data", OWNER, "be given", data)
+    require(whole(samples, 1), "samples", OWNER, "be a whole number, at least 1", samples)
+    known = tempers in ("likelihood", "posterior")
+    require(known, "tempers", OWNER, "be 'likelihood' or 'posterior'", repr(tempers))
+
+    rows, (inputs, targets) = split_rows(data, test, seed, batch_size)
+    options: dict[str, Any] = {"epochs": epochs, "steps": steps, "seed": seed, "tempers": tempers, "progress": progress}
+    found: dict[float, dict[str, tuple[float, float]]] = {}
+    failures: dict[float, str] = {}
+    posteriors: dict[float, Posterior] = {}
+    pointwise: dict[float, Tensor] = {}
+    for t in numbers:
+        try:
+            posterior = fit(model, rows, method, temperature=t, **options)
+            prediction = posterior.predict(inputs, samples=samples, seed=seed)
+            found[t] = scored(prediction, targets)
+        except RuntimeError as error:  # it diverged; what a person has to mend is an InputError, and is raised
+            failures[t] = str(error).strip()
+            continue
+        posteriors[t] = posterior
+        pointwise[t] = -prediction.log_prob(targets).detach().double().cpu()
+    names = list(next(iter(found.values()), {"nll": None}))
+    missing = (math.nan, math.nan)
+    scores, errors = (
+        {name: tuple(found.get(t, {}).get(name, missing)[part] for t in numbers) for name in names} for part in (0, 1)
+    )
+    learnt, family = learns(method, next(iter(posteriors.values()), None))
+    about = (
+        f"{repr_of(method)}, {counted(int(rows.num_data or 0), 'row')} to fit, {len(targets)} held out, seed {seed}, "
+        f"T tempers the {tempers}"
+    )
+    return TemperatureSweep(numbers, scores, errors, tempers, learnt, family, about, failures, posteriors, pointwise)
+
+
+def _temperatures(grid: Any) -> tuple[float, ...]:
+    many = isinstance(grid, (Sequence, Tensor)) and not isinstance(grid, str) and len(grid) > 0
+    require(many, "grid", OWNER, "be temperatures, such as (0.1, 0.3, 1.0)", grid)
+    values = grid.tolist() if isinstance(grid, Tensor) else list(grid)
+    numbers = all(isinstance(t, (int, float)) and not isinstance(t, bool) and 0 < t < math.inf for t in values)
+    require(numbers, "grid", OWNER, "hold positive numbers", values)
+    require(len(set(values)) == len(values), "grid", OWNER, "hold each temperature once", values)
+    return tuple(sorted(float(t) for t in values))
+
+
+# What a temperature means.
+
+
+def learns(method: Any, posterior: Posterior | None) -> tuple[Learnt, str]:
+    """What a fit learns, by its posterior: the scales of q, with its family; a point; or draws of a distribution."""
+    while isinstance(posterior, Mixture):
+        posterior = posterior.members[0]
+    inner = getattr(method, "inner", method)
+    if posterior is None or posterior.point or isinstance(posterior, Masked) or isinstance(inner, SWAG):
+        return "point", "dirac"
+    if isinstance(posterior, Variational):
+        return "scales", getattr(posterior.family, "base", "gaussian")
+    return "draws", "dirac"
+
+
+def tempered_certificate(temperature: float, family: str, tempers: str = "likelihood") -> Certificate:
+    """The certificate of what a tempered objective adds to E_q[-log p(D|w)], for a standard normal prior.
+
+    It is T KL(q || p), or -E_q[log p] - T H(q), which is T times the KL to p^(1/T).
+
+    >>> tempered_certificate(0.1, "gaussian").kind, tempered_certificate(0.1, "dirac").valid
+    ('tempered', True)
+    """
+    one = torch.ones((), dtype=torch.float64)
+    kept = 1.0 if tempers == "likelihood" else temperature
+    penalty: Any = penalty_from_prior(Normal(0 * one, kept**0.5 * one), family)
+    return prior_from_penalty(lambda *at: temperature * penalty(*at), family).certificate
+
+
+def statement(temperature: float, learnt: Learnt, tempers: str, certificate: Certificate | None = None) -> str:
+    """What the certificate says of an objective at T, in words."""
+    if math.isnan(temperature):
+        return ""
+    cold = f"T = {temperature:g}"
+    if learnt == "point" and tempers == "posterior":
+        return "Certificate: a point that tempers the whole posterior does not depend on T: the mode is the same."
+    if learnt == "point":
+        by = temperature**-0.5
+        width = f"a Gaussian prior {max(by, 1 / by):.2g} times {'wider' if by >= 1 else 'narrower'}"
+        return (
+            f"Certificate: at a point, or with fixed scales, T (-log p) is minus the log of the prior p^T, so that any T is "
+            f"Bayesian: {cold} is {width if temperature != 1 else 'the prior itself'}. With learnt scales it would be "
+            f"Bayesian for no prior."
+        )
+    if learnt == "draws":
+        return (
+            f"Certificate: draws of a tempered posterior count each row 1/T times ({1 / temperature:.3g} at {cold}), which "
+            f"no prior that is chosen before the data can do. At a point T would only be a wider prior."
+        )
+    if temperature == 1:
+        return (
+            "Certificate: T = 1 is Bayesian. With learnt scales any other T is so for no prior (rho = 1 - T); with fixed "
+            "scales, or at a point, it would only be a wider prior."
+        )
+    said = "" if certificate is None else f" {certificate.verdict}"
+    return (
+        f"Certificate: with learnt scales {cold} is Bayesian for no prior: the heat residual is rho = 1 - T = "
+        f"{1 - temperature:.3g}, everywhere.{said} With fixed scales, or at a point, it would only be a wider prior."
+    )
+
+
+# Scores with their standard errors.
+
+
+def scored(prediction: Prediction, targets: Tensor) -> dict[str, tuple[float, float]]:
+    """NLL, then accuracy and calibration error, or RMSE, each with its standard error over the rows."""
+    losses = -prediction.log_prob(targets).detach().double().cpu()
+    found = {"nll": (losses.mean().item(), standard_error(losses))}
+    if prediction.classes:
+        confidence, correct = (part.double().cpu() for part in top_class(prediction, targets, OWNER))
+        found["accuracy"] = (correct.mean().item(), standard_error(correct))
+        ece = evaluate.expected_calibration_error(prediction, targets)
+        found["ece"] = (ece, resampled_error(confidence, correct))
+    else:
+        y = matched(targets, prediction.mean, OWNER)
+        squares = (prediction.mean.double() - y.double()).square().reshape(len(y), -1).mean(-1).cpu()
+        rmse = squares.mean().sqrt().item()
+        found["rmse"] = (rmse, standard_error(squares) / (2 * rmse) if rmse > 0 else 0.0)
+    return found
+
+
+def standard_error(values: Tensor) -> float:
+    """The standard error of a mean; NaN for one value."""
+    return (values.std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
+
+
+def resampled_error(confidence: Tensor, correct: Tensor, bins: int = 15) -> float:
+    """The standard error of an expected calibration error, from rows drawn again with replacement."""
+    generator, count = stream(0, "resampled"), len(confidence)
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    place = torch.bucketize(confidence, edges[1:-1])
+    gap = correct - confidence
+    values = []
+    for _ in range(RESAMPLED):
+        rows = torch.randint(count, (count,), generator=generator)
+        values.append(torch.bincount(place[rows], weights=gap[rows], minlength=bins).abs().sum() / count)
+    return torch.stack(values).std().item()
