@@ -39,6 +39,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -48,6 +49,7 @@ from priory import penalties
 from priory.distributed import gather, rank, world
 from priory.errors import DivergedError
 from priory.penalties.places import places
+from priory.priors.rules import RULES
 from priory.streams import stream
 
 PENALTIES: dict[str, type[penalties.Regulariser]] = {
@@ -116,7 +118,7 @@ def network(problem: Problem, training: Training, seed: int) -> nn.Sequential:
     x, y = problem.train
     make = {"conv": convolutional, "vgg19": vgg19}[training.network]
     net = make(x.shape[1:], int(y.max()) + 1, training.width)
-    generator, rule = stream(seed, "weights"), pr.priors.rules.RULES[training.variance]
+    generator, rule = stream(seed, "weights"), RULES[training.variance]
     found, parameters = places(net), dict(net.named_parameters())
     with torch.no_grad():
         for name, p in parameters.items():
@@ -193,7 +195,7 @@ def run(problem: Problem, training: Training, fit: Fit) -> Score:
     names = penalty.factors(net)
     model = pr.Model(net, pr.Categorical(), prior={**dict.fromkeys(names, penalty), "*": "flat"})
     method = pr.MAP(learning_rate=training.learning_rate)
-    options = {"epochs": training.epochs, "batch_size": training.batch_size, "seed": fit.seed}
+    options: dict[str, Any] = {"epochs": training.epochs, "batch_size": training.batch_size, "seed": fit.seed}
     try:
         posterior = pr.fit(model, problem.train, method, **options, progress=False)
     except DivergedError:
@@ -241,17 +243,14 @@ class Results:
 
 def search(results: Results, penalty: str, kind: str, grid: Sequence[float], seeds: Sequence[int]) -> float:
     """log10(lambda* / lambda_Th): the best of the grid on validation rows, the larger lambda of two that are equal."""
-    decades = sorted(grid)
-    for _ in range(GROWTH + 1):
+    decades, growth = sorted(grid), 0
+    while True:
         results.ask([Fit(penalty, kind, d, seed) for d in decades for seed in seeds])
         best = max(decades, key=lambda d: (results.mean(penalty, kind, d, seeds), d))
-        if best == decades[0]:
-            decades = [best - HALF, *decades]
-        elif best == decades[-1]:
-            decades = [*decades, best + HALF]
-        else:
-            break
-    return best
+        if best not in (decades[0], decades[-1]) or growth == GROWTH:
+            return best
+        decades = [best - HALF, *decades] if best == decades[0] else [*decades, best + HALF]
+        growth += 1
 
 
 # The table.
@@ -290,10 +289,11 @@ def column(
     asked = [("usual", best["usual"]), ("Bayesian", best["Bayesian"]), ("Bayesian", 0.0)]
     results.ask([Fit(penalty, kind, decades, seed) for kind, decades in asked for seed in range(seeds)])
     scores = [[results.scores[Fit(penalty, kind, decades, seed)] for seed in range(seeds)] for kind, decades in asked]
-    accuracies = [[score.test for score in some] for some in scores]
+    usual, bayesian, theory = ([score.test for score in some] for some in scores)
     zeros = [sum(score.zeros for score in some) / seeds for some in scores]
     spans = [widths(net, Fit(penalty, kind, decades, 0), training.variance) for kind, decades in asked]
-    return Column(penalty, *accuracies, best["usual"], best["Bayesian"], spans[0], spans[1], (zeros[0], zeros[1]))
+    stars = (best["usual"], best["Bayesian"])
+    return Column(penalty, usual, bayesian, theory, *stars, spans[0], spans[1], (zeros[0], zeros[1]))
 
 
 def widths(net: nn.Module, fit: Fit, variance: str) -> tuple[float, float]:

@@ -41,6 +41,7 @@ MAY_IMPORT_UPWARD = {
     ("posteriors", "to_arviz"),
     ("comparison", "report"),
     ("estimators", "plot"),
+    ("pruning", "plot"),
     ("sweeps", "plot"),
 }
 

@@ -72,6 +72,12 @@ FITTED: dict[str, tuple[Callable[[], Posterior], Callable[[], pr.Model | pr.Dens
         lambda: network(normed, pr.Flow(layers=2, hidden=4, samples=2)),
         lambda: pr.Model(normed(), pr.Gaussian()),
     ),
+    "masked by dropout": (lambda: network(plain, pr.Dropout()), lambda: pr.Model(plain(), pr.Gaussian())),
+    "mixture with buffers": (
+        lambda: network(normed, pr.Ensemble(pr.MeanField(), 2)),
+        lambda: pr.Model(normed(), pr.Gaussian()),
+    ),
+    "last_layer of a network": (lambda: network(plain, pr.LastLayer()), lambda: pr.Model(plain(), pr.Gaussian())),
     "draws of a density": (lambda: pr.fit(density(), None, pr.Pathfinder(), progress=False), density),
     "laplace of a density": (lambda: pr.fit(density(), None, pr.Laplace(), progress=False), density),
     "chains of a density": (

@@ -2,7 +2,7 @@
 
 Neurons. In a chain ... W_l, b_l, phi, W_{l+1}, b_{l+1} ... a neuron j goes without any change of the network if
 
-    its incoming weights W_l[j, :] are zero:   its output is the constant c_j = phi(b_l[j]); b_{l+1} += W_{l+1}[:, j] c_j
+    its incoming weights W_l[j, :] are zero:   it is the constant c_j = phi(b_l[j]), and b_{l+1} takes W_{l+1}[:, j] c_j
     its outgoing weights W_{l+1}[:, j] are:    nothing sees it
 
 A neuron is a row of a linear layer or an output channel of a convolution. With zeros around the image, a constant that
@@ -106,9 +106,9 @@ class PrunedNetwork:
 def prune_neurons(trained: Posterior | nn.Sequential, test: Any = None) -> PrunedNetwork:
     """Remove the neurons whose incoming or outgoing weights are all zero, from a copy of the network.
 
-    `trained` is a posterior, whose mean weights are taken, such as MAP's with `penalties.GroupLasso`; or a network as it
-    is. The network is an `nn.Sequential` (of such, too) of linear layers, convolutions, batch normalisation, activations,
-    pooling and `Flatten`. With a posterior, `test=(X, y)` scores the network before and after.
+    `trained` is a posterior, whose mean weights are taken, such as MAP's with `penalties.GroupLasso`; or a network as
+    it is. The network is an `nn.Sequential` (of such, too) of linear layers, convolutions, batch normalisation,
+    activations, pooling and `Flatten`. With a posterior, `test=(X, y)` scores the network before and after.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
     >>> _ = net[0].weight.data[1].zero_()
@@ -163,10 +163,8 @@ def layers(net: nn.Sequential) -> Layers:
         require(known, "trained", "prune_neurons", must, f"{type(module).__name__} at {name}")
         flat = not isinstance(module, nn.Flatten) or (module.start_dim == 1 and module.end_dim == -1)
         require(flat, "trained", "prune_neurons", "flatten all but the rows", f"{module} at {name}")
-        if found.weighted:
+        if found.weighted:  # what comes before the first is of the inputs, which stay
             found.between[-1].append(module)
-        elif isinstance(module, NORMS):
-            continue  # of the inputs, which stay
     require(bool(found.weighted), "trained", "prune_neurons", "have a layer with weights", str(net))
     return found
 
@@ -185,7 +183,7 @@ def _shrink(chain: Layers, kept: dict[str, Tensor]) -> int:
             incoming = layer.weight.flatten(1).abs().amax(1) == 0
             outgoing = columns(after, outputs(layer)).abs().amax((0, 2)) == 0
             value = constants(layer, chain.between[i])
-            folds = (value == 0) | ~_bordered(after, chain.between[i])
+            folds = (value == 0) | (not _bordered(after, chain.between[i]))
             gone = outgoing | (incoming & folds)
             stuck += int((incoming & ~gone).sum())
             if bool(gone.all()):

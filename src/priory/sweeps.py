@@ -52,8 +52,8 @@ class TemperatureSweep:
     """Scores against temperature; print it, plot it, or read `T`, `nll`, `accuracy`, `ece` or `rmse`, and `errors`.
 
     `scores` and `errors`, the standard errors over the held-out rows, are by name, in the order of `temperatures`, NaN
-    where a fit failed; `failures` says why. `learnt` is what the method learns: "scales" of q, a "point", or "draws" for
-    samplers and Gaussians around a mode.
+    where a fit failed; `failures` says why. `learnt` is what the method learns: "scales" of q, a "point", or "draws"
+    for samplers and Gaussians around a mode.
     """
 
     temperatures: tuple[float, ...]
@@ -68,7 +68,7 @@ class TemperatureSweep:
     pointwise: dict[float, Tensor] = field(default_factory=dict, repr=False)  # the loss of each held-out row
 
     @property
-    def T(self) -> Tensor:  # noqa: N802 - the symbol of the field
+    def T(self) -> Tensor:
         """The temperatures, from the coldest."""
         return torch.tensor(self.temperatures, dtype=torch.float64)
 
@@ -270,19 +270,19 @@ def statement(temperature: float, learnt: Learnt, tempers: str, certificate: Cer
         by = temperature**-0.5
         width = f"a Gaussian prior {max(by, 1 / by):.2g} times {'wider' if by >= 1 else 'narrower'}"
         return (
-            f"Certificate: at a point, or with fixed scales, T (-log p) is minus the log of the prior p^T, so that any T is "
-            f"Bayesian: {cold} is {width if temperature != 1 else 'the prior itself'}. With learnt scales it would be "
-            f"Bayesian for no prior."
+            f"Certificate: at a point, or with fixed scales, T (-log p) is minus the log of the prior p^T, so that "
+            f"any T is Bayesian: {cold} is {width if temperature != 1 else 'the prior itself'}. With learnt scales it "
+            f"would be Bayesian for no prior."
         )
     if learnt == "draws":
         return (
-            f"Certificate: draws of a tempered posterior count each row 1/T times ({1 / temperature:.3g} at {cold}), which "
-            f"no prior that is chosen before the data can do. At a point T would only be a wider prior."
+            f"Certificate: draws of a tempered posterior count each row 1/T times ({1 / temperature:.3g} at {cold}), "
+            f"which no prior that is chosen before the data can do. At a point T would only be a wider prior."
         )
     if temperature == 1:
         return (
-            "Certificate: T = 1 is Bayesian. With learnt scales any other T is so for no prior (rho = 1 - T); with fixed "
-            "scales, or at a point, it would only be a wider prior."
+            "Certificate: T = 1 is Bayesian. With learnt scales any other T is so for no prior (rho = 1 - T); with "
+            "fixed scales, or at a point, it would only be a wider prior."
         )
     said = "" if certificate is None else f" {certificate.verdict}"
     return (

@@ -12,6 +12,7 @@ from priory import Param
 from priory.data import Data
 from priory.methods.mcmc import NUTS
 from priory.methods.mcmc.integrators import integrate, kinetic
+from priory.methods.mcmc.joint import Joint
 from priory.methods.mcmc.metrics import Diagonal
 from priory.methods.mcmc.nuts import level, walk
 from priory.methods.mcmc.sampler import State
@@ -60,7 +61,13 @@ class Recursion:
         if depth == 0:
             step = sign * self.state.step_size.log.exp()
             w, p, value, gradient = integrate(
-                "leapfrog", self.one, self.state.metric, edge[0][None], edge[1][None], edge[2][None], step
+                "leapfrog",
+                Joint(self.one, lambda v: self.one(v)[1]),
+                self.state.metric,
+                edge[0][None],
+                edge[1][None],
+                edge[2][None],
+                step,
             )
             point = (w[0], p[0], gradient[0], value[0])
             self.steps += 1

@@ -148,7 +148,7 @@ def test_a_temperature_multiplies_the_covariance():
 def test_the_warm_up_finds_the_metric_and_the_acceptance():
     density, _, covariance = gaussian()
     target, data = Target(density, None), Data.of(None)
-    method = HMC(chains=64, warmup=200)
+    method = HMC(chains=64, warmup=200, trajectory=4.0, integrator="leapfrog")  # some steps, whatever the acceptance
     generator = stream(4, "samplers")
     state = method.init(target, method.plan(target, data, 30, 0), generator)
     accepted = []
@@ -159,7 +159,7 @@ def test_the_warm_up_finds_the_metric_and_the_acceptance():
     assert isinstance(state.metric, Dense)
     ratio = torch.linalg.eigvals(torch.linalg.solve(covariance, state.metric.covariance)).real
     assert 0.6 < float(ratio.min()) < float(ratio.max()) < 1.7
-    assert 0.8 < sum(accepted[200:]) / 30 < 0.98
+    assert 0.9 < sum(accepted[200:]) / 30 < 0.985  # 0.95 is wanted
 
 
 @pytest.mark.parametrize("method", [HMC, NUTS, MALA, RandomWalk])
@@ -208,6 +208,7 @@ def test_the_first_metric_is_the_covariance_of_what_chains_start_from():
     target, data = Target(density, None), Data.of(None)
     method = HMC(chains=32, metric="diagonal")
     state = method.init(target, method.plan(target, data, 1, 0), stream(0, "samplers"), start=start)
+    assert isinstance(state.metric, Diagonal)
     ratio = state.metric.variance.squeeze() / covariance.diagonal()
     assert float((ratio - 1).abs().max()) < 5 * math.sqrt(2 / 256)
     assert state.scaled
@@ -219,6 +220,7 @@ def test_a_point_to_start_from_teaches_no_metric():
     target, data = Target(density, None), Data.of(None)
     method = HMC(chains=32, metric="diagonal")
     state = method.init(target, method.plan(target, data, 1, 0), stream(0, "samplers"), start=start)
+    assert isinstance(state.metric, Diagonal)
     assert bool((state.metric.variance == 1).all())
     assert not state.scaled
 

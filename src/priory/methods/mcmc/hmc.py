@@ -61,8 +61,9 @@ class HMC(Sampler):
         return len(INTEGRATORS[self.integrator][1])
 
     def transition(self, state: State, generator: torch.Generator) -> Move:
-        length = (1 - JITTER * halton(state.step + 1)) * self.furthest(state)
-        steps = (length / state.step_size.log.exp()).round().clamp(1, self.longest)  # (*B,)
+        # a member without a density, whose steps shrink to none, goes nowhere
+        length = ((1 - JITTER * halton(state.step + 1)) * self.furthest(state)).nan_to_num(nan=0.0)
+        steps = (length / state.step_size.log.exp()).nan_to_num(nan=1.0).round().clamp(1, self.longest)  # (*B,)
         step = length / steps
         p = state.metric.momentum(normal(state.w, generator))
         before = kinetic(state.metric, p) - state.value

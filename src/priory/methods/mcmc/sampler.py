@@ -354,8 +354,8 @@ def wide(step: Tensor) -> Tensor:
 
 
 def probability(log_ratio: Tensor) -> Tensor:
-    """min(1, exp(log_ratio)), and zero for what is not a number."""
-    return log_ratio.exp().clamp(max=1.0).nan_to_num(nan=0.0)
+    """min(1, exp(log_ratio)), and zero for what is not a number or comes from where there is no density."""
+    return torch.where(log_ratio < math.inf, log_ratio.exp().clamp(max=1.0), 0.0)
 
 
 def metropolis(

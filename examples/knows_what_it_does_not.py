@@ -1,0 +1,222 @@
+"""Which method knows what it doesn't know? Nine of them on one small regression with a gap.
+
+Four columns, 160 rows, as in many a table of measurements: the target is a wave along the first column and a line along
+two others; the fourth says nothing. No row has its first column in the gap (-0.7, 0.7) or beyond 2. The network, its
+prior and the noise are the same for all. Fresh rows are of three kinds: among the data, in the gap, and beyond. A
+method that knows what it doesn't know has as many of each inside of its 90 % intervals as it says: 90 in 100.
+
+Two more are printed: members with randomised prior functions (Osband et al. 2018), f_w(x) + f_0(x), with a frozen
+random network f_0 and targets with noise of their own each, which for a model that is linear in its weights are the
+anchored ensemble; and the stack of all nine.
+
+python examples/knows_what_it_does_not.py --out pictures
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from drawing import BLUE, GREY, INK, VERMILION, dress, folder_for_pictures, save, sheet
+from torch import Tensor, nn
+
+import priory as pr
+from priory.posteriors import Mixture, Posterior
+from priory.streams import stream
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NOISE = 0.2
+COLUMNS = 4
+KINDS = ("among", "gap", "beyond")
+LEVEL = 0.9
+BATCH = 32
+
+Rows = tuple[Tensor, Tensor]
+Fits = dict[str, Posterior]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long: steps of an optimiser, draws a chain, members of an ensemble."""
+
+    steps: int = 1500
+    draws: int = 40
+    chains: int = 8
+    members: int = 8
+
+
+# The rows.
+
+
+def truth(X: Tensor) -> Tensor:
+    """The mean of the target."""
+    return 1.2 * torch.sin(1.6 * X[:, 0]) + others(X)
+
+
+def others(X: Tensor) -> Tensor:
+    """What columns other than the first add to it."""
+    return 0.5 * X[:, 1] - 0.3 * X[:, 2]
+
+
+def rows(kind: str, count: int, seed: int) -> Rows:
+    """Rows whose first column lies among the data, in the gap, or beyond, on either side."""
+    generator = stream(seed, "knows", kind)
+    low, high = {"among": (0.7, 2.0), "gap": (0.0, 0.6), "beyond": (2.3, 3.2)}[kind]
+    X = torch.randn(count, COLUMNS, generator=generator, dtype=torch.float64)
+    side = torch.where(torch.rand(count, generator=generator) < 0.5, -1.0, 1.0)
+    X[:, 0] = side * (low + (high - low) * torch.rand(count, generator=generator, dtype=torch.float64))
+    return X, truth(X) + NOISE * torch.randn(count, generator=generator, dtype=torch.float64)
+
+
+def train() -> Rows:
+    """The rows that are fitted."""
+    return rows("among", 160, seed=0)
+
+
+# The methods.
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    """One hidden layer; the weights are fixed by the seed, and torch's own stream is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(COLUMNS, 20), nn.Tanh(), nn.Linear(20, 1)).double()
+
+
+def model_of(net: nn.Module) -> pr.Model:
+    """The network with a known noise, and normal priors of standard deviation 1 and, behind the units, 0.5."""
+    return pr.Model(net, pr.Gaussian(NOISE), prior={"0.*": 1.0, "*": 0.5})
+
+
+def fits(effort: Effort) -> Fits:
+    """The nine, the sampler last: it needs no approximation but its length, and is what the others are measured by."""
+    data, net, climb = train(), network(), pr.MAP()
+    mode = pr.fit(model_of(net), data, climb, steps=effort.steps, batch_size=BATCH, progress=False)
+    methods = {
+        "Dropout": pr.Dropout(rate="learn"),
+        "SWAG": pr.SWAG(start=mode),
+        "Ensemble": pr.Ensemble(climb, effort.members),
+        "anchored Ensemble": pr.Ensemble(climb, effort.members, anchored=True),
+        "LastLayer": pr.LastLayer(at=mode),
+        "Laplace": pr.Laplace(structure="full", at=mode),
+        "MeanField": pr.MeanField(),
+        "NUTS": pr.NUTS(chains=effort.chains, warmup=2 * effort.draws, max_depth=6),
+    }
+    lengths = {"NUTS": effort.draws, "SWAG": None, "LastLayer": None, "Laplace": None}
+    found: Fits = {"MAP": mode}
+    for name, method in methods.items():
+        steps = lengths.get(name, effort.steps)
+        found[name] = pr.fit(model_of(net), data, method, steps=steps, batch_size=BATCH, progress=False)
+    return found
+
+
+class RandomisedPrior(nn.Module):
+    """f_w(x) + scale f_0(x): a network that is trained, and one that never is."""
+
+    def __init__(self, net: nn.Module, frozen: nn.Module, scale: float = 1.0) -> None:
+        super().__init__()
+        self.net, self.frozen, self.scale = net, copy.deepcopy(frozen).requires_grad_(False), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) + self.scale * self.frozen(x)
+
+
+def from_prior(model: pr.Model, generator: torch.Generator) -> nn.Module:
+    """A copy of the model's network with weights that are drawn from its prior."""
+    weights = model.prior.loc + torch.randn(model.layout.size, generator=generator).to(model.prior.loc) / (
+        model.prior.precision.sqrt()
+    )
+    drawn = copy.deepcopy(model.net)
+    nn.utils.vector_to_parameters(weights[: model.network.size], drawn.parameters())
+    return drawn
+
+
+def randomised(net: nn.Module, data: Rows, members: int, steps: int) -> Mixture:
+    """An ensemble with randomised prior functions: every member has a frozen network and noise of its own."""
+    X, y = data
+    found = []
+    for m in range(members):
+        generator = stream(m, "randomised prior")
+        frozen = from_prior(model_of(net), generator)
+        believed = pr.Model(RandomisedPrior(net, frozen), pr.Gaussian(NOISE), prior={"net.0.*": 1.0, "*": 0.5})
+        noisy = y + NOISE * torch.randn(len(y), generator=generator, dtype=y.dtype)
+        start = pr.Ensemble(pr.MAP(), 1)  # weights of its own
+        found += pr.fit(believed, (X, noisy), start, steps=steps, batch_size=BATCH, seed=m, progress=False).members
+    return Mixture(found)
+
+
+# What they know.
+
+
+def scores(posterior: Posterior, kind: str, count: int = 400) -> tuple[float, float]:
+    """The mean log density of fresh rows of a kind, and the fraction inside of their 90 % intervals."""
+    X, y = rows(kind, count, seed=1)
+    prediction = posterior.predict(X, samples=200)
+    low, high = prediction.interval(LEVEL)
+    return float(prediction.log_prob(y).mean()), float(((low <= y) & (y <= high)).double().mean())
+
+
+def table(found: Fits) -> dict[str, dict[str, tuple[float, float]]]:
+    """Scores of every method at every kind of rows."""
+    return {name: {kind: scores(posterior, kind) for kind in KINDS} for name, posterior in found.items()}
+
+
+# The picture.
+
+
+def draw(found: Fits, folder: Path) -> Path:
+    """A panel a method: the mean and the 90 % band along the first column, the others at zero."""
+    figure, panels = sheet(3, 3, 12, 9, sharex=True, sharey=True)
+    for ax, (name, posterior) in zip(panels, found.items(), strict=True):
+        inside = [scores(posterior, kind)[1] for kind in KINDS]
+        dress(ax, f"{name}: {', '.join(f'{share:.0%}' for share in inside)}")
+        band(ax, posterior)
+    figure.supxlabel(
+        "first column, the others at 0; titles: fresh rows inside of 90 % intervals, among the data, in the gap, beyond"
+    )
+    figure.supylabel("target")
+    return save(figure, folder, "knows_what_it_does_not.png")
+
+
+def band(ax: Axes, posterior: Posterior) -> None:
+    """One panel; rows are shown less what their other columns add."""
+    X = torch.zeros(120, COLUMNS, dtype=torch.float64)
+    X[:, 0] = torch.linspace(-3.2, 3.2, len(X), dtype=torch.float64)
+    prediction = posterior.predict(X, samples=400)
+    low, high = prediction.interval(LEVEL)
+    x = X[:, 0].tolist()
+    ax.fill_between(x, low.tolist(), high.tolist(), color=BLUE, alpha=0.2, linewidth=0)
+    ax.plot(x, prediction.mean.tolist(), color=BLUE, linewidth=1.8)
+    ax.plot(x, truth(X).tolist(), color=VERMILION, linewidth=1.2, linestyle="--")
+    seen, y = train()
+    ax.scatter(seen[:, 0].tolist(), (y - others(seen)).tolist(), s=5, color=INK, alpha=0.6, zorder=3)
+    ax.axvspan(-0.7, 0.7, color=GREY, alpha=0.1, linewidth=0)
+    ax.set_ylim(-4.5, 4.5)
+
+
+def main(folder: Path) -> None:
+    """Fit all, print their scores, and draw the nine."""
+    effort = Effort()
+    found = fits(effort)
+    held = rows("among", 100, seed=2)
+    more: Fits = {
+        "randomised priors": randomised(network(), train(), effort.members, effort.steps),
+        "stack of the nine": pr.stack(list(found.values()), held),
+    }
+    print(f"{'':18s}  log density of a row          inside of 90 % intervals")
+    print(f"{'':18s} {'':s}{' '.join(f'{kind:>8s}' for kind in (*KINDS, *KINDS))}")
+    for name, row in table({**found, **more}).items():
+        numbers = [f"{row[kind][0]:8.2f}" for kind in KINDS] + [f"{row[kind][1]:8.2f}" for kind in KINDS]
+        print(f"{name:18s} {' '.join(numbers)}")
+    weights = more["stack of the nine"].weights  # pyright: ignore[reportAttributeAccessIssue] - a Mixture
+    print("stack:", ", ".join(f"{a:.2f} {name}" for name, a in zip(found, weights.tolist(), strict=True) if a > 0.005))
+    draw(found, folder)
+
+
+if __name__ == "__main__":
+    main(folder_for_pictures(__doc__))
