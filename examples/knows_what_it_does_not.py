@@ -44,7 +44,7 @@ Fits = dict[str, Posterior]
 class Effort:
     """How long: steps of an optimiser, draws a chain, members of an ensemble."""
 
-    steps: int = 1500
+    steps: int = 1200
     draws: int = 40
     chains: int = 8
     members: int = 8
@@ -139,14 +139,15 @@ def from_prior(model: pr.Model, generator: torch.Generator) -> nn.Module:
 def randomised(net: nn.Module, data: Rows, members: int, steps: int) -> Mixture:
     """An ensemble with randomised prior functions: every member has a frozen network and noise of its own."""
     X, y = data
-    found = []
+    found: list[Posterior] = []
     for m in range(members):
         generator = stream(m, "randomised prior")
         frozen = from_prior(model_of(net), generator)
         believed = pr.Model(RandomisedPrior(net, frozen), pr.Gaussian(NOISE), prior={"net.0.*": 1.0, "*": 0.5})
         noisy = y + NOISE * torch.randn(len(y), generator=generator, dtype=y.dtype)
-        start = pr.Ensemble(pr.MAP(), 1)  # weights of its own
-        found += pr.fit(believed, (X, noisy), start, steps=steps, batch_size=BATCH, seed=m, progress=False).members
+        one = pr.Ensemble(pr.MAP(), 1)  # begins at weights of its own
+        member = pr.fit(believed, (X, noisy), one, steps=steps, batch_size=BATCH, seed=m, progress=False)
+        found.append(member)
     return Mixture(found)
 
 
@@ -196,7 +197,7 @@ def band(ax: Axes, posterior: Posterior) -> None:
     seen, y = train()
     ax.scatter(seen[:, 0].tolist(), (y - others(seen)).tolist(), s=5, color=INK, alpha=0.6, zorder=3)
     ax.axvspan(-0.7, 0.7, color=GREY, alpha=0.1, linewidth=0)
-    ax.set_ylim(-4.5, 4.5)
+    ax.set_ylim(-2.6, 2.6)
 
 
 def main(folder: Path) -> None:

@@ -14,8 +14,9 @@ the standard error over those rows. It takes about three minutes on one core.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,11 +67,11 @@ def network(depth: int, width: int, variance: Any, seed: int = 0) -> nn.Sequenti
     """A tanh network whose weights begin with the variance of a rule, and its biases at the edge's or at zero."""
     sizes = [64, *[width] * depth, 10]
     layers: list[nn.Module] = []
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.Tanh()]
     net = nn.Sequential(*layers[:-1])
-    rule, generator = RULES.get(variance, variance), stream(seed, "weights")
-    found = places(net)
+    rule: Any = RULES.get(variance, variance)
+    generator, found = stream(seed, "weights"), places(net)
     with torch.no_grad():
         for name, p in net.named_parameters():
             place = found[name]
@@ -85,7 +86,7 @@ def network(depth: int, width: int, variance: Any, seed: int = 0) -> nn.Sequenti
 def best_temperature(asking: Asking, grid: Sequence[float] = TEMPERATURES) -> TemperatureSweep:
     """1. The temperature of mean-field inference, with the prior that has Glorot's variance."""
     model = pr.Model(network(1, 50, "glorot"), pr.Categorical(), prior="glorot")
-    options = {"steps": asking.steps, "batch_size": asking.batch_size, "samples": asking.samples}
+    options: dict[str, Any] = {"steps": asking.steps, "batch_size": asking.batch_size, "samples": asking.samples}
     return temperature_sweep(model, asking.train, pr.MeanField(), grid, test=asking.test, **options)
 
 
@@ -129,12 +130,17 @@ def whole(mu: Tensor, s: Tensor) -> Tensor:
     return 0.5 * (mu.square() + s.square() - 1) - s.log()
 
 
+def at_a_point(r: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The penalty as a function of the location alone."""
+    return lambda mu: r(mu, torch.ones_like(mu))
+
+
 def one_penalty() -> list[tuple[str, str, penalties.Certificate]]:
     """4. Two penalties under four families, with learnt scales, and with the scale fixed at one."""
     found = []
     for name, r in (("mu^2/2", plain), ("(mu^2+s^2-1)/2 - log s", whole)):
         for family in FAMILIES:
-            given: Any = (lambda mu, r=r: r(mu, torch.ones_like(mu))) if family == "dirac" else r
+            given = at_a_point(r) if family == "dirac" else r
             found.append((name, family, penalties.prior_from_penalty(given, family).certificate))
         fixed = penalties.prior_from_penalty(r, "gaussian", scale=1.0).certificate
         found.append((name, "gaussian, scale 1", fixed))

@@ -25,7 +25,6 @@ A latent model is a `Density` too, with z summed out: MAP, Laplace and MCMC take
 from __future__ import annotations
 
 import copy
-import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -35,7 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from priory.data import DEFAULT_BATCH, Batch, Data, as_batch
 from priory.density import Density
-from priory.errors import InputError, PrioryWarning, require, whole
+from priory.errors import InputError, require, warn, whole
 from priory.flat import Param
 from priory.streams import stream
 
@@ -428,6 +427,8 @@ def some(data: Data, rows: int, block: int, generator: torch.Generator) -> Batch
     return tuple(torch.cat(parts) for parts in zip(*kept, strict=True))
 
 
-def warn(sentence: str) -> None:
-    """Say that something works, but not as a person may think."""
-    warnings.warn(sentence, PrioryWarning, stacklevel=3)
+def warn_of_silent(count: int, owner: str, each: str = "row") -> None:
+    """Say how many rows have no value at all."""
+    if count:
+        which = f"{count} {each}s have no value, and say" if count > 1 else f"1 {each} has no value, and says"
+        warn(f"{which} nothing of {owner}.")

@@ -23,8 +23,9 @@ from torch.distributions import constraints
 
 from priory.errors import require, whole
 from priory.flat import Param
-from priory.latent.base import Expectation, Generated, Latent, Rows, Theta, warn
-from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, conditional, patterns, unseen
+from priory.latent.base import Expectation, Generated, Latent, Rows, Theta, warn_of_silent
+from priory.latent.frames import frame
+from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, conditional, patterns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -77,18 +78,11 @@ class FactorAnalysis(Latent):
 
     def look(self, rows: Rows) -> dict[str, Tensor]:
         """The centre and the scale of each column."""
-        y = rows["y"].double()
-        there = ~y.isnan()
-        must, got = "have a value in each column", f"only NaN in column {unseen(y)}"
-        require(bool(there.any(0).all()), "y", repr(self), must, got)
-        lost = int((~there.any(1)).sum())
-        if lost:
-            warn(f"{lost} row{'s have' if lost > 1 else ' has'} no value at all, and says nothing.")
-        centre = y.nanmean(0)
-        variance = self.pooled((y - centre).square().nanmean(0)).expand_as(centre)
-        still = variance.sqrt() <= 1e-12 * centre.abs()
-        scale = torch.where(still, centre.abs().clamp_min(1.0), variance.sqrt())
-        return {"centre": centre.to(self.dtype), "scale": scale.to(self.dtype)}
+        y = rows["y"]
+        together = self.noise_shape(y.shape[1]) == ()
+        centre, scale = frame(y, rows.weights, "y", repr(self), self.dtype, together)
+        warn_of_silent(int(y.isnan().all(1).sum()), repr(self))
+        return {"centre": centre, "scale": scale}
 
     def framed(self, rows: Rows) -> Tensor:
         """Rows in the frame, (n, D)."""

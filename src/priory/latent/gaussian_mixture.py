@@ -27,6 +27,7 @@ from priory import constraints
 from priory.errors import require
 from priory.flat import Param
 from priory.latent.base import Expectation, Rows, Theta
+from priory.latent.frames import frame
 from priory.latent.mixture import Mixture, assigned, log_weights
 
 if TYPE_CHECKING:
@@ -92,19 +93,10 @@ class GaussianMixture(Mixture):
 
     def look(self, rows: Rows) -> dict[str, Tensor]:
         """The centre and the scale of each column; one scale for all where covariances are spherical."""
-        y = columns(rows["y"]).double()
-        seen = ~y.isnan()
-        require(
-            bool(seen.any(0).all()), "y", repr(self), "have a value in each column", f"only NaN in column {unseen(y)}"
-        )
-        self.warn_of(len(y), int((~seen.any(1)).sum()))
-        centre = y.nanmean(0)
-        variance = (y - centre).square().nanmean(0)
-        if self._alike:
-            variance = variance.mean().expand(len(centre))
-        still = variance.sqrt() <= 1e-12 * centre.abs()
-        scale = torch.where(still, centre.abs().clamp_min(1.0), variance.sqrt())
-        return {"centre": centre.to(self.dtype), "scale": scale.to(self.dtype)}
+        y = columns(rows["y"])
+        centre, scale = frame(y, rows.weights, "y", repr(self), self.dtype, together=self._alike)
+        self.warn_of(len(y), int(y.isnan().all(1).sum()))
+        return {"centre": centre, "scale": scale}
 
     def framed(self, rows: Rows) -> Tensor:
         """Rows in the frame, (n, D)."""
@@ -303,11 +295,6 @@ class GaussianMixture(Mixture):
 def columns(y: Tensor) -> Tensor:
     """Rows as (n, D)."""
     return y[:, None] if y.ndim == 1 else y
-
-
-def unseen(y: Tensor) -> str:
-    """The columns without a value."""
-    return ", ".join(map(str, y.isnan().all(0).nonzero()[:, 0].tolist()))
 
 
 def pairs(x: Tensor) -> Tensor:

@@ -29,7 +29,8 @@ from torch.distributions import constraints as torch_constraints
 from priory import constraints
 from priory.errors import require, whole
 from priory.flat import Param
-from priory.latent.base import Expectation, Generated, Rows, Theta
+from priory.latent.base import Expectation, Generated, Rows, Theta, warn_of_silent
+from priory.latent.frames import frame
 from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, raised
 from priory.latent.sequences import SequenceModel, lengths, seen
 
@@ -80,16 +81,11 @@ class LinearGaussian(SequenceModel):
 
     def look(self, rows: Rows) -> dict[str, Tensor]:
         """The centre and the scale of each column, over all steps."""
-        y = columns(rows["y"]).flatten(0, 1).double()
-        empty = ", ".join(map(str, y.isnan().all(0).nonzero()[:, 0].tolist()))
-        require(not empty, "y", repr(self), "have a value in each column", f"only NaN in column {empty}")
-        centre = y.nanmean(0)
-        scale = (y - centre).square().nanmean(0).sqrt()
-        still = scale <= 1e-12 * centre.abs()
-        return {
-            "centre": centre.to(self.dtype),
-            "scale": torch.where(still, centre.abs().clamp_min(1.0), scale).to(self.dtype),
-        }
+        y = columns(rows["y"])
+        weights = None if rows.weights is None else rows.weights.repeat_interleave(y.shape[1])
+        centre, scale = frame(y.flatten(0, 1), weights, "y", repr(self), self.dtype)
+        warn_of_silent(int(y.flatten(1).isnan().all(1).sum()), repr(self), "sequence")
+        return {"centre": centre, "scale": scale}
 
     def framed(self, rows: Rows) -> Tensor:
         """Sequences in the frame, (n, T, D)."""

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.errors import InputError, require, whole
+from priory.errors import InputError, require, warn, whole
 from priory.flat import Param
-from priory.latent.base import Expectation, Generated, Latent, Rows, Theta, warn
+from priory.latent.base import Expectation, Generated, Latent, Rows, Theta, warn_of_silent
 from priory.latent.starts import clusters
 
 if TYPE_CHECKING:
@@ -176,9 +176,7 @@ class Mixture(Latent):
 
     def warn_of(self, rows: int, silent: int = 0) -> None:
         """Say how many rows say nothing, and when there are fewer rows than components."""
-        if silent:
-            which = f"{silent} rows have no value, and say" if silent > 1 else "1 row has no value, and says"
-            warn(f"{which} nothing of the components of {self!r}.")
+        warn_of_silent(silent, f"the components of {self!r}")
         if rows < self.k:
             warn(f"{self!r} has more components than there are rows, {rows}: some say the same, or nothing.")
 

@@ -16,6 +16,7 @@ from torch.distributions import constraints
 from priory.errors import require
 from priory.flat import Param
 from priory.latent.base import Rows, Theta
+from priory.latent.frames import frame
 from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, SHARP, columns, matrices, pairs
 from priory.latent.mixture import Mixture
 
@@ -62,11 +63,8 @@ class RegressionMixture(Mixture):
         self.warn_of(len(rows))
         found = {}
         for name in ("x", "y"):
-            t = columns(rows[name]).double()
-            centre, scale = t.mean(0), t.std(0, correction=0)
-            still = scale <= 1e-12 * centre.abs()
-            found[f"{name}_centre"] = centre.to(self.dtype)
-            found[f"{name}_scale"] = torch.where(still, centre.abs().clamp_min(1.0), scale).to(self.dtype)
+            centre, scale = frame(columns(rows[name]), rows.weights, name, repr(self), self.dtype)
+            found |= {f"{name}_centre": centre, f"{name}_scale": scale}
         return found
 
     def framed(self, rows: Rows, name: str) -> Tensor:

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from priory.data import Data
-from priory.errors import DivergedError, require, whole
-from priory.latent.base import Latent, Theta, climbed, expect, some, warn
+from priory.errors import DivergedError, require, warn, whole
+from priory.latent.base import Latent, Theta, climbed, expect, some
 from priory.methods.base import Info, Options, Plan
 
 if TYPE_CHECKING:
