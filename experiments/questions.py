@@ -1,6 +1,6 @@
 """The questions that the lecture on priors and penalties leaves open, asked of one small problem.
 
-    python experiments/questions.py
+    python experiments/questions.py --out pictures
 
 1. Which temperature predicts best, and what does it mean (the cold posterior effect, Wenzel et al. 2020)?
 2. How wide is the best prior, over the initialisation's width?
@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from priory.priors.rules import RULES
 from priory.streams import stream
 from priory.sweeps import TemperatureSweep, scored, temperature_sweep
 
-TEMPERATURES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+TEMPERATURES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 WIDTHS = (0.3, 1.0, 1.8, 3.2, 5.6, 10.0, 18.0)  # of the prior, over the initialisation's
 FAMILIES = ("dirac", "gaussian", "laplace", "uniform")
 BIAS = 0.05  # sigma_b at the edge of chaos
@@ -156,10 +157,14 @@ def mean_and_spread(values: Sequence[float]) -> str:
     return f"{t.mean():.4f}" + (f" +- {t.std():.4f}" if len(t) > 1 else "")
 
 
-def main(asking: Asking) -> None:
-    """Ask every question and print what comes."""
+def main(asking: Asking, out: Path | None = None) -> None:
+    """Ask every question and print what comes; draw the scores against temperature into a folder."""
     print("1. Temperature, mean field, 64-50-10, tanh")
-    print(best_temperature(asking), end="\n\n", flush=True)
+    sweep = best_temperature(asking)
+    print(sweep, end="\n\n", flush=True)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        sweep.plot(out / "temperature.png")
     print("2. Width of a Gaussian prior over the initialisation's (Glorot), NLL")
     found = best_width(asking)
     print(f"{'width':<8}" + "".join(f"{name:>20}" for name in found))
@@ -182,5 +187,6 @@ def main(asking: Asking) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=Asking.steps, help="of every fit")
+    parser.add_argument("--out", type=Path, help="the folder that the picture goes to")
     chosen = parser.parse_args()
-    main(Asking(*digits(), steps=chosen.steps))
+    main(Asking(*digits(), steps=chosen.steps), chosen.out)

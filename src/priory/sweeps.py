@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from priory.predictive import Prediction
 
-GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 OWNER = "temperature_sweep"
 RESAMPLED = 200  # bootstrap sets behind the standard error of a calibration error
 TITLES = {"nll": "NLL", "accuracy": "accuracy", "ece": "ECE", "rmse": "RMSE"}
