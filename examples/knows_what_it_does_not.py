@@ -136,18 +136,16 @@ def from_prior(model: pr.Model, generator: torch.Generator) -> nn.Module:
     return drawn
 
 
-def randomised(net: nn.Module, data: Rows, members: int, steps: int) -> Mixture:
-    """An ensemble with randomised prior functions: every member has a frozen network and noise of its own."""
+def randomised(data: Rows, members: int, steps: int) -> Mixture:
+    """An ensemble with randomised prior functions: every member has a start, a frozen network and noise of its own."""
     X, y = data
     found: list[Posterior] = []
     for m in range(members):
-        generator = stream(m, "randomised prior")
-        frozen = from_prior(model_of(net), generator)
-        believed = pr.Model(RandomisedPrior(net, frozen), pr.Gaussian(NOISE), prior={"net.0.*": 1.0, "*": 0.5})
+        net, generator = network(seed=m + 1), stream(m, "randomised prior")
+        both = RandomisedPrior(net, from_prior(model_of(net), generator))
+        believed = pr.Model(both, pr.Gaussian(NOISE), prior={"net.0.*": 1.0, "*": 0.5})
         noisy = y + NOISE * torch.randn(len(y), generator=generator, dtype=y.dtype)
-        one = pr.Ensemble(pr.MAP(), 1)  # begins at weights of its own
-        member = pr.fit(believed, (X, noisy), one, steps=steps, batch_size=BATCH, seed=m, progress=False)
-        found.append(member)
+        found.append(pr.fit(believed, (X, noisy), pr.MAP(), steps=steps, batch_size=BATCH, seed=m, progress=False))
     return Mixture(found)
 
 
@@ -206,7 +204,7 @@ def main(folder: Path) -> None:
     found = fits(effort)
     held = rows("among", 100, seed=2)
     more: Fits = {
-        "randomised priors": randomised(network(), train(), effort.members, effort.steps),
+        "randomised priors": randomised(train(), effort.members, effort.steps),
         "stack of the nine": pr.stack(list(found.values()), held),
     }
     print(f"{'':18s}  log density of a row          inside of 90 % intervals")

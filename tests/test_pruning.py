@@ -86,17 +86,17 @@ def test_what_a_removed_neuron_alone_looked_at_goes_too():
 def test_channels_are_pruned_through_normalisation_pooling_and_flattening():
     net = filled(
         nn.Sequential(
-            *[nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ELU(), nn.MaxPool2d(2)],
+            *[nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ELU(), nn.Dropout2d(), nn.MaxPool2d(2)],
             *[nn.Conv2d(6, 5, 2), nn.BatchNorm2d(5), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten()],
             *[nn.Linear(5 * 4, 4), nn.Sigmoid(), nn.Linear(4, 2)],
         )
     )
     silence(net[0], rows=(0, 4))
-    silence(net[4], rows=(2,))
-    silence(net[9], columns=(4, 5, 6, 7), rows=(3,))  # all four places of channel 1
+    silence(net[5], rows=(2,))
+    silence(net[10], columns=(4, 5, 6, 7), rows=(3,))  # all four places of channel 1
     found = prune_neurons(net)
     close(net, found.network, normal(7, 2, 12, 12))
-    assert found.sizes == {"0": (6, 4), "4": (5, 3), "9": (4, 3), "11": (2, 2)}
+    assert found.sizes == {"0": (6, 4), "5": (5, 3), "10": (4, 3), "12": (2, 2)}
     assert found.weights[1] < found.weights[0]
     assert found.stuck == 0
 
@@ -179,6 +179,10 @@ def test_a_learnt_noise_and_targets_as_numbers_are_scored_too():
         (nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), "Got LayerNorm at 1 instead."),
         (nn.Sequential(nn.Conv2d(1, 1, 1), nn.Flatten(2)), "must flatten all but the rows."),
         (nn.Sequential(nn.ReLU()), "must have a layer with weights."),
+        (nn.Sequential(nn.Linear(4, 4), nn.MaxPool1d(2), nn.Linear(2, 1)), "must pool channels only, not neurons."),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(3), nn.Linear(4, 1)), "must normalise each neuron."),
+        (nn.Sequential(nn.Conv1d(1, 2, 1), nn.Linear(4, 1)), "after Flatten for those of a convolution."),
+        (nn.Sequential(nn.Linear(4, 2), nn.Flatten(), nn.Linear(6, 1)), "Got 6 inputs of 2 after the 2 of 0 instead."),
     ],
 )
 def test_a_network_that_is_no_chain_is_refused_in_a_sentence(net: nn.Module, sentence: str):

@@ -41,6 +41,7 @@ class Data:
     loader: DataLoader[Any] | None = None  # the person's own batches
     prepare: Callable[[Batch], Batch] = lambda batch: batch  # to the model's types and device, with its checks
     single: bool = False  # given as one tensor and not as a tuple
+    holes: bool = False  # whether NaN stands for a value that wasn't seen
 
     @staticmethod
     def of(source: Any, batch_size: int | None = None) -> Data:
@@ -180,7 +181,7 @@ class Data:
             collate = self.dataset.collate if isinstance(self.dataset, _Collated) else default_collate
             batch = as_batch(collate(items))
         for i, t in enumerate(batch):
-            check_finite(t, part(i, len(batch)), chosen)
+            check_finite(t, part(i, len(batch)), chosen, self.holes)
         return self.prepare(batch)
 
     def _loaded(self, seed: int, epoch: int, skip: int) -> Iterator[Batch]:
@@ -253,12 +254,15 @@ def part(index: int, parts: int) -> str:
     return "inputs" if parts == 2 else f"inputs {index}"
 
 
-def check_finite(t: Tensor, name: str, rows: Sequence[int] | None = None) -> None:
-    """Refuse NaN and infinity, saying in which row (of the data set, if the rows are named)."""
-    if t.is_floating_point() and not bool(torch.isfinite(t.sum())) and not bool((finite := torch.isfinite(t)).all()):
+def check_finite(t: Tensor, name: str, rows: Sequence[int] | None = None, holes: bool = False) -> None:
+    """Refuse NaN (but for holes) and infinity, saying in which row (of the data set, if the rows are named)."""
+    if not t.is_floating_point() or bool(torch.isfinite(t.sum())):
+        return
+    finite = ~t.isinf() if holes else torch.isfinite(t)
+    if not bool(finite.all()):
         place = int((~finite).nonzero()[0, 0])
         row = place if rows is None else rows[place]
-        kind = "NaN" if bool(torch.isnan(t).any()) else "infinity"
+        kind = "NaN" if bool(torch.isnan(t).any()) and not holes else "infinity"
         others = int((~finite).sum()) - 1
         more = f", and {others} more" if others else ""
         raise InputError(f"The {name} of the data must be finite. Got {kind} in row {row}{more}.")

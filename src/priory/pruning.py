@@ -51,8 +51,9 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 ELEMENTWISE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid),
     *(nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink),
-    *(nn.LogSigmoid, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
+    nn.LogSigmoid,
 )
+SILENT = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # in evaluation mode
 MAXIMA = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
 MEANS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
@@ -158,7 +159,7 @@ def layers(net: nn.Sequential) -> Layers:
             found.weighted.append((name, module))
             found.between.append([])
             continue
-        known = isinstance(module, (*NORMS, *ELEMENTWISE, *MAXIMA, *MEANS, *PADS, nn.Flatten))
+        known = isinstance(module, (*NORMS, *ELEMENTWISE, *SILENT, *MAXIMA, *MEANS, *PADS, nn.Flatten))
         must = "have linear layers, convolutions, batch normalisation, activations, pooling and Flatten only"
         require(known, "trained", "prune_neurons", must, f"{type(module).__name__} at {name}")
         flat = not isinstance(module, nn.Flatten) or (module.start_dim == 1 and module.end_dim == -1)
@@ -166,7 +167,23 @@ def layers(net: nn.Sequential) -> Layers:
         if found.weighted:  # what comes before the first is of the inputs, which stay
             found.between[-1].append(module)
     require(bool(found.weighted), "trained", "prune_neurons", "have a layer with weights", str(net))
+    for i, (name, layer) in enumerate(found.weighted[:-1]):
+        _check_meeting(name, layer, found.between[i], *found.weighted[i + 1])
     return found
+
+
+def _check_meeting(name: str, layer: Any, between: Sequence[nn.Module], next_name: str, after: Any) -> None:
+    """Refuse a pair of layers between which a neuron is not one column, one channel, or one run of columns."""
+    size, linear = outputs(layer), isinstance(layer, nn.Linear)
+    wrong = [type(m).__name__ for m in between if linear and isinstance(m, (*MAXIMA, *MEANS, *PADS))]
+    require(not wrong, "trained", "prune_neurons", "pool channels only, not neurons", f"{wrong} after {name}")
+    norms = all(m.num_features == size for m in between if isinstance(m, NORMS))
+    require(norms, "trained", "prune_neurons", "normalise each neuron", f"another number than {size} after {name}")
+    inputs = after.weight.shape[1]
+    flattened = not linear and isinstance(after, nn.Linear) and any(isinstance(m, nn.Flatten) for m in between)
+    meets = inputs % size == 0 if flattened else inputs == size and linear == isinstance(after, nn.Linear)
+    must = "have each layer look at the neurons of the one before, after Flatten for those of a convolution"
+    require(meets, "trained", "prune_neurons", must, f"{inputs} inputs of {next_name} after the {size} of {name}")
 
 
 def _leaves(net: nn.Module, prefix: str) -> list[tuple[str, nn.Module]]:

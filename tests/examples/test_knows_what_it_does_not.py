@@ -79,7 +79,7 @@ def test_frozen_networks_have_the_priors_scale(example: ModuleType):
 
 
 def test_randomised_priors_are_a_mixture_whose_members_have_frozen_networks_of_their_own(example: ModuleType):
-    mixture = example.randomised(example.network(), example.train(), members=2, steps=20)
+    mixture = example.randomised(example.train(), members=2, steps=20)
     first, second = (member.predict(torch.zeros(1, 4, dtype=torch.float64)).mean for member in mixture.members)
     assert float(first) != float(second)
 

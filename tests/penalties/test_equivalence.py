@@ -107,6 +107,8 @@ def test_a_penalty_that_is_not_integrable_is_given_up_to_a_factor() -> None:
     assert "falls only like |w|^-1.00" in found.certificate.verdict
     theta = d([0.5, 1.0, 2.0])
     assert torch.allclose(found.log_prior(theta), -theta.log(), atol=1e-8)
+    rising = prior_from_penalty(lambda mu, s: -2 * gaussian(mu, s) - 3 * s.log(), "gaussian")
+    assert "a density that grows like an exponential or faster" in rising.certificate.verdict
 
 
 def test_what_is_not_bayesian_is_what_the_nearest_bayesian_penalty_leaves() -> None:
@@ -142,7 +144,7 @@ def test_a_function_of_plain_numbers_and_one_of_the_location_alone_are_taken() -
 
 
 def test_narrow_wide_and_shifted_priors_are_found_by_themselves_or_by_their_centre() -> None:
-    for scale in (0.01, 300.0):
+    for scale in (1e-12, 0.01, 300.0):
         found = prior_from_penalty(penalty_from_prior(Normal(d(0.0), d(scale))), "gaussian")
         assert found.certificate.valid
         assert found.constant == pytest.approx(0, abs=1e-8)
@@ -174,6 +176,9 @@ def test_the_log_prior_is_differentiable_and_keeps_the_type_it_is_given() -> Non
         ({"slab": "cauchy"}, "The 'slab' of prior_from_penalty must be one of gaussian"),
         ({"r": lambda mu, s: mu.log()}, "The 'r' of prior_from_penalty must be finite around its centre"),
         ({"r": lambda mu, s: "a word"}, "The 'r' of prior_from_penalty must return one number"),
+        ({"r": lambda mu, s: (mu**2 - s.log()).sum()}, "The 'r' of prior_from_penalty must return one number"),
+        ({"r": lambda mu, s: gaussian(mu - 100, s)}, "The 'centre' of prior_from_penalty must lie within 8 widths"),
+        ({"r": lambda w: (w - 100) ** 2, "family": "dirac"}, "within 8 widths of the prior's peak, which is near"),
         ({"r": lambda: 0.0}, "The 'r' of prior_from_penalty must take a location"),
     ],
 )

@@ -10,6 +10,7 @@ from priory.data import Data
 from priory.loop import make_target
 from priory.methods.base import Plan
 from priory.penalties import Variational, penalty_from_prior
+from priory.penalties.on_q import at_unit_scales
 from priory.streams import stream
 
 F64 = torch.float64
@@ -136,11 +137,38 @@ def test_predictions_need_no_density() -> None:
     assert bool(torch.isfinite(prediction.mean).all())
 
 
+class Line(nn.Module):
+    """A slope and an intercept without a shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope, self.offset = (nn.Parameter(torch.zeros(shape, dtype=F64)) for shape in ((3, 1), ()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.slope + self.offset
+
+
+def test_a_parameter_of_one_number_is_penalised_too() -> None:
+    built = pr.Model(Line(), pr.Gaussian(0.3), prior=Variational(lambda mu, s: mu.square() + s.square() - s.log()))
+    assert pr.fit(built, data(), pr.MeanField(), steps=3, progress=False).mean["offset"].shape == ()
+
+
+def test_penalties_have_a_number_at_each_w_that_tells_them_apart() -> None:
+    w = torch.randn(2, 21, generator=stream(0, "w"), dtype=F64)
+    penalty = Variational(lambda mu, s: 0.5 * (mu.square() + s.square()) - s.log(), factor=3.0)
+    prior = model({"0.*": penalty, "*": NORMAL}).prior
+    found = at_unit_scales(prior).log_prob(w)
+    wanted = -1.5 * (w[:, :16].square() + 1).sum(-1) + NORMAL.log_prob(w[:, 16:]).sum(-1)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
+    with pytest.raises(pr.InputError, match="has no density at one w"):
+        prior.log_prob(w)
+
+
 # What can't be.
 
 
 @pytest.mark.parametrize(
-    "method", [pr.MAP(), pr.HMC(), pr.FullRank(), pr.NaturalGradient()], ids=lambda m: type(m).__name__
+    "method", [pr.MAP(), pr.HMC(chains=2, warmup=2), pr.FullRank(), pr.NaturalGradient()], ids=lambda m: type(m).__name__
 )
 def test_a_method_that_needs_a_density_refuses_it_in_a_sentence(method) -> None:
     penalty = Variational(lambda mu, s: mu.square() + s.square())

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,8 @@ from .cases import d
         lambda mu, s=1.0: mu**2,
         lambda *at: at[0] ** 2,
         lambda mu, s: math.pow(mu, 2),
+        lambda mu, s: np.square(np.asarray(mu)),
+        lambda mu, s: float(mu) ** 2 if mu > 0 else float(-mu) ** 2,
         torch.square,
     ],
 )

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from priory.data import DEFAULT_BATCH, Batch, Data, as_batch
 from priory.density import Density
@@ -201,7 +201,7 @@ class Latent(Density):
 
     def read(self, data: Any, batch_size: int | None = None) -> Data:
         """Data in whatever form a person has them, as rows."""
-        return read(data, batch_size)
+        return read(data, batch_size, self.missing)
 
     def blocks(self, data: Any) -> Iterator[Rows]:
         """Rows of other data than those of the fit, whose weights and z may be left out."""
@@ -398,11 +398,13 @@ def _slope(model: Latent, statistics: Mapping[str, Tensor], u: Tensor) -> tuple[
     return value.detach(), gradient
 
 
-def read(data: Any, batch_size: int | None = None) -> Data:
+def read(data: Any, batch_size: int | None = None, holes: bool = False) -> Data:
     """Data as `Data.of` reads them, except that NaN may stand for a value that wasn't seen."""
+    if isinstance(data, TensorDataset):
+        data = data.tensors
     if data is None or isinstance(data, (Data, Dataset, DataLoader)):
         require(data is not None, "data", "fit", "be given to a latent model", None)
-        return Data.of(data, batch_size)
+        return data if isinstance(data, Data) else replace(Data.of(data, batch_size), holes=holes)
     require(batch_size is None or whole(batch_size, 1), "batch_size", "fit", "be a whole number from 1", batch_size)
     single = not isinstance(data, (tuple, list))
     tensors = as_batch((data,) if single else data)

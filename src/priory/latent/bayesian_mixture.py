@@ -35,7 +35,7 @@ from torch.distributions import constraints as torch_constraints
 from priory import constraints
 from priory.errors import require
 from priory.flat import Param
-from priory.latent.base import Expectation, Rows, Theta
+from priory.latent.base import Expectation, Generated, Rows, Theta
 from priory.latent.conjugate import (
     LOG_TAU,
     Conjugate,
@@ -360,8 +360,7 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         blocks, size = self.sizes
         y = columns(rows["y"])
         x = y.reshape(len(y), 1, blocks, size) - phi["means"]  # (n, K, blocks, d)
-        freedom = phi["nu"] + 1 - size
-        scale = phi["scatter"] * ((1 + phi["beta"]) / (phi["beta"] * freedom))[..., None, None]
+        freedom, scale = phi["nu"] + 1 - size, self.student_scale(phi)
         logits = torch.empty_like(x[..., 0, 0])
         for index, seen in _patterns(y):
             part = x[index][..., seen] if self._crossed else x[index][:, :, seen]
@@ -369,6 +368,22 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
             free = freedom if self._crossed else freedom[:, seen]
             logits[index] = log_student(part, free, inner).sum(-1)
         return restricted((logits + self.weight_mean(phi).log()).T, rows.z).logsumexp(0)
+
+    def generate_q(self, phi: Phi, n: int, generator: torch.Generator) -> Generated:
+        """z by E[pi], and Student's t of its component: a normal draw over the root of a chi-squared one."""
+        assert self.shapes is not None
+        z = torch.multinomial(self.weight_mean(phi), n, replacement=True, generator=generator)
+        freedom, root = phi["nu"] + 1 - self.sizes[1], torch.linalg.cholesky(self.student_scale(phi))
+        noise = torch.randn(*phi["means"][z].shape, generator=generator, dtype=self.dtype, device=self.device)
+        half = 0.5 * freedom[z]
+        narrow = (gammas(half, half, 1, generator)[0]).sqrt()  # of chi-squared over its degrees of freedom
+        y = phi["means"][z] + (root[z] @ noise[..., None])[..., 0] / narrow[..., None]
+        return Generated(y.reshape(n, *self.shapes[0]), z)
+
+    def student_scale(self, phi: Phi) -> Tensor:
+        """The scale matrix of each component's predictive density, (K, blocks, d, d)."""
+        freedom = phi["nu"] + 1 - self.sizes[1]
+        return phi["scatter"] * ((1 + phi["beta"]) / (phi["beta"] * freedom))[..., None, None]
 
     def symmetry(self, phi: Phi) -> float:
         """log k!, less what exchanging components without rows does not change."""

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.distributions import constraints as torch_constraints
 
 from priory import constraints
-from priory.errors import require
+from priory.errors import InputError, require
 from priory.flat import Param
-from priory.latent.base import Expectation, Rows, Theta
+from priory.latent.base import Expectation, Generated, Rows, Theta
 from priory.latent.conjugate import LOG_TAU, Conjugate, Phi, gammas, kl_gamma, log_det, normals, positive
 
 if TYPE_CHECKING:
@@ -179,6 +179,10 @@ class BayesianRegression(Conjugate):
             "relevance": gammas(phi["c"], phi["d"], n, generator),
             "precision": gammas(phi["a"], phi["b"], n, generator),
         }
+
+    def generate_q(self, phi: Phi, n: int, generator: torch.Generator) -> Generated:
+        """None: there is no density of x."""
+        raise InputError(f"{self!r} can't make rows: it says y given x, and nothing of x. Use predict.")
 
     def log_q(self, phi: Phi, theta: Theta) -> Tensor:
         """log q(w) + log q(alpha) + log q(tau)."""

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from priory.density import DensityPrior
-from priory.errors import require
+from priory.errors import InputError, require
 from priory.flat import Layout, Param
-from priory.latent.base import Expectation, Latent, Rows, Theta
+from priory.latent.base import Expectation, Generated, Latent, Rows, Theta
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,6 +79,10 @@ class Conjugate(Latent):
     def predictive_q(self, phi: Phi, rows: Rows) -> Tensor | None:
         """log E_q[p(y_n | theta)] a row, (n,); None where it has no closed form."""
         return None
+
+    def generate_q(self, phi: Phi, n: int, generator: torch.Generator) -> Generated:
+        """n rows, each from a theta of its own that is drawn from q, and the hidden z that each came from."""
+        raise InputError(f"{self!r} can't make rows: it has no 'generate_q'.")
 
     def doubts_q(self, phi: Phi, statistics: Mapping[str, Tensor]) -> list[str]:
         """What a person should be warned of when q is the end of a fit, a sentence each."""

@@ -246,33 +246,25 @@ class GaussianMixture(Mixture):
         if len(whole):
             found = super().e_step(theta, rows.at(whole))
             yield whole, found, found.statistics["sums"]
+        for index, logits, filled, left in self.holed(theta, rows, holes):
+            some = rows.at(index)
+            found = assigned(logits + log_weights(theta)[:, None], some)
+            yield index, Expectation({}, found.bound, found.gap), filled_sums(found.q_counted(some), filled, left)
+
+    def holed(self, theta: Theta, rows: Rows, holes: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Rows with holes, a pattern at a time: which rows, and what `conditional` says of them."""
         means, spread = self.standard(theta)
         for index, seen in patterns(columns(rows["y"]), holes):
-            some = rows.at(index)
-            x = self.framed(some)
-            logits, filled, left = conditional(x, seen, means, spread, self.frame["scale"])
-            found = assigned(logits + log_weights(theta)[:, None], some)
-            q = found.q_counted(some)
-            counts = q.sum(1)
-            squares = (filled * q[..., None]).mT @ filled + counts[:, None, None] * left
-            i, j = torch.triu_indices(x.shape[1], x.shape[1])
-            linear = (q[:, None] @ filled)[:, 0]
-            yield (
-                index,
-                Expectation({}, found.bound, found.gap),
-                torch.cat([squares[:, i, j], linear, counts[:, None]], 1),
-            )
+            yield index, *conditional(self.framed(rows.at(index)), seen, means, spread, self.frame["scale"])
 
-    def log_joint(self, theta: Theta, rows: Rows) -> Tensor:
+    def log_joint(self, theta: Theta, rows: Rows, careful: bool = False) -> Tensor:
         """log p(y_n, z_n = k | theta) of what was seen, (K, n)."""
         if not self._crossed or not bool(rows["y"].sum().isnan()):
-            return super().log_joint(theta, rows)
+            return super().log_joint(theta, rows, careful)
         holes = columns(rows["y"]).isnan().any(1)
         whole = (~holes).nonzero()[:, 0]
-        means, spread = self.standard(theta)
-        places, values = [whole], [super().log_joint(theta, rows.at(whole))]
-        for index, seen in patterns(columns(rows["y"]), holes):
-            logits, _, _ = conditional(self.framed(rows.at(index)), seen, means, spread, self.frame["scale"])
+        places, values = [whole], [super().log_joint(theta, rows.at(whole), careful)]
+        for index, logits, _, _ in self.holed(theta, rows, holes):
             places.append(index)
             values.append(logits + log_weights(theta)[:, None])
         return torch.cat(values, 1)[:, torch.cat(places).argsort()]
@@ -370,3 +362,11 @@ def conditional(x: Tensor, seen: Tensor, means: Tensor, spread: Tensor, scale: T
     left = torch.zeros_like(spread)
     left[:, u[:, None], u] = spread[:, u[:, None], u] - cross.mT @ cross
     return logits, filled, left
+
+
+def filled_sums(q: Tensor, filled: Tensor, left: Tensor) -> Tensor:
+    """The expected (x_i x_j for i <= j, x, 1) of rows with holes, counted by q (K, m): (K, F)."""
+    counts = q.sum(1)
+    squares = (filled * q[..., None]).mT @ filled + counts[:, None, None] * left
+    i, j = torch.triu_indices(filled.shape[2], filled.shape[2])
+    return torch.cat([squares[:, i, j], (q[:, None] @ filled)[:, 0], counts[:, None]], 1)

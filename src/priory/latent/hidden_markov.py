@@ -14,6 +14,9 @@ Scaled recursions stay exact because no chance is below `LEAST`. b_t is divided 
 below `FAINT` is raised to it: a path through such a state has always another beside it, which leaves and comes back at
 the cost of two chances and is likelier by far. A state that is known to be another is as faint.
 
+Annealing has q in proportion to p(y, z)^s with s = 1 / T, and the log of its sum over paths is one more such recursion.
+Its gradients in s log pi, s log A and s log b are the expected counts under q, its derivative in s E_q[log p(y, z)].
+
 A step of the recursion is a small product of matrices for all sequences at once. A few long sequences are cut into
 chunks that become sequences of their own (Blelloch's scan, 1990, in two levels): the transfer of a chunk,
 diag(b_1) A diag(b_2) A ... diag(b_L), K x K, is found for all chunks at once; messages are handed from chunk to chunk;
@@ -24,17 +27,17 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.errors import require, whole
+from priory.errors import require, warn, whole
 from priory.flat import Param
-from priory.latent.base import Expectation, Generated, Rows, Theta
-from priory.latent.gaussian_mixture import GaussianMixture
+from priory.latent.base import Expectation, Generated, Rows, Theta, warn_of_silent
+from priory.latent.gaussian_mixture import GaussianMixture, filled_sums
 from priory.latent.mixture import EMPTY, Mixture, check_known, named_parts, restricted
 from priory.latent.multinomial_mixture import MultinomialMixture, raised_shares
 from priory.latent.poisson_mixture import PoissonMixture
@@ -70,6 +73,8 @@ class HiddenMarkov(SequenceModel):
 
     starts: ClassVar[tuple[str, ...]] = ("k-means++", "random")
     labels: ClassVar[bool] = True
+    tempers: ClassVar[bool] = True
+    samples: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -95,6 +100,7 @@ class HiddenMarkov(SequenceModel):
             "poisson": lambda: PoissonMixture(k),
         }
         self.emission: Mixture = makers[emissions]()
+        self.emission.speaks = False
 
     def __repr__(self) -> str:
         if isinstance(self.emission, GaussianMixture):
@@ -127,9 +133,13 @@ class HiddenMarkov(SequenceModel):
 
     def look(self, rows: Rows) -> dict[str, Tensor]:
         """What the emissions keep of all steps that have a value."""
-        y, there, _ = sequences_of(rows)
+        y, there, length = sequences_of(rows)
         require(bool(there.any()), "y", repr(self), "have a value", "only NaN")
-        self.emission.frame = self.emission.look(self.steps(y[there]))
+        warn_of_silent(int((length == 0).sum()), repr(self), "sequence")
+        if (steps := int(there.sum())) < self.k:
+            warn(f"{self!r} has more states than there are steps, {steps}: some say the same, or nothing.")
+        weights = None if rows.weights is None else rows.weights[:, None].expand_as(there)[there]
+        self.emission.frame = self.emission.look(replace(self.steps(y[there]), weights=weights))
         return dict(self.emission.frame)
 
     def z_shape(self, rows: Rows) -> tuple[tuple[int, ...], str]:
@@ -137,7 +147,7 @@ class HiddenMarkov(SequenceModel):
         return tuple(rows["y"].shape[:2]), "step"
 
     def check_rows(self, rows: Rows) -> None:
-        """Steps are what the emissions can have made; one with covariances is seen whole or not at all."""
+        """Steps are what the emissions can have made."""
         y, there, length = sequences_of(rows)
         check_known(rows.z, self.k, repr(self))
         if rows.z is not None:
@@ -145,9 +155,6 @@ class HiddenMarkov(SequenceModel):
             must = "be -1 after the last value of a sequence"
             require(not bool((after & (rows.z >= 0)).any()), "z", repr(self), must, "a state there")
         values = y[there]
-        if isinstance(self.emission, GaussianMixture) and self.emission.covariance in ("full", "tied"):
-            must = f"have whole steps, or none of their values, for covariance={self.emission.covariance!r}"
-            require(not bool(values.isnan().any()), "y", repr(self), must, "a step with some of its values")
         if self.categories:
             ok = bool(((values >= 0) & (values < self.categories) & (values == values.floor())).all())
             require(ok, "y", repr(self), f"be whole numbers from 0 to {self.categories - 1}", values)
@@ -169,7 +176,9 @@ class HiddenMarkov(SequenceModel):
 
     def e_step(self, theta: Theta, rows: Rows) -> Expectation:
         """Forward and backward, and the expected counts of first states, pairs of states and what each emits."""
-        found, features, log_base = self.smoothed(theta, rows)
+        if rows.temperature != 1 or rows.draws:
+            return self.expected_by_steps(theta, rows)
+        found, emitted, log_base = self.smoothed(theta, rows)
         _, _, length = sequences_of(rows)
         q, inside = found.marginals(), found.inside(length)
         for t in (q, found.lead):
@@ -180,10 +189,36 @@ class HiddenMarkov(SequenceModel):
         statistics = {
             "initial": q[:, 0, : len(rows)].sum(1),
             "transitions": found.transitions * found.pairs(),
-            "sums": q.flatten(1) @ features.mT,
+            "sums": emitted.sums(q.flatten(1)),
             "base": rows.counted(log_base).sum(),
         }
         return Expectation(statistics, found.log_evidence(length) + log_base)
+
+    def expected_by_steps(self, theta: Theta, rows: Rows) -> Expectation:
+        """The E-step where q is flattened, or where draws of paths stand for it: one step after another."""
+        _, _, length = sequences_of(rows)
+        emitted = self.emitted(laid(rows["y"], 1))
+        log_b = told(self.log_b(theta, emitted), rows.z, 1)
+        log_b = torch.maximum(log_b, log_b.amax(0) + math.log(FAINT[self.dtype])).unflatten(1, emitted.there.shape)
+        chain, cold = [t.log() for t in self.chances(theta)], 1 / rows.temperature
+        one, least = log_b.new_ones(()), LEAST[self.dtype]
+
+        def log_total(s: Tensor) -> Tensor:
+            return filtered(s * chain[0], s * chain[1], s * log_b, length, least)[0]
+
+        total, mean = torch.func.jvp(log_total, (cold * one,), (one,))[:2]  # log sum_z p^s and E_q[log p], (n,)
+        bound = total + (1 - cold) * mean
+        gap = None if cold == 1 else log_total(one) - bound
+        leaves = [(cold * t).detach().requires_grad_() for t in (*chain, log_b)]
+        with torch.enable_grad():
+            every, messages = filtered(leaves[0], leaves[1], leaves[2], length, least)
+            first, pairs, q = torch.autograd.grad(rows.counted(every).sum(), leaves)
+        if rows.draws:
+            path = paths([t.detach() for t in messages], leaves[1].detach(), length, rows.draws, rows.generator)
+            first, pairs, q = counted_paths(path, length, self.k, rows.counted(torch.ones_like(every)).detach())
+        log_base = emitted.base.sum(0)
+        statistics = {"initial": first, "transitions": pairs, "sums": emitted.sums(q.flatten(1))}
+        return Expectation(statistics | {"base": rows.counted(log_base).sum()}, bound + log_base, gap)
 
     def complete(self, theta: Theta, statistics: Mapping[str, Tensor]) -> Tensor:
         """Q = sum_k S_k log pi_k + sum_ij S_ij log A_ij + sum_kf S_kf eta_kf + sum_nt log h(y_nt)."""
@@ -201,45 +236,50 @@ class HiddenMarkov(SequenceModel):
 
     def log_marginal(self, theta: Theta, rows: Rows) -> Tensor:
         """log p(y_n | theta), (n,), as a function that autograd goes through: one step after another."""
-        y, _, length = sequences_of(rows)
-        _, features, there, log_base = self.emitted(laid(y, 1))
-        logits = told(self.emission.natural(theta) @ features.clone(), rows.z, 1).unflatten(1, there.shape)  # (K, T, n)
+        _, _, length = sequences_of(rows)
+        emitted = self.emitted(laid(rows["y"], 1))
+        emitted.features = emitted.features.clone()
+        log_b = told(self.log_b(theta, emitted, careful=False), rows.z, 1).unflatten(1, emitted.there.shape)
         initial, transitions = self.chances(theta)
-        message, total = initial[:, None], 0.0
-        for t in range(y.shape[1]):
-            joint = logits[:, t] + message.log()
-            evidence = joint.logsumexp(0)
-            total = total + torch.where(t < length, evidence, 0.0)
-            message = (transitions.mT @ (joint - evidence).exp()).clamp_min(LEAST[self.dtype])
-        return total + log_base.sum(0)
+        return filtered(initial.log(), transitions.log(), log_b, length, LEAST[self.dtype])[0] + emitted.base.sum(0)
 
-    def smoothed(self, theta: Theta, rows: Rows) -> tuple[Smoothed, Tensor, Tensor]:
-        """Forward and backward messages, the features (F, L * B) of all steps and log h(y_n), (n,)."""
+    def smoothed(self, theta: Theta, rows: Rows) -> tuple[Smoothed, Emitted, Tensor]:
+        """Forward and backward messages, all steps as the emissions read them, and log h(y_n), (n,)."""
         y = rows["y"]
         chunks = cuts(len(y), y.shape[1], self.k)
-        steps = laid(y, chunks)  # (L, B, ...)
-        flat, features, there, log_base = self.emitted(steps)
-        log_b = self.emission.natural(theta) @ features
-        which = self.emission.sharp(theta)
-        if len(which):
-            log_b[which] = self.emission.direct(theta, flat, which) * there.flatten()
-        log_b = told(log_b, rows.z, chunks)
-        initial, transitions = self.chances(theta)
-        found = smooth(initial, transitions, log_b.unflatten(1, there.shape), chunks, FAINT[self.dtype])
-        return found, features, log_base.sum(0).unflatten(0, (chunks, -1)).sum(0)
+        emitted = self.emitted(laid(y, chunks))
+        log_b = told(self.log_b(theta, emitted), rows.z, chunks).unflatten(1, emitted.there.shape)
+        found = smooth(*self.chances(theta), log_b, chunks, FAINT[self.dtype])
+        return found, emitted, emitted.base.sum(0).unflatten(0, (chunks, -1)).sum(0)
 
-    def emitted(self, steps: Tensor) -> tuple[Rows, Tensor, Tensor, Tensor]:
-        """Steps (L, B, ...) as rows; features (F, L * B), zero where nothing was seen; where it was; log h, (L, B)."""
+    def emitted(self, steps: Tensor) -> Emitted:
+        """Steps (L, B, ...) as the emissions read them."""
         there = seen(steps)
         values, gone = steps.flatten(0, 1), (~there).flatten().nonzero()[:, 0]
         if len(gone):
             values = values.index_fill(0, gone, 0.0)
-        rows = self.steps(values)
+        rows, holes = self.steps(values), None
         features, log_base = self.emission.features(rows), None if self.categories else self.emission.base(rows)
         log_base = features.new_zeros(len(values)) if log_base is None else log_base
         if len(gone):
             features, log_base = features.index_fill_(1, gone, 0.0), log_base.index_fill(0, gone, 0.0)
-        return rows, features, there, log_base.unflatten(0, there.shape)
+        if bool(features[:-1].sum().isnan()):  # as covariances leave it where only some columns were seen
+            holes = values.isnan().any(1)
+            features = features.index_fill_(1, holes.nonzero()[:, 0], 0.0)
+        return Emitted(rows, features, there, log_base.unflatten(0, there.shape), holes)
+
+    def log_b(self, theta: Theta, emitted: Emitted, careful: bool = True) -> Tensor:
+        """log b_t(k) without log h, (K, L * B); narrow states by their distances, if `careful`, as in mixtures."""
+        log_b = self.emission.natural(theta) @ emitted.features
+        which = self.emission.sharp(theta) if careful else None
+        if which is not None and len(which):
+            log_b[which] = self.emission.direct(theta, emitted.rows, which) * emitted.there.flatten()
+        if emitted.holes is not None:
+            assert isinstance(self.emission, GaussianMixture)
+            for index, logits, filled, left in self.emission.holed(theta, emitted.rows, emitted.holes):
+                log_b[:, index] = logits
+                emitted.filled.append((index, filled, left))
+        return log_b
 
     # What is hidden.
 
@@ -258,8 +298,8 @@ class HiddenMarkov(SequenceModel):
     def most_likely(self, theta: Theta, rows: Rows) -> Tensor:
         """The states that are likeliest together (Viterbi, 1967), (n, T), -1 after the end."""
         y, _, length = sequences_of(rows)
-        _, features, there, _ = self.emitted(laid(y, 1))
-        log_b = told(self.emission.natural(theta) @ features, rows.z, 1).unflatten(1, there.shape)  # (K, T, n)
+        emitted = self.emitted(laid(y, 1))
+        log_b = told(self.log_b(theta, emitted), rows.z, 1).unflatten(1, emitted.there.shape)  # (K, T, n)
         initial, transitions = self.chances(theta)
         return viterbi(initial.log(), transitions.log(), log_b, length)
 
@@ -282,16 +322,20 @@ class HiddenMarkov(SequenceModel):
     def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
         """The M-step of a first split of all steps into clusters; each pair of states is counted once more."""
         y, there, _ = sequences_of(rows)
-        steps = self.steps(y[there])
+        counts = y.new_ones(len(y)) if rows.weights is None else rows.weights
+        counts = counts[:, None].expand_as(there)
+        steps = replace(self.steps(y[there]), weights=counts[there])
         known = None if rows.z is None else rows.z[there]
-        labels = clusters(self.emission.coordinates(steps), self.k, how, generator, z=known)
+        labels = clusters(self.emission.coordinates(steps), self.k, how, generator, steps.weights, known)
         emitted = self.emission.begin_from(labels, steps)
         z = torch.full(there.shape, -1, dtype=torch.long, device=y.device)
         z[there] = labels
-        first = torch.bincount(z[:, 0][z[:, 0] >= 0], minlength=self.k).to(self.dtype) + 1
+        begun = z[:, 0] >= 0
+        first = torch.bincount(z[begun, 0], counts[begun, 0], minlength=self.k).to(self.dtype) + 1
         both = (z[:, 1:] >= 0) & (z[:, :-1] >= 0)
         kinds = (z[:, :-1] * self.k + z[:, 1:])[both]
-        pairs = torch.bincount(kinds, minlength=self.k**2).reshape(self.k, self.k).to(self.dtype) + 1
+        pairs = torch.bincount(kinds, counts[:, 1:][both], minlength=self.k**2).reshape(self.k, self.k) + 1
+        pairs = pairs.to(self.dtype)
         chain = {"initial": first / first.sum(), "transitions": pairs / pairs.sum(1, keepdim=True)}
         return {name: (chain | emitted)[name] for name in self.layout.names}
 
@@ -307,6 +351,25 @@ class HiddenMarkov(SequenceModel):
         return [sentence.replace(repr(self.emission), repr(self)) for sentence in sentences]
 
 
+@dataclass
+class Emitted:
+    """All steps of some sequences, (L, B), as rows of the emissions."""
+
+    rows: Rows  # (L * B, ...)
+    features: Tensor  # (F, L * B), zero where nothing was seen, and in holes
+    there: Tensor  # whether a step has a value, (L, B)
+    base: Tensor  # log h(y_t), (L, B)
+    holes: Tensor | None  # whether a step lacks some values beside a covariance, (L * B,); None: none does
+    filled: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # of holes: which, E[x] and Cov at theta
+
+    def sums(self, q: Tensor) -> Tensor:
+        """S (K, F) of all steps, counted by q (K, L * B)."""
+        found = q @ self.features.mT
+        for index, filled, left in self.filled:
+            found = found + filled_sums(q[:, index], filled, left)
+        return found
+
+
 def told(log_b: Tensor, z: Tensor | None, chunks: int) -> Tensor:
     """log b_t (K, L * B) with no chance for any state but the one that is known, from z (n, T)."""
     return log_b if z is None else restricted(log_b, laid(z.to(log_b.dtype), chunks).flatten())
@@ -317,6 +380,52 @@ def shares(counts: Tensor, before: Tensor, least: float) -> Tensor:
     total = counts.sum(1, keepdim=True)
     kept = torch.where(total > EMPTY, counts / total.clamp_min(EMPTY), before.to(counts.dtype))
     return raised_shares(kept, least)
+
+
+# One step after another.
+
+
+def filtered(
+    log_initial: Tensor, log_transitions: Tensor, log_b: Tensor, length: Tensor, least: float
+) -> tuple[Tensor, list[Tensor]]:
+    """log sum_z of the product over a path, (n,), and log a_t (K, n) of each step, from log b_t (K, T, n)."""
+    transitions = log_transitions.exp()
+    coming, total, messages = log_initial[:, None], 0.0, []
+    for t, log_b_t in enumerate(log_b.unbind(1)):
+        joint = log_b_t + coming
+        evidence = joint.logsumexp(0)
+        total = total + torch.where(t < length, evidence, 0.0)
+        messages.append(joint - evidence)
+        coming = (transitions.mT @ messages[-1].exp()).clamp_min(least).log()
+    assert isinstance(total, Tensor)
+    return total, messages
+
+
+def paths(
+    messages: list[Tensor], log_transitions: Tensor, length: Tensor, draws: int, generator: torch.Generator | None
+) -> Tensor:
+    """Draws of z given y, (T, draws, n), the last state first: p(z_t | z_{t+1}, y) ~ a_t A_{z_t z_{t+1}}."""
+    n = len(length)
+    after, drawn = torch.zeros(draws, n, dtype=torch.long, device=length.device), []
+    for t in range(len(messages) - 1, -1, -1):
+        onward = log_transitions.T[after]  # (draws, n, K)
+        logits = messages[t].T + torch.where((t < length - 1)[:, None], onward, 0.0)
+        after = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator).reshape(draws, n)
+        drawn.append(after)
+    return torch.stack(drawn[::-1])
+
+
+def counted_paths(path: Tensor, length: Tensor, k: int, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The shares of draws (T, draws, n) in first states (K,), pairs (K, K) and states (K, T, n), counted by weights."""
+    steps, draws, _ = path.shape
+    inside = torch.arange(steps, device=path.device)[:, None] < length
+    share = (inside * weights / draws)[:, None].expand(path.shape)  # (T, draws, n)
+    q = torch.zeros(k, steps, path.shape[2], dtype=weights.dtype, device=path.device)
+    for i in range(k):
+        q[i] = (share * (path == i)).sum(1)
+    kinds = (path[:-1] * k + path[1:]).flatten()
+    pairs = torch.bincount(kinds, share[1:].flatten(), minlength=k * k).reshape(k, k)
+    return q[:, 0].sum(1), pairs.to(weights.dtype), q
 
 
 # Forward and backward, over chunks of sequences.

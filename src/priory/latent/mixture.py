@@ -43,6 +43,7 @@ class Mixture(Latent):
     samples: ClassVar[bool] = True
     soft: ClassVar[float] = 0.0  # how much of each row the first clusters share, where a hard split starves a component
     shared: tuple[str, ...] = ()  # parameters that the components have in common
+    speaks: bool = True  # whether it warns of its rows; those of a chain are steps, of which the chain warns
 
     def __init__(self, k: int, given: str | Sequence[str] = ()) -> None:
         name = type(self).__name__
@@ -131,10 +132,16 @@ class Mixture(Latent):
         fresh["weights"] = torch.where(there, counts, 0.0) / counts[there].sum().clamp_min(EMPTY)
         return {name: fresh[name].to(self.dtype) for name in self.layout.names}
 
-    def log_joint(self, theta: Theta, rows: Rows) -> Tensor:
-        """log p(y_n, z_n = k | theta), (K, n), as a function that autograd goes through."""
+    def log_joint(self, theta: Theta, rows: Rows, careful: bool = False) -> Tensor:
+        """log p(y_n, z_n = k | theta), (K, n), as a function that autograd goes through.
+
+        `careful` looks for narrow components, as an E-step does; not for autograd, nor for several theta at once.
+        """
         features = self.features(rows)
         values = self.weighted(theta).to(features.dtype) @ features.clone()
+        which = self.sharp(theta) if careful else None
+        if which is not None and len(which):
+            values[which] = self.direct(theta, rows, which) + log_weights(theta)[which, None]
         base = self.base(rows)
         return values if base is None else values + base
 
@@ -144,7 +151,7 @@ class Mixture(Latent):
 
     def responsibilities(self, theta: Theta, rows: Rows) -> Tensor:
         """q(z_n = k) = p(z_n = k | y_n, theta), (n, K)."""
-        return restricted(self.log_joint(theta, rows), rows.z).softmax(0).T
+        return restricted(self.log_joint(theta, rows, careful=True), rows.z).softmax(0).T
 
     def generate(self, theta: Theta, n: int, generator: torch.Generator, steps: int | None = None) -> Generated:
         """z by the weights, and y from the component that it names."""
@@ -176,6 +183,8 @@ class Mixture(Latent):
 
     def warn_of(self, rows: int, silent: int = 0) -> None:
         """Say how many rows say nothing, and when there are fewer rows than components."""
+        if not self.speaks:
+            return
         warn_of_silent(silent, f"the components of {self!r}")
         if rows < self.k:
             warn(f"{self!r} has more components than there are rows, {rows}: some say the same, or nothing.")

@@ -23,7 +23,7 @@ from torch.distributions import constraints
 
 from priory.errors import require
 from priory.flat import Param
-from priory.latent.base import Expectation, Rows, Theta
+from priory.latent.base import Expectation, Generated, Rows, Theta
 from priory.latent.conjugate import LOG_TAU, Conjugate, Phi, gammas, normals, positive
 
 if TYPE_CHECKING:
@@ -146,6 +146,12 @@ class NormalGamma(Conjugate):
         """Draws of mu and of tau, independent."""
         mu = phi["m"] + normals(phi["m"], n, generator) / phi["l"].sqrt()
         return {"mean": mu, "precision": gammas(phi["a"], phi["b"], n, generator)}
+
+    def generate_q(self, phi: Phi, n: int, generator: torch.Generator) -> Generated:
+        """y ~ N(mu, 1 / tau), each with its own draw of both, which is its z, (n, 2)."""
+        drawn = self.sample_q(phi, n, generator)
+        mu, tau = drawn["mean"], drawn["precision"]
+        return Generated(mu + normals(phi["m"], n, generator) / tau.sqrt(), torch.stack([mu, tau], 1))
 
     def log_q(self, phi: Phi, theta: Theta) -> Tensor:
         """log q(mu) + log q(tau)."""

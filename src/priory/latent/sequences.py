@@ -83,7 +83,9 @@ def padded(sequences: Sequence[Any]) -> Tensor:
     ok = len(shapes) == 1 and all(t.ndim in (1, 2) for t in tensors)
     require(ok, "data", "fit", "be sequences of the shape (T,) or (T, D), the same D in all", sorted(shapes))
     longest = max(len(t) for t in tensors)
+    double = any(t.dtype == torch.float64 for t in tensors)
     rows = tensors[0].new_full((len(tensors), longest, *tensors[0].shape[1:]), torch.nan)
+    rows = rows.double() if double else rows
     for row, t in zip(rows, tensors, strict=True):
         row[: len(t)] = t
     return rows

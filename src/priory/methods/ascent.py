@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 ITERATIONS = 200  # at most, if the person names no steps
 PASSES = 10  # over the data, for minibatches
+ROUNDED = 1e-4  # of a parameter to begin from: weights that add up to one so nearly are taken to mean it
 FALL = {torch.float64: 1e-10, torch.float32: 1e-5}  # of the bound, relative, that rounding explains
 
 
@@ -240,11 +241,13 @@ class Ascent(Options):
         given = self.start if start is None else start.mean
         named = {name: torch.as_tensor(t).to(model.device, model.dtype) for name, t in given.items()}
         try:
-            ok = bool(torch.isfinite(model.layout.unconstrain(named)).all())
+            u = model.layout.unconstrain(named)
         except RuntimeError:  # a matrix that is not positive definite
-            ok = False
+            u = torch.full((model.layout.size,), torch.nan)
+        inside = model.layout.constrain(u)  # other numbers, where weights don't add up to one
+        ok = bool(torch.isfinite(u).all()) and all(near(inside[name], named[name]) for name in inside)
         require(ok, "start", type(self).__name__, f"hold parameters of {model!r} inside their supports", given)
-        return {name: named[name].clone() for name in model.layout.names}
+        return {name: t.clone() for name, t in inside.items()}
 
     def maximised(self, model: Latent, sums: Mapping[str, Tensor], theta: Theta) -> Theta:
         """The M-step: the model's own, or a few steps up Q."""
@@ -348,6 +351,11 @@ def expected(model: Latent, theta: Theta, statistics: Mapping[str, Tensor]) -> T
     """Q(theta, theta_t) + log p(theta), from the statistics at theta_t."""
     with torch.no_grad():
         return (model.complete(theta, statistics) + model.log_prior(theta)).double().cpu()
+
+
+def near(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same but for what a person rounds off."""
+    return bool(((a - b).abs() <= ROUNDED * b.abs().amax()).all())
 
 
 def squared(first: Tensor, second: Tensor, third: Tensor) -> Tensor | None:

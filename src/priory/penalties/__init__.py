@@ -5,7 +5,7 @@ from priory.penalties.certificate import Certificate
 from priory.penalties.equivalence import prior_from_penalty
 from priory.penalties.factors import Explanation, explain, layer_factors
 from priory.penalties.forward import penalty_from_prior
-from priory.penalties.heat import heat_residual
+from priory.penalties.heat import heat_residual, heat_residual_matrix
 from priory.penalties.norms import L1, L2, Bridge, ElasticNet, GroupLasso, Penalty, ReverseGroupLasso
 from priory.penalties.on_q import Variational
 from priory.penalties.reading import Table
@@ -27,6 +27,7 @@ __all__ = [
     "Variational",
     "explain",
     "heat_residual",
+    "heat_residual_matrix",
     "layer_factors",
     "penalty_from_prior",
     "prior_from_penalty",

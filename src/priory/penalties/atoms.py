@@ -22,7 +22,7 @@ from priory.errors import require
 from priory.penalties.certificate import ENTROPY, NONE, VALID, Certificate, certify, kind_of
 from priory.penalties.certificate import constant as in_words
 from priory.penalties.forward import coin_entropy
-from priory.penalties.functions import from_function, refuse_gaps
+from priory.penalties.functions import from_function, refuse_far, refuse_gaps
 from priory.penalties.grid import find_unit, log_integral, make_grid, tail_slopes
 from priory.penalties.reading import OWNER, Function, as_function
 from priory.penalties.result import Equivalence, Look, like_input, normalised
@@ -199,4 +199,6 @@ def _from_log_prior(
     tails = tail_slopes(distance, values)
     log_kappa = log_integral(distance, grid.widths, values, tails)
     kind = kind_of(off, tolerance, log_kappa, mended)
+    if kind in (VALID, ENTROPY):
+        refuse_far(float(grid.points[values.argmax()]), log_kappa, grid)
     return log_kappa, certify(kind, off, tails, log_kappa, 0.0, missing_entropy=missing, what=what)

@@ -23,6 +23,7 @@ VALID, NEARLY, ENTROPY, TEMPERED, IMPROPER, NONE = (
     "not integrable",
     "no prior",
 )
+CONSTANT = 5e-3  # a slope of the tails that is none
 NEAR = 30  # times the tolerance, up to which a penalty is nearly valid
 
 
@@ -91,7 +92,7 @@ def certify(
 def _sentence(
     kind: str, off: str, tails: tuple[float, float], log_kappa: float, missing: float, local: str, what: str
 ) -> str:
-    improper = "" if log_kappa < math.inf else f" It is not integrable: the density falls only like {_powers(tails)}."
+    improper = "" if log_kappa < math.inf else f" It is not integrable: the density {_slowly(tails)}."
     alike = (
         f"every {what} gives the same log prior, and the round trip is off by {off} at most" if what else f"to {off}"
     )
@@ -102,7 +103,7 @@ def _sentence(
         )
     if kind == IMPROPER:
         return (
-            f"Not integrable: the penalty is a KL ({alike}), but to a density that falls only like {_powers(tails)}: "
+            f"Not integrable: the penalty is a KL ({alike}), but to a density that {_slowly(tails)}: "
             f"its integral is infinite, and there is no prior."
         )
     if kind == ENTROPY:
@@ -129,12 +130,16 @@ def constant(value: float) -> str:
     return f"K = {round(value, 4) + 0.0:.4f}"
 
 
+def _slowly(tails: tuple[float, float]) -> str:
+    return f"{'grows' if max(tails) > CONSTANT else 'falls only'} like {_powers(tails)}"
+
+
 def _powers(tails: tuple[float, float]) -> str:
     left, right = (_power(t) for t in tails)
     return left if left == right else f"{left} to the left and {right} to the right"
 
 
 def _power(slope: float) -> str:
-    if slope < -50:
+    if abs(slope) > 50:
         return "an exponential or faster"
-    return "a constant" if abs(slope) < 5e-3 else f"|w|^{slope:.2f}"
+    return "a constant" if abs(slope) < CONSTANT else f"|w|^{slope:.2f}"

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from priory.errors import InputError
+from priory.errors import InputError, require
 from priory.penalties.certificate import ENTROPY, IMPROPER, TEMPERED, VALID, Certificate, certify, kind_of
 from priory.penalties.families import FAMILIES
-from priory.penalties.grid import find_unit, log_integral, make_grid, tail_slopes
+from priory.penalties.grid import CORE, find_unit, log_integral, make_grid, tail_slopes
 from priory.penalties.heat import heat_residual
 from priory.penalties.inversion import Inversion, invert
 from priory.penalties.reading import OWNER
@@ -45,6 +45,7 @@ class Examination:
     tails: tuple[float, float]
     log_kappa: float
     error: float
+    peak: float
 
 
 def from_function(penalty: Function, family: LocationScale, look: Look) -> Equivalence:
@@ -55,6 +56,8 @@ def from_function(penalty: Function, family: LocationScale, look: Look) -> Equiv
         found = examine(penalty, family, grid)
         mended, better = _mended(penalty, family, grid, found, look.tolerance)
         kind = kind_of(found.round_trip, look.tolerance, better.log_kappa, mended)
+        if kind in (VALID, ENTROPY, TEMPERED):
+            refuse_far(better.peak, better.log_kappa, grid)
         certificate = _certificate(kind, penalty, family, grid, found, better)
     closest, constant = penalty, -better.log_kappa
     log_prior = normalised(lambda theta: better.inversion(theta)[0], better.log_kappa)
@@ -83,6 +86,7 @@ def examine(penalty: Function, family: LocationScale, grid: Grid) -> Examination
         tails,
         log_integral(distance, grid.widths, values, tails),
         float(inversion(grid.middle)[1].max()),
+        float(grid.points[values.argmax()]),
     )
 
 
@@ -147,3 +151,10 @@ def refuse_gaps(values: Tensor, grid: Grid) -> None:
         raise InputError(
             f"The 'r' of {OWNER} must be finite around its centre. Got a value that is not at {where:.3g} instead."
         )
+
+
+def refuse_far(peak: float, log_kappa: float, grid: Grid) -> None:
+    """Refuse a prior whose peak lies where the points are too sparse for its integral."""
+    near = abs(peak - grid.centre) <= CORE * grid.unit or not log_kappa < math.inf
+    must = f"lie within {CORE:g} widths of the prior's peak, which is near {peak:.4g}"
+    require(near, "centre", OWNER, must, f"{grid.centre:g} with a width of {grid.unit:.3g}")

@@ -26,7 +26,7 @@ CORE = 8.0
 NEAR = 120.0  # what the families of the tests can reach: 6 units, and 40 times 2 units
 POINTS = 6
 SCALES = (0.25, 0.5, 1.0, 2.0)  # of the tests, in units
-DECADES = torch.arange(1, 25, dtype=torch.float64) / 4  # how far to look for the unit
+DECADES = torch.arange(1, 61, dtype=torch.float64) / 4  # how far to look for the unit
 INTEGRABLE = -1.001  # a slope is measured; those of -1 are met as -1.0000 and -0.9999
 CHANGE = (0.05, 4.0)  # nats between the centre and one unit away
 

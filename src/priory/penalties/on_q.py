@@ -8,6 +8,7 @@ no value at a single w, so that only mean-field inference can train with it: eve
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,7 +18,7 @@ from torch.distributions import Distribution, constraints
 
 from priory.errors import InputError, require
 from priory.penalties.base import is_function, positive
-from priory.penalties.densities import each
+from priory.penalties.densities import Unnormalised, each
 from priory.penalties.equivalence import prior_from_penalty
 from priory.penalties.places import places
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from priory.penalties.result import Equivalence
+    from priory.priors import Prior
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,7 +104,7 @@ class OnQ(Distribution):
     def of(self, mu: Tensor, scale: Tensor) -> Tensor:
         """The penalty of locations and scales (*B, n): (*B,)."""
         shape = self.event_shape
-        mu, scale = (t.reshape(*t.shape[:-1], *shape) for t in (mu, scale))
+        mu, scale = (t.reshape((*t.shape[:-1], *shape)) for t in (mu, scale))
         return each(lambda m, s: self.penalty(m, s).sum(), shape, mu, scale)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -110,3 +112,17 @@ class OnQ(Distribution):
             "A penalty r(mu, scale) has no density at one w: only MeanField, with draws that follow q, trains with it. "
             "Where its certificate names a prior, use that prior."
         )
+
+
+def at_unit_scales(prior: Prior) -> Prior:
+    """The prior with e^{-r(w, 1)} for each penalty on q: no belief, but a number at each w that tells penalties apart.
+
+    Files keep such numbers, to know a posterior's model again.
+    """
+    plain = copy.copy(prior)
+    plain.others = [(block, _at_one(d) if isinstance(d, OnQ) else d) for block, d in prior.others]
+    return plain
+
+
+def _at_one(believed: OnQ) -> Unnormalised:
+    return Unnormalised(lambda w: believed.penalty(w, torch.ones_like(w)), 1.0, tuple(believed.event_shape))

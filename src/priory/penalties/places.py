@@ -82,8 +82,11 @@ def places(net: nn.Module) -> dict[str, Place]:
     >>> places(nn.Conv2d(3, 8, 5))["weight"].groups(incoming=False).size
     200
     """
-    found = {}
+    found, seen = {}, set()
     for name, module, key, p in trainable(net):
+        if id(p) in seen:  # a weight that two layers share is one, under the first of its names
+            continue
+        seen.add(id(p))
         weight = is_weight(module, key, p)
         fan_in, fan_out = fans(module, key, p) if weight else (1, 1)
         blocks = int(getattr(module, "groups", 1)) if weight else 1

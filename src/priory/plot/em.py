@@ -62,7 +62,10 @@ def entries(theta: Mapping[str, Any], *which: Entry) -> Callable[[Tensor], Theta
     require(len(which) in (1, 2), "which", "entries", "be one entry or two", f"{len(which)}")
     held = {name: torch.as_tensor(t, dtype=torch.float64) for name, t in theta.items()}
     for name, index in which:
-        inside = name in held and held[name][index].ndim == 0
+        try:
+            inside = name in held and held[name][index].ndim == 0
+        except (IndexError, TypeError):
+            inside = False
         require(inside, "which", "entries", f"be entries of {', '.join(held)}, such as ('means', 0)", (name, index))
 
     def along(u: Tensor) -> Theta:
@@ -106,9 +109,14 @@ def turns(
     points = torch.cartesian_prod(*grids).reshape(-1, len(here))
 
     def log_likelihood(u: Tensor) -> Tensor:
-        return torch.stack([e.bound for e in expect(met, [along(one) for one in u], rows.blocks(met.block))])
+        try:
+            return torch.stack([e.bound for e in expect(met, [along(one) for one in u], rows.blocks(met.block))])
+        except RuntimeError:  # a covariance that is not positive definite
+            return torch.full((len(u),), torch.nan)
 
     curve = log_likelihood(points).reshape([size] * len(here))
+    inside = bool(torch.isfinite(curve).all())
+    require(inside, "span", "turns", "stay where theta is inside the supports of the parameters", span)
     found = []
     for _ in range(int(count)):
         turn = _turn(met, rows.blocks(met.block), along, here, grids, points, curve, log_likelihood)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -41,11 +42,15 @@ class AmortisedPosterior(Posterior):
         return {name: t.clone() for name, t in self.latent.layout.constrain(self.w).items()}
 
     def evidence(self) -> Evidence:
-        """The tighter bound of log p(y | theta*) for the data of the fit, by 64 draws of z a row."""
+        """The tighter bound of log p(y | theta*) for the data of the fit, by 64 draws of z a row, and its error."""
         if self.data is None:
             raise InputError("A posterior from a file has no data: use .log_likelihood(data).")
-        total = sum(float(values.double().sum()) for values in self._iwae(self.data, DRAWS, 0))
-        return Evidence(total, "lower bound of the log-likelihood at theta")
+        total, variance = 0.0, 0.0
+        for log_weights in self._log_weights(self.data, DRAWS, 0):
+            total += float(log_mean(log_weights).double().sum())
+            share = log_weights.softmax(0)  # of each draw in the mean: the delta method has its error
+            variance += float(((share.square().sum(0) - 1 / DRAWS) * DRAWS / (DRAWS - 1)).double().sum())
+        return Evidence(total, "lower bound of the log-likelihood at theta", variance**0.5)
 
     # Of data, in blocks.
 
@@ -58,7 +63,7 @@ class AmortisedPosterior(Posterior):
     def log_likelihood(self, data: Any, samples: int = DRAWS, seed: int = 0) -> Tensor:
         """A lower bound of log p(y_n | theta*) for each row, (n,): the ELBO for one draw, IWAE's for more."""
         require(whole(samples, 1), "samples", "log_likelihood", "be a whole number from 1", repr(samples))
-        return torch.cat(list(self._iwae(data, int(samples), seed)))
+        return torch.cat([log_mean(log_weights) for log_weights in self._log_weights(data, int(samples), seed)])
 
     def generate(self, n: int, seed: int = 0) -> Generated:
         """n rows drawn from the model, and the z that each came from: `y, z = posterior.generate(100)`."""
@@ -66,11 +71,12 @@ class AmortisedPosterior(Posterior):
         with torch.no_grad():
             return self.latent.generate(self.mean, n, stream(seed, "generate", device=self.model.device))
 
-    def _iwae(self, data: Any, samples: int, seed: int) -> Iterator[Tensor]:
+    def _log_weights(self, data: Any, samples: int, seed: int) -> Iterator[Tensor]:
+        """log w_i of each block of rows, (samples, n)."""
         model, generator = self.latent, stream(seed, "predict", device=self.model.device)
         with torch.no_grad():
             for rows in model.blocks(data):
-                yield model.iwae(self.mean, rows["y"], model.noise(len(rows), samples, generator))
+                yield model.log_weights(self.mean, rows["y"], model.noise(len(rows), samples, generator))
 
     # Files.
 
@@ -82,3 +88,8 @@ class AmortisedPosterior(Posterior):
         cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
     ) -> AmortisedPosterior:
         return cls(target, tensors["w"])
+
+
+def log_mean(log_weights: Tensor) -> Tensor:
+    """The log of the mean of w over draws (S, n), (n,)."""
+    return log_weights.logsumexp(0) - math.log(len(log_weights))

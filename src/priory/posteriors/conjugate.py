@@ -19,7 +19,7 @@ from priory.streams import stream
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from priory.latent.base import Rows
+    from priory.latent.base import Generated, Rows
     from priory.latent.conjugate import Phi
     from priory.target import Target
 
@@ -87,6 +87,19 @@ class ConjugatePosterior(Posterior):
     def predict_labels(self, data: Any) -> Tensor:
         """The component that each row most likely comes from, (n,)."""
         return self.responsibilities(data).argmax(1)
+
+    def hidden(self, data: Any) -> dict[str, Tensor]:
+        """What is known of z for each row of some data, by name: for mixtures the responsibilities."""
+        return {"responsibilities": self.responsibilities(data)}
+
+    def generate(self, n: int, seed: int = 0) -> Generated:
+        """n rows of `log_predictive`'s density, and the z that each came from: `y, z = posterior.generate(100)`.
+
+        Each row has a draw of theta of its own.
+        """
+        require(whole(n, 1), "n", "generate", "be a whole number from 1", repr(n))
+        with torch.no_grad():
+            return self.latent.generate_q(self.phi, int(n), stream(seed, "generate", device=self.model.device))
 
     def log_predictive(self, data: Any, samples: int = 256, seed: int = 0) -> Tensor:
         """log E_q[p(y_n | theta)] for each row of some data, (n,): in closed form where there is one, else by draws."""

@@ -142,7 +142,7 @@ class LatentPoint(Posterior):
     def log_likelihood(self, data: Any) -> Tensor:
         """log p(y_n | theta*) for each row of some data, (n,)."""
         with torch.no_grad():
-            return torch.cat([self.latent.log_marginal(self.theta, rows) for rows in self.latent.blocks(data)])
+            return torch.cat([self.latent.e_step(self.theta, rows).log_likelihood for rows in self.latent.blocks(data)])
 
     def hidden(self, data: Any) -> dict[str, Tensor]:
         """What is known of z for each row of some data, by name, such as the mean and covariance of factors."""

@@ -10,11 +10,13 @@ from torch import Tensor
 from priory.averaged import Averaged
 from priory.distributed import gather, world
 from priory.errors import InputError, require, whole
+from priory.model import Model
 from priory.posteriors.base import KINDS, Evidence, Posterior
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from priory.density import Density
     from priory.predictive import Prediction
     from priory.target import Target
 
@@ -42,8 +44,7 @@ class Mixture(Posterior):
         ok = a.shape == (len(members),) and bool((a >= 0).all()) and abs(float(a.sum()) - 1) < TOLERANCE
         require(ok, "weights", "Mixture", f"be {len(members)} numbers from 0 that add up to one", got)
         self.weights = a / a.sum()
-        signatures = [member.model.layout.signature() for member in members]
-        self.one_model = all(signature == signatures[0] for signature in signatures)
+        self.one_model = all(same(self.model, member.model) for member in members)
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """n draws, each from a member that is drawn by its weight, (n, P)."""
@@ -124,3 +125,13 @@ class Mixture(Posterior):
 
     def __repr__(self) -> str:
         return f"Mixture({len(self.members)} x {self.members[0]!r})"
+
+
+def same(model: Model | Density, other: Model | Density) -> bool:
+    """Whether one vector means the same in both: parameters, likelihood, network, and what of it no fit changes."""
+    if model is other:
+        return True
+    if model.describe() != other.describe():
+        return False
+    first, second = (m.fixed() if isinstance(m, Model) else {} for m in (model, other))
+    return first.keys() == second.keys() and all(torch.equal(t, second[name]) for name, t in first.items())

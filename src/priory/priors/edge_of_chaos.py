@@ -12,7 +12,8 @@ trainable at any depth. The curve chi = 1 needs no search when q is its paramete
 
     sigma_w^2 = 1 / E[phi'(sqrt(q) z)^2],        sigma_b^2 = q - sigma_w^2 E[phi(sqrt(q) z)^2].
 
-The fixed point q must hold: V'(q) = sigma_w^2 E[phi phi' z] / sqrt(q) may not exceed 1. Swish and GELU fail that. ReLU
+The fixed point q must hold: V'(q) = sigma_w^2 E[phi phi' z] / sqrt(q) may not exceed 1. Swish and GELU fail that.
+Expectations are Gauss-Legendre panels that end at zero and wherever phi' jumps, as a hard tanh's does at -1 and 1. ReLU
 has the single point (sqrt(2), 0), which is He's initialisation. The theory takes the inputs of units as Gaussian, which
 is right for wide layers only (Wolinski and Arbel 2022, "Gaussian Pre-Activations in Neural Networks: Myth or
 Reality?").
@@ -51,6 +52,8 @@ USUAL_BIAS = 0.05  # sigma_b where the curve leaves a choice and none is made
 REACH, PANELS, POINTS = 12.0, 48, 20  # of the quadrature: standard deviations, panels (zero is an edge), points in each
 LEAST, MOST, TRIED = 1e-8, 1e4, 121  # the lengths q among which a point of the curve is looked for
 STABLE = 1 + 1e-9  # V' of ReLU is 1 but for rounding
+REACHED, APART, HALVINGS = 32.0, 4096, 40  # where jumps of a slope are looked for: up to there, in so many intervals
+JUMP = 1e-6  # of a slope within 1e-14: no smooth function has one
 LAYERS = 100_000  # of the maps, before a fixed point that is not reached is given up
 
 
@@ -110,21 +113,24 @@ def edge_of_chaos(activation: str | Activation | nn.Module, bias: float | None =
     (1.3041, 0.512)
     """
     phi, name = read_activation(activation, "edge_of_chaos")
+    jumps = _jumps(phi)
     ok = bias is None or (isinstance(bias, (int, float)) and not isinstance(bias, bool) and 0 <= bias < math.inf)
     require(ok, "bias", "edge_of_chaos", "be a standard deviation, 0 or above", repr(bias))
     grid = torch.logspace(math.log10(LEAST), math.log10(MOST), TRIED, dtype=torch.float64).tolist()
-    squares = [_curve(phi, q)[1] for q in grid]
+    squares = [_curve(phi, q, jumps)[1] for q in grid]
     if all(abs(square) <= 1e-9 * q for square, q in zip(squares, grid, strict=True)):
         require(not bias, "bias", "edge_of_chaos", f"be 0 for {name}, whose edge is a single point", bias)
-        return _point(phi, name, 1.0, 0.0)
-    if bias == 0 and abs(float(phi(torch.zeros(1, dtype=torch.float64)))) < 1e-12:
-        return _point(phi, name, LEAST, 0.0)
+        return _point(phi, name, 1.0, 0.0, jumps)
     wanted = (USUAL_BIAS if bias is None else bias) ** 2
-    found = [
-        _point(phi, name, _root(phi, low, high, wanted), math.sqrt(wanted))
-        for low, high, a, b in zip(grid, grid[1:], squares, squares[1:], strict=False)
-        if (a - wanted) * (b - wanted) <= 0
-    ]
+    if bias == 0 and abs(float(phi(torch.zeros(1, dtype=torch.float64)))) < 1e-12:
+        found = [_point(phi, name, LEAST, 0.0, jumps)]
+    else:
+        found = [
+            _point(phi, name, _root(phi, low, high, wanted, jumps), math.sqrt(wanted), jumps)
+            for low, high, a, b in zip(grid, grid[1:], squares, squares[1:], strict=False)
+            if (a - wanted) * (b - wanted) <= 0
+        ]
+    found = [point for point in found if math.isfinite(point.sigma_w)]
     require(bool(found), "bias", "edge_of_chaos", f"be one that the edge of {name} reaches", math.sqrt(wanted))
     steady = [point for point in found if point.slope <= STABLE]
     if not steady:
@@ -146,13 +152,14 @@ def propagation(activation: str | Activation | nn.Module, sigma_w: float, sigma_
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         ok = number and (value > 0 if key == "sigma_w" else value >= 0) and value < math.inf
         require(ok, key, "propagation", f"be a standard deviation {low}", repr(value))
-    q = _rest(lambda q: sigma_w**2 * float(_moments(phi, q)[0]) + sigma_b**2, 1.0)
+    jumps = _jumps(phi)
+    q = _rest(lambda q: sigma_w**2 * float(_moments(phi, q, jumps)[0]) + sigma_b**2, 1.0)
     if q is None or not LEAST < q < MOST:
         raise InputError(
             f"The 'sigma_w' of propagation must give {name} a length that stays. Got {sigma_w:g} with sigma_b = "
             f"{sigma_b:g} instead: the variance of a unit's input goes to zero or to infinity."
         )
-    _, slope, bend = (float(m) for m in _moments(phi, q))
+    _, slope, bend = (float(m) for m in _moments(phi, q, jumps))
     chi = sigma_w**2 * slope
     correlation, rate = 1.0, chi
     if chi > STABLE:  # chaos: neighbours part, and the map has another point of rest, with a slope of its own
@@ -189,25 +196,25 @@ def read_activation(activation: Any, owner: str) -> tuple[Activation, str]:
 # The curve.
 
 
-def _curve(phi: Activation, q: float) -> tuple[float, float, float]:
+def _curve(phi: Activation, q: float, jumps: Tensor) -> tuple[float, float, float]:
     """sigma_w^2, sigma_b^2 and V'(q) where chi is 1 at this length."""
-    square, slope, bend = (float(m) for m in _moments(phi, q))
+    square, slope, bend = (float(m) for m in _moments(phi, q, jumps))
     weights = 1 / slope if slope > 0 else math.inf
     return weights, q - weights * square, weights * bend
 
 
-def _point(phi: Activation, name: str, q: float, sigma_b: float) -> EdgeOfChaos:
-    weights, _, slope = _curve(phi, q)
+def _point(phi: Activation, name: str, q: float, sigma_b: float, jumps: Tensor) -> EdgeOfChaos:
+    weights, _, slope = _curve(phi, q, jumps)
     return EdgeOfChaos(name, math.sqrt(weights), sigma_b, q, slope)
 
 
-def _root(phi: Activation, low: float, high: float, wanted: float) -> float:
+def _root(phi: Activation, low: float, high: float, wanted: float, jumps: Tensor) -> float:
     """The length between two others at which sigma_b^2 is as wanted, by bisection of its logarithm."""
     low, high = math.log(low), math.log(high)
-    falls = _curve(phi, math.exp(low))[1] > wanted
+    falls = _curve(phi, math.exp(low), jumps)[1] > wanted
     for _ in range(60):
         middle = (low + high) / 2
-        if (_curve(phi, math.exp(middle))[1] > wanted) == falls:
+        if (_curve(phi, math.exp(middle), jumps)[1] > wanted) == falls:
             low = middle
         else:
             high = middle
@@ -232,14 +239,32 @@ def _depth(rate: float) -> float:
     return math.inf if abs(rate) >= 1 else -1 / math.log(abs(rate)) if rate else 0.0
 
 
-# Gaussian expectations, by Gauss-Legendre panels that meet at zero, where activations have their corners.
+# Gaussian expectations, by Gauss-Legendre panels that meet where activations have their corners.
+
+
+def _jumps(phi: Activation) -> Tensor:
+    """Where the slope of an activation jumps, other than at zero: in every interval, halve towards the larger change."""
+    edges = torch.linspace(-REACHED, REACHED, APART + 1, dtype=torch.float64)
+    low, high = edges[:-1], edges[1:]
+    left, right = _slope(phi, low), _slope(phi, high)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        between = _slope(phi, middle)
+        first = (between - left).abs() > (right - between).abs()
+        low, left = torch.where(first, low, middle), torch.where(first, left, between)
+        high, right = torch.where(first, middle, high), torch.where(first, between, right)
+    found = ((low + high) / 2)[(right - left).abs() > JUMP]
+    return found[found.abs() > 1e-9].unique()
 
 
 @functools.lru_cache(maxsize=2)
-def _normal(panels: int = PANELS, points_each: int = POINTS) -> tuple[Tensor, Tensor]:
-    """Points z and weights that integrate against a standard normal."""
+def _edges(panels: int) -> Tensor:
+    return torch.linspace(-REACH, REACH, panels + 1, dtype=torch.float64)
+
+
+def _normal(edges: Tensor, points_each: int = POINTS) -> tuple[Tensor, Tensor]:
+    """Points z and weights that integrate against a standard normal, panel by panel."""
     points, weights = legendre(points_each)
-    edges = torch.linspace(-REACH, REACH, panels + 1, dtype=torch.float64)
     half = (edges[1:] - edges[:-1])[:, None] / 2
     z = (edges[:-1, None] + half + half * points).reshape(-1)
     return z, (weights * half).reshape(-1) * torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
@@ -253,9 +278,10 @@ def _slope(phi: Activation, x: Tensor) -> Tensor:
     return slope
 
 
-def _moments(phi: Activation, q: float) -> tuple[Tensor, Tensor, Tensor]:
+def _moments(phi: Activation, q: float, jumps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """E[phi^2], E[phi'^2] and d E[phi^2] / dq at the length q."""
-    z, weights = _normal()
+    own = jumps / math.sqrt(q)
+    z, weights = _normal(torch.cat([_edges(PANELS), own[own.abs() < REACH]]).sort().values)
     x = math.sqrt(q) * z
     with torch.no_grad():
         value = phi(x)
@@ -265,7 +291,7 @@ def _moments(phi: Activation, q: float) -> tuple[Tensor, Tensor, Tensor]:
 
 def _pair(function: Activation, q: float, c: float) -> float:
     """E[f(u1) f(u2)] for normal u1, u2 of variance q and correlation c."""
-    z, weights = _normal(16, 12)
+    z, weights = _normal(_edges(16), 12)
     mixed = c * z[:, None] + math.sqrt(max(0.0, 1 - c * c)) * z
     inner = function(math.sqrt(q) * mixed.reshape(-1)).reshape(mixed.shape) @ weights  # (points,), over u2 given u1
     return float(weights @ (function(math.sqrt(q) * z) * inner))

@@ -8,11 +8,11 @@ Degrees of freedom begin where a covariance has a prior mean. With "diag" each c
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils import check_random_state
 
 from priory import latent
 from priory.errors import require
@@ -107,14 +107,14 @@ instead.
         for option in ("weight_concentration_prior", "mean_precision_prior"):
             value = getattr(self, option)
             require(
-                value is None or (isinstance(value, (int, float)) and value > 0),
+                value is None or (isinstance(value, Real) and float(value) > 0),
                 option,
                 name,
                 "be a positive number",
                 repr(value),
             )
         nu = self.degrees_of_freedom_prior
-        ok = nu is None or (isinstance(nu, (int, float)) and nu > size + 1)
+        ok = nu is None or (isinstance(nu, Real) and float(nu) > size + 1)
         require(ok, "degrees_of_freedom_prior", name, f"be above {size + 1}", repr(nu))
         shapes = {"mean_prior": (d,), "covariance_prior": (d, d) if full else (d,)}
         for option, shape in shapes.items():
@@ -174,17 +174,9 @@ instead.
         return ConjugatePosterior(Target(model, None), phi, self.lower_bound_, self.converged_)
 
     def _made(self, n: int) -> tuple[Array, Array]:
-        """Student's t of each component: a normal draw over the root of a chi-squared one, a block of columns each."""
-        random, share = check_random_state(self.random_state), self.weights_.astype(np.float64)
-        labels = random.choice(len(share), n, p=share / share.sum())
-        blocks, size = self._phi["means"].shape[1:]
-        freedom = self._phi["nu"] + 1 - size
-        beta = self._phi["beta"]
-        scale = self._phi["scatter"] * ((1 + beta) / (beta * freedom))[..., None, None]
-        noise = random.standard_normal((n, blocks, size, 1))
-        wide = np.sqrt(freedom[labels] / random.chisquare(freedom[labels]))[..., None]
-        rows = self._phi["means"][labels] + wide * (np.linalg.cholesky(scale)[labels] @ noise)[..., 0]
-        return rows.reshape(n, -1), labels
+        """Rows of the density that `score_samples` has."""
+        y, z = self._posterior().generate(n, seed=self._seed())
+        return y.numpy(), z.numpy()
 
 
 def weighted_moments(X: Array, weights: Array | None) -> tuple[Array, Array]:

@@ -1,8 +1,8 @@
 """The hidden Markov model by EM, with the rows and the fitted names of hmmlearn.
 
 X has one row a step, (n_samples, n_features), and `lengths` says how many belong to each sequence, one after the other;
-left out, all are one. Steps that were not seen are rows of NaN (without covariances between columns, single values may
-be NaN too), but for the last of a sequence, which ends it.
+left out, all are one. A value that was not seen is NaN. So may be a whole step, but for the last of a sequence, which
+ends it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 from priory import latent
 from priory.data import tensor_of
 from priory.errors import require, whole
-from priory.latent.sequences import padded
+from priory.latent.sequences import padded, padded_states
 from priory.methods import EM
 from priory.posteriors import LatentPoint
 from priory.sklearn.base import STARTS, Array, LatentEstimator, arrays, tensors
@@ -86,11 +86,6 @@ instead.
         self.random_state = random_state
         self.verbose = verbose
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = not self._crossed
-        return tags
-
     def fit(self, X: Any, y: Any = None, lengths: Any = None) -> HMM:
         """Fit to the steps of one sequence, or of several of these lengths."""
         self._check_options(SHAPES)
@@ -119,6 +114,19 @@ instead.
         """p(z_t = k | X), (n_samples, K)."""
         return self._by_step("responsibilities", X, lengths)
 
+    def decode(self, X: Any, lengths: Any = None) -> tuple[float, Array]:
+        """log p(X, path) of the states that are likeliest together, and those states, (n_samples,)."""
+        path = self.predict(X, lengths)
+        rows = self._read(X, reset=False)
+        counts = self._counts(rows, lengths)
+        sequences, model = self._sequences(rows, counts), self._model(given="z")
+        states = padded_states(list(torch.split(torch.as_tensor(path), counts)), "HMM")
+        return float(self._posterior(sequences.shape[1], model).log_likelihood((sequences, states)).sum()), path
+
+    def score_samples(self, X: Any, lengths: Any = None) -> tuple[float, Array]:
+        """log p(X), and p(z_t = k | X), (n_samples, K)."""
+        return self.score(X, lengths=lengths), self.predict_proba(X, lengths)
+
     def score(self, X: Any, y: Any = None, lengths: Any = None) -> float:  # pyright: ignore
         """log p(X), of all sequences together."""
         check_is_fitted(self)
@@ -143,11 +151,6 @@ instead.
 
     # Its parts.
 
-    @property
-    def _crossed(self) -> bool:
-        """Whether columns have covariances between them, so that a row is seen whole or not at all."""
-        return self.emissions == "gaussian" and self.covariance_type in ("full", "tied")
-
     def _found_categories(self, X: Array) -> int | None:
         """How many categories there are in one column of whole numbers."""
         if self.emissions != "categorical":
@@ -165,10 +168,6 @@ instead.
         last = np.isnan(X[np.cumsum(given) - 1]).all(1)
         got = f"only NaN in the last of sequence {int(last.argmax())}"
         require(not bool(last.any()), "X", "HMM", "have a value in the last row of each sequence", got)
-        if self._crossed:
-            seen = ~np.isnan(X)
-            must = f"have NaN in all or none of the columns of a row, for covariance_type={self.covariance_type!r}"
-            require(bool((seen.all(1) | ~seen.any(1)).all()), "X", "HMM", must, "a row with some")
         return [int(n) for n in given]
 
     def _sequences(self, X: Array, counts: list[int]) -> Tensor:
@@ -185,16 +184,16 @@ instead.
         found = getattr(self._posterior(sequences.shape[1]), question)(sequences)
         return torch.cat([row[:n] for row, n in zip(found, counts, strict=True)]).numpy()
 
-    def _model(self) -> latent.HiddenMarkov:
+    def _model(self, given: str | tuple[str, ...] = ()) -> latent.HiddenMarkov:
         k, kind = int(self.n_components), self.emissions
-        return latent.HiddenMarkov(k, kind, self.covariance_type, self._categories, float(self.min_covar))
+        return latent.HiddenMarkov(k, kind, self.covariance_type, self._categories, float(self.min_covar), given)
 
-    def _posterior(self, steps: int = 1) -> LatentPoint:
+    def _posterior(self, steps: int = 1, model: latent.HiddenMarkov | None = None) -> LatentPoint:
         """What is known, for sequences of so many steps."""
         theta = tensors({engine: getattr(self, name) for name, engine in NAMES.items() if hasattr(self, name)})
         shape = ((steps,) if self.emissions == "categorical" else (steps, self.n_features_in_),)
         kept = tensors(self._frame)
-        model = self._model().in_shapes(shape, theta["initial"].dtype, torch.device("cpu"), **kept)
+        model = (model or self._model()).in_shapes(shape, theta["initial"].dtype, torch.device("cpu"), **kept)
         return LatentPoint(Target(model, None), theta, self.lower_bound_, self.converged_)
 
     def _n_parameters(self) -> int:

@@ -37,6 +37,7 @@ class RandomWalk(Sampler):
 
     draws: ClassVar[int] = 4000
     patience: ClassVar[int] = 1000
+    slopes: ClassVar[bool] = False
 
     def transition(self, state: State, generator: torch.Generator) -> Move:
         w = proposal(state, normal(state.w, generator), state.step_size.log.exp())

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from priory.errors import DivergedError, InputError, PrioryWarning, require, whole
+from priory.density import Density
+from priory.errors import DivergedError, PrioryWarning, require, whole
 from priory.methods.base import Info, Options, Plan
 from priory.methods.mcmc.adaptation import Length, Moments, StepSize, first_step, windows
 from priory.methods.mcmc.integrators import integrate, kinetic
 from priory.methods.mcmc.joint import log_joint
 from priory.methods.mcmc.metrics import METRICS, Metric
+from priory.methods.mcmc.starts import begin, from_prior, learnt_from, refuse_discrete, replaced
 from priory.posteriors.chains import Chains
 
 if TYPE_CHECKING:
@@ -39,8 +41,6 @@ MANY = 16  # chains from which a short warm-up teaches enough, and a full covari
 SMALL = 128  # coordinates up to which a full covariance is learnt
 WORK = 1 << 24  # rows or draws x coordinates x chains that there is room for
 SPREADING, ENOUGH = 2.0, 20  # how much wider the draws may end than they began, and how many tell
-HALVINGS = 10  # times that a start without density is drawn towards zero
-STARTS = 256  # draws of a posterior that chains start from, whose covariance is their first metric
 RESCUE_EVERY = 10  # transitions of the first window
 BEHIND = (20.0, 5.0)  # nats below the middle chain, and as many more a coordinate, at which a chain is lost
 
@@ -83,14 +83,14 @@ class State:
 class Sampler(Options):
     """Chains that share a warm-up.
 
-    `chains` and `warmup` are chosen from the problem's size if they are not given: up to 256 chains where a gradient
-    is cheap. Each chain keeps `steps` draws (of `fit`), every `thin`-th. `accept` is the mean acceptance that the step
+    `chains` and `warmup` are chosen from the problem's size if they are not given: up to 256 chains where a gradient is
+    cheap. Each chain keeps `steps` draws (of `fit`), every `thin`-th. `accept` is the mean acceptance that the step
     size is tuned to. `metric` is "diagonal", "dense" or "low_rank"; if it is not given, dense where many chains teach
-    it and there are few coordinates, and diagonal otherwise. Chains start where the model does; `start=Pathfinder()`
-    starts them at its draws, and a posterior at its own. `compile` puts the log density through torch's compiler,
-    which takes 10 to 60 seconds and a C++ compiler, and makes a small density about ten times as fast. Sampling ends
-    before `steps` draws where the least bulk effective sample size of a coordinate reaches `until_ess`. `store` names a
-    folder for the draws, where memory is too small for them.
+    it and there are few coordinates, and diagonal otherwise. Chains start where the model does; `start="prior"` starts
+    them at draws of a model's prior, `start=Pathfinder()` at its draws, and a posterior at its own. `compile` puts the
+    log density through torch's compiler, which takes 10 to 60 seconds and a C++ compiler, and makes a small density
+    about ten times as fast. Sampling ends before `steps` draws where the least bulk effective sample size of a
+    coordinate reaches `until_ess`. `store` names a folder for the draws, where memory is too small for them.
     """
 
     chains: int | None = None
@@ -105,6 +105,8 @@ class Sampler(Options):
 
     reads: ClassVar[Literal["batch", "pass"]] = "pass"
     draws: ClassVar[int] = 500
+    reads_start: ClassVar[bool] = True  # by name
+    slopes: ClassVar[bool] = True  # whether it follows the gradient
     patience: ClassVar[int] = 300  # steps of warm-up, and three times as many where there are few chains
 
     def __post_init__(self) -> None:
@@ -118,6 +120,8 @@ class Sampler(Options):
         require(ok, "accept", name, "be a number between 0 and 1", self.accept)
         require(self.metric in (None, *METRICS), "metric", name, f"be one of {', '.join(METRICS)}", self.metric)
         require(isinstance(self.compile, bool), "compile", name, "be True or False", self.compile)
+        ok = not isinstance(self.start, (str, dict)) or self.start == "prior"
+        require(ok, "start", name, "be 'prior', a method or a posterior", repr(self.start))
 
     def length(self, data: Data) -> int:
         return self.draws
@@ -147,9 +151,14 @@ class Sampler(Options):
         empirical = bool(getattr(target.model.prior, "empirical", ()))
         require(not empirical, "prior", name, "be a distribution, as infer='variational' makes it", "infer='empirical'")
         lead = torch.Size([*shape, self._chains(target)])
-        w = target.start(plan.data, lead, generator, start)
+        if self.start == "prior":
+            w = from_prior(target, lead, generator, name)
+        else:
+            w = target.start(plan.data, lead, generator, start)
         joint = log_joint(target, plan.data, w, self.compile)
         w, value, gradient = begin(joint, w, target, name)
+        if self.slopes and isinstance(target.model, Density):
+            refuse_discrete(target.model, joint, w, value, gradient, name)
         warmup = self._warmup(target)
         few = lead[-1] >= MANY and w.shape[-1] <= SMALL
         metric = METRICS[self.metric or ("dense" if few else "diagonal")]
@@ -253,59 +262,13 @@ class Sampler(Options):
         return Chains(target, w, state.buffers, statistics)
 
 
-# Where chains begin.
+# How many chains, and which of them are lost.
 
 
 def number_of_chains(target: Target) -> int:
     """As many chains as there is room for: 256 on small problems, 4 on large ones, a power of two between."""
     work = target.size * max(Sampler.draws, target.num_data or 1)
     return max(FEWEST, min(MOST, 1 << max(0, (WORK // work).bit_length() - 1)))
-
-
-def begin(joint: Joint, w: Tensor, target: Target, owner: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Starts that have a density, with their values and gradients.
-
-    A start without is halved until it has: zero is where a density is tried when a fit begins. One that never has
-    begins where another chain does. A member none of whose chains has a density stays where it is, at minus infinity.
-    """
-    first = w
-    value, gradient = joint(w)
-    for _ in range(HALVINGS):
-        alive = usable(value, gradient)
-        if bool(alive.all()):
-            return w, value, gradient
-        w = torch.where(alive[..., None], w, w / 2)
-        value, gradient = joint(w)
-    alive = usable(value, gradient)
-    if not bool(alive.any()):
-        raise InputError(no_start(joint, first, target, owner))
-    w, value, gradient = replaced(alive, w, value, gradient)
-    alive = usable(value, gradient)
-    lost = ~alive[..., None]
-    return w.masked_fill(lost, 0.0), value.masked_fill(~alive, -math.inf), gradient.masked_fill(lost, 0.0)
-
-
-def learnt_from(start: Posterior, metric: str, w: Tensor, generator: torch.Generator) -> Moments | None:
-    """The moments of what chains w (*B, K, P) start from, for a first metric; None where it has no spread to speak of.
-
-    A point has none, nor has a sample that repeats a few of its draws, as an importance sample that failed does.
-    """
-    draws = start.draw(STARTS * w[..., 0, 0].numel(), generator)
-    if len(torch.unique(draws, dim=0)) < min(STARTS, 2 * (w.shape[-1] + MANY)):
-        return None
-    moments = Moments.none(w, metric)
-    moments.hear(draws.reshape(*w.shape[:-2], STARTS, w.shape[-1]))
-    return moments
-
-
-def replaced(alive: Tensor, w: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The chains, with the place of one that lives for each that doesn't: the k-th living one, taken in turn."""
-    order = alive.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices
-    living = alive.sum(-1, keepdim=True).clamp(min=1)
-    turn = order.gather(-1, torch.arange(alive.shape[-1], device=w.device).expand(alive.shape) % living)
-    place = torch.where(alive, torch.arange(alive.shape[-1], device=w.device), turn)
-    every = place[..., None].expand(w.shape)
-    return w.gather(-2, every), value.gather(-1, place), gradient.gather(-2, every)
 
 
 def rescue(state: State) -> None:
@@ -318,21 +281,6 @@ def rescue(state: State) -> None:
     alive |= ~torch.isfinite(middle)  # a member without a density has nobody to be brought to
     if not bool(alive.all()):
         state.w, state.value, state.gradient = replaced(alive, state.w, state.value, state.gradient)
-
-
-def usable(value: Tensor, gradient: Tensor) -> Tensor:
-    """Whether log p and its gradient are numbers, (*B,)."""
-    return torch.isfinite(value) & torch.isfinite(gradient).all(-1)
-
-
-def no_start(joint: Joint, w: Tensor, target: Target, owner: str) -> str:
-    """Why no chain could start, with the parameters of the first."""
-    value, gradient = joint(w)
-    value, gradient, one = value.flatten()[0], gradient.flatten(0, -2)[0], w.flatten(0, -2)[0]
-    params = {n: x.tolist() if x.numel() < 6 else "..." for n, x in target.model.layout.constrain(one).items()}
-    wrong = [b.name for b in target.model.layout.blocks if not bool(torch.isfinite(gradient[b.start : b.stop]).all())]
-    got = f"{float(value):g}" if not math.isfinite(float(value)) else f"no gradient for {', '.join(wrong)}"
-    return f"The log density must be finite where {owner} starts, as at {params}. Got {got} there, and at every start."
 
 
 # What a transition is made of.

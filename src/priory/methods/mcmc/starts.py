@@ -1,0 +1,173 @@
+"""Where chains begin: at starts that have a density, at draws of another posterior, or at draws of the prior.
+
+A model starts its chains by its layers' own initialisation, a density uniformly on (-2, 2) in free coordinates. Draws
+of the prior are further apart, so that R-hat can see a mode that some of them don't reach, and are of no use where the
+prior is far wider than the posterior. Draws of a close posterior save the way to it, and teach the first metric.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from priory.density import Density
+from priory.errors import InputError, require
+from priory.methods.mcmc.adaptation import Moments
+from priory.priors.base import flattens
+from priory.priors.hierarchical import Hierarchical, precision_name
+from priory.target import summed
+
+if TYPE_CHECKING:
+    from torch.distributions import Distribution
+
+    from priory.flat import Block
+    from priory.methods.mcmc.joint import Joint
+    from priory.posteriors import Posterior
+    from priory.target import Target
+
+HALVINGS = 10  # times that a start without density is drawn towards zero
+STARTS = 256  # draws of a posterior that chains start from, whose covariance is their first metric
+TEACHING = 16  # with the coordinates, half of the different draws without which there is no such metric
+WHOLE = {"Integer": "whole numbers", "Boolean": "zero and one", "OneHot": "one-hot vectors", "Multinomial": "counts"}
+FLAT = 1e-10  # of a gradient that is none, beside what rounding leaves of it
+
+
+def from_prior(target: Target, shape: torch.Size, generator: torch.Generator, owner: str) -> Tensor:
+    """A draw of the model's prior for each chain, in free coordinates, (*shape, P)."""
+    model = target.model
+    ok = not isinstance(model, Density)
+    require(ok, "start", owner, "be a method or a posterior for a Density, whose prior can't be drawn from", "'prior'")
+    prior, blocks = model.prior, model.layout.blocks
+    noise = torch.randn((*shape, target.size), generator=generator, dtype=model.dtype, device=model.device)
+    w = prior.loc + noise * prior.precision.rsqrt()
+    others = {block.name: believed for block, believed in prior.others}
+    for block in blocks:
+        believed = others.get(block.name)
+        if isinstance(believed, Hierarchical):
+            gamma = torch.full(shape, believed.shape, dtype=w.dtype, device=w.device)
+            precision = torch._standard_gamma(gamma, generator=generator) / believed.rate
+            at = model.layout[precision_name(block.name)]
+            w[..., at.start] = precision.log()
+            w[..., block.start : block.stop] = noise[..., block.start : block.stop] * precision.rsqrt()[..., None]
+        elif believed is not None:
+            w[..., block.start : block.stop] = drawn(believed, block, shape, generator, owner)
+    flat = [block.name for block in blocks if not bool(torch.isfinite(w[..., block.start : block.stop]).all())]
+    must = "be 'prior' only where every prior is a proper distribution"
+    require(not flat, "start", owner, must, f"a prior of '{', '.join(flat)}' that has no finite draws")
+    return w
+
+
+def drawn(believed: Distribution, block: Block, shape: torch.Size, generator: torch.Generator, owner: str) -> Tensor:
+    """Draws of one parameter's distribution in free coordinates, (*shape, n).
+
+    Distributions of torch read its global noise, which is put back afterwards.
+    """
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    rest = () if flattens(believed, block) else block.shape[: len(block.shape) - len(believed.event_shape)]
+    with torch.random.fork_rng(devices=[generator.device] if generator.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        try:
+            x = believed.expand(rest).sample(shape)
+        except NotImplementedError:
+            must = "be 'prior' only where every prior can be drawn from"
+            require(False, "start", owner, must, f"{type(believed).__name__} for '{block.name}'")
+            raise
+    return block.bijector.inverse(x.reshape(*shape, *block.shape)).reshape(*shape, -1)
+
+
+def begin(joint: Joint, w: Tensor, target: Target, owner: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Starts that have a density, with their values and gradients.
+
+    A start without is halved until it has: zero is where a density is tried when a fit begins. One that never has
+    begins where another chain does. A member none of whose chains has a density stays where it is, at minus infinity.
+    """
+    first = w
+    value, gradient = joint(w)
+    for _ in range(HALVINGS):
+        alive = usable(value, gradient)
+        if bool(alive.all()):
+            return w, value, gradient
+        w = torch.where(alive[..., None], w, w / 2)
+        value, gradient = joint(w)
+    alive = usable(value, gradient)
+    if not bool(alive.any()):
+        raise InputError(no_start(joint, first, target, owner))
+    w, value, gradient = replaced(alive, w, value, gradient)
+    alive = usable(value, gradient)
+    lost = ~alive[..., None]
+    return w.masked_fill(lost, 0.0), value.masked_fill(~alive, -math.inf), gradient.masked_fill(lost, 0.0)
+
+
+def learnt_from(start: Posterior, metric: str, w: Tensor, generator: torch.Generator) -> Moments | None:
+    """The moments of what chains w (*B, K, P) start from, for a first metric; None where it has no spread to speak of.
+
+    A point has none, nor has a sample that repeats a few of its draws, as an importance sample that failed does.
+    """
+    draws = start.draw(STARTS * w[..., 0, 0].numel(), generator)
+    if len(torch.unique(draws, dim=0)) < min(STARTS, 2 * (w.shape[-1] + TEACHING)):
+        return None
+    moments = Moments.none(w, metric)
+    moments.hear(draws.reshape(*w.shape[:-2], STARTS, w.shape[-1]))
+    return moments
+
+
+def replaced(alive: Tensor, w: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The chains, with the place of one that lives for each that doesn't: the k-th living one, taken in turn."""
+    order = alive.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices
+    living = alive.sum(-1, keepdim=True).clamp(min=1)
+    turn = order.gather(-1, torch.arange(alive.shape[-1], device=w.device).expand(alive.shape) % living)
+    place = torch.where(alive, torch.arange(alive.shape[-1], device=w.device), turn)
+    every = place[..., None].expand(w.shape)
+    return w.gather(-2, every), value.gather(-1, place), gradient.gather(-2, every)
+
+
+def usable(value: Tensor, gradient: Tensor) -> Tensor:
+    """Whether log p and its gradient are numbers, (*B,)."""
+    return torch.isfinite(value) & torch.isfinite(gradient).all(-1)
+
+
+def no_start(joint: Joint, w: Tensor, target: Target, owner: str) -> str:
+    """Why no chain could start, with the parameters of the first."""
+    value, gradient = joint(w)
+    value, gradient, one = value.flatten()[0], gradient.flatten(0, -2)[0], w.flatten(0, -2)[0]
+    params = {n: x.tolist() if x.numel() < 6 else "..." for n, x in target.model.layout.constrain(one).items()}
+    wrong = [b.name for b in target.model.layout.blocks if not bool(torch.isfinite(gradient[b.start : b.stop]).all())]
+    got = f"{float(value):g}" if not math.isfinite(float(value)) else f"no gradient for {', '.join(wrong)}"
+    return f"The log density must be finite where {owner} starts, as at {params}. Got {got} there, and at every start."
+
+
+def refuse_discrete(density: Density, joint: Joint, w: Tensor, value: Tensor, gradient: Tensor, owner: str) -> None:
+    """Refuse a parameter that is a whole number to the density: it has no slope to follow.
+
+    Either a distribution over whole numbers is asked about it, which a check of its arguments tells; or it is rounded,
+    so that the density changes with it and has no slope in it at any start, the volume element apart. What a density
+    doesn't read at all is left to the chains, which will be seen to spread.
+    """
+    first = density.layout.constrain(w.flatten(0, -2)[0])
+    function: Any = density.log_prob if density.log_prob is not None else density.log_prior
+    try:
+        function(first)
+    except ValueError as error:
+        kind = next((kind for kind in WHOLE if kind in str(error)), None)
+        if kind is not None:
+            raise InputError(
+                f"The parameters of {owner} must be continuous. Got one that has {WHOLE[kind]} instead: sum it out of the "
+                "density."
+            ) from error
+    volume, slope = summed(density.layout.log_det, w)
+    flat = ((gradient - slope).abs() <= FLAT * (1 + slope.abs())).flatten(0, -2).all(0)  # (P,)
+    for block in density.layout.blocks:
+        here = torch.zeros_like(flat)
+        here[block.start : block.stop] = flat[block.start : block.stop]
+        if not bool(here.any()):
+            continue
+        moved = torch.where(here, w.roll(1, -2), w)  # to where another chain has it
+        change = joint(moved)[0] - density.layout.log_det(moved) - (value - volume)
+        if bool((change.abs() > FLAT * (1 + value.abs())).any()):
+            raise InputError(
+                f"The parameters of {owner} must be continuous. Got '{block.name}' instead, with which the density "
+                "changes though it has no slope in it, as if it were rounded: sum it out of the density."
+            )

@@ -1,0 +1,169 @@
+"""Where chains begin: draws of the prior are its own, and what can't be followed is refused in a sentence."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Laplace, MultivariateNormal, Normal, Poisson, StudentT
+from torch.distributions import constraints as whole
+
+import priory as pr
+from priory import Param, constraints
+from priory.data import Data
+from priory.errors import InputError
+from priory.methods.mcmc import HMC, MALA, NUTS, RandomWalk
+from priory.methods.mcmc.starts import from_prior
+from priory.streams import stream
+from priory.target import Target
+from priory.testing import assert_mean_close
+
+X, Y = torch.linspace(-1, 1, 8)[:, None].double(), torch.linspace(-2, 1, 8).double()
+
+
+def drawn(prior: Any, n: int = 4000, likelihood: Any = None) -> tuple[pr.Model, Tensor]:
+    model = pr.Model(nn.Linear(1, 2).double(), likelihood or pr.Gaussian(0.3), prior=prior)
+    target = Target(model, 8)
+    return model, from_prior(target, torch.Size([n]), stream(0, "starts"), "HMC")
+
+
+def test_gaussian_priors_are_drawn_from():
+    """2 + 2 means and as many squares at 5 standard errors: false alarms at 5e-6."""
+    _, w = drawn({"weight": Normal(3.0, 2.0), "bias": 0.5})
+    weight, bias = w[:, :2], w[:, 2:]
+    assert_mean_close(weight, 3.0)
+    assert_mean_close((weight - 3).square(), 4.0)
+    assert_mean_close(bias, 0.0)
+    assert_mean_close(bias.square(), 0.25)
+
+
+def test_other_priors_are_drawn_from():
+    """E|x| of a Laplace is its scale; the covariance of a joint normal. 7 comparisons: false alarms at 4e-6."""
+    covariance = torch.tensor([[2.0, 0.6], [0.6, 1.0]]).double()
+    _, w = drawn({"weight": Laplace(0.0, 1.5), "bias": MultivariateNormal(torch.zeros(2).double(), covariance)})
+    assert_mean_close(w[:, :2].abs(), 1.5)
+    assert_mean_close(w[:, :2].sign(), 0.0)
+    bias = w[:, 2:]
+    assert_mean_close(bias[:, :, None] * bias[:, None, :], covariance)
+
+
+def test_a_noise_that_is_learnt_is_drawn_from_its_own_prior():
+    """The log noise at all draws has the density that the model gives it: E[d log p / du] = 0, at 5 standard errors."""
+    model, w = drawn(1.0, likelihood=pr.Gaussian())
+    target = Target(model, 8)
+    assert model.layout.names[-1] == "likelihood.noise"
+    assert float(w[:, -1].std()) > 0.1
+    assert_mean_close(target.log_prior_and_grad(w)[1], 0.0)
+
+
+def test_a_hierarchical_precision_is_drawn_with_its_weights():
+    """Of Gamma(3, 2): E[tau] = 3/2 and E[w^2] = E[1 / tau] = 1, and E[tau w^2] = 1; false alarms at 4e-6."""
+    model, w = drawn({"weight": pr.priors.Hierarchical(shape=3.0, rate=2.0), "bias": 1.0}, 20_000)
+    values = model.layout.constrain(w)
+    tau, weight = values["prior.weight.precision"], values["weight"].squeeze(-1)
+    assert_mean_close(tau, 1.5)
+    assert_mean_close(tau[:, None] * weight.square(), 1.0)
+    assert_mean_close(weight.square(), 1.0)
+
+
+def test_the_prior_is_drawn_without_touching_the_global_noise():
+    target = Target(pr.Model(nn.Linear(1, 2), pr.Gaussian(0.3), prior=StudentT(4.0)), 8)
+    before = torch.get_rng_state()
+    first, second = (from_prior(target, torch.Size([5]), stream(0, "starts"), "HMC") for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("method", [HMC, NUTS, MALA, RandomWalk])
+def test_chains_start_at_draws_of_the_prior(method):
+    model = pr.Model(nn.Linear(1, 2).double(), pr.Gaussian(0.3), prior=Normal(100.0, 1e-3))
+    target, data = Target(model, 8), Data.of((X, Y[:, None].expand(-1, 2)))
+    sampler = method(chains=8, start="prior")
+    state = sampler.init(target, sampler.plan(target, data, 1, 0), stream(0, "starts"))
+    assert bool(((state.w - 100).abs() < 0.01).all())
+
+
+def test_a_fit_may_start_at_the_prior():
+    model = pr.Model(nn.Linear(1, 1).double(), pr.Gaussian(0.3), prior=1.0)
+    posterior: Any = pr.fit(model, (X, Y), HMC(chains=16, warmup=20, start="prior"), steps=20, progress=False)
+    assert posterior.w.shape == (16, 20, 2)
+
+
+def test_the_prior_of_a_density_cannot_be_drawn_from():
+    density = pr.Density(lambda p: -p["w"].square(), {"w": Param()})
+    with pytest.raises(InputError, match="'start' of HMC must be a method or a posterior for a Density"):
+        pr.fit(density, None, HMC(start="prior"), progress=False)
+
+
+def test_a_flat_prior_cannot_be_drawn_from():
+    with pytest.raises(InputError, match=r"'start' of HMC must be 'prior' only where .*proper.*'bias'"):
+        drawn({"weight": 1.0, "bias": "flat"})
+
+
+def test_a_prior_without_draws_is_refused():
+    with pytest.raises(InputError, match=r"'start' of HMC must be 'prior' only where .*drawn from.*LogUniform"):
+        drawn({"weight": pr.distributions.LogUniform(), "bias": 1.0})
+
+
+@pytest.mark.parametrize("start", ["posterior", {"w": 0.0}])
+def test_another_name_for_a_start_is_refused(start):
+    with pytest.raises(InputError, match="The 'start' of NUTS must be 'prior', a method or a posterior"):
+        NUTS(start=start)
+
+
+# Discrete parameters.
+
+
+@pytest.mark.parametrize(
+    "support",
+    [whole.boolean, whole.nonnegative_integer, whole.integer_interval(0, 3), whole.one_hot],
+    ids=str,
+)
+def test_a_discrete_support_is_refused(support):
+    with pytest.raises(InputError, match="The 'support' of Param must be continuous"):
+        Param((3,), support)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "has"),
+    [(Poisson(3.0), "whole numbers"), (Bernoulli(0.3), "zero and one")],
+    ids=["Poisson", "coin"],
+)
+def test_a_parameter_with_a_distribution_over_whole_numbers_is_refused(distribution, has):
+    """Both have a density at zero, where one is tried first."""
+    density = pr.Density(lambda p: distribution.log_prob(p["k"]) - p["w"].square(), {"w": Param(), "k": Param()})
+    with pytest.raises(InputError, match=rf"parameters of NUTS must be continuous\. Got one that has {has}"):
+        pr.fit(density, None, NUTS(chains=4, warmup=4), steps=2, progress=False)
+
+
+@pytest.mark.parametrize("support", [constraints.real, constraints.interval(0.0, 8.0)], ids=["line", "interval"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_parameter_that_is_rounded_is_refused_by_name(support, batched):
+    def log_prob(p: dict[str, Tensor]) -> Tensor:
+        return -0.3 * p["k"].floor().square() - 0.5 * (p["w"] - p["k"].round()).square()
+
+    density = pr.Density(log_prob, {"w": Param(), "k": Param((), support)}, batched=batched)
+    with pytest.raises(InputError, match=r"parameters of HMC must be continuous\. Got 'k' instead"):
+        pr.fit(density, None, HMC(chains=8, warmup=4), steps=2, progress=False)
+
+
+def test_a_random_walk_takes_a_density_of_steps():
+    """Masses 1 and 3 on two halves of (0, 1): the upper has 3/4, at 5 standard errors over chains."""
+    density = pr.Density(
+        lambda p: torch.where(p["u"] < 0.5, 0.0, math.log(3.0)),
+        {"u": Param((), constraints.unit_interval)},
+        batched=True,
+    )
+    posterior: Any = pr.fit(density, None, RandomWalk(chains=64, warmup=100), steps=100, progress=False)
+    assert_mean_close((posterior.draws["u"] > 0.5).double().mean(1), 0.75)
+
+
+# A posterior without an end.
+
+
+@pytest.mark.parametrize(("value", "got"), [(math.nan, "nan"), (-math.inf, "-inf")])
+def test_no_value_at_the_start_is_refused_with_the_parameters(value, got):
+    density = pr.Density(lambda p: value + 0 * p["w"].sum() + p["s"], {"w": Param((2,)), "s": Param()})
+    with pytest.raises(InputError, match=rf"be finite at the start .*'w': .*'s': .*{got}"):
+        pr.fit(density, None, NUTS(), progress=False)
