@@ -35,7 +35,7 @@ bench: $(STAMP)
 # What make made, except the environment: that one is `rm -rf .venv`.
 clean:
 	rm -rf build dist $(REPORT) .pytest_cache .ruff_cache .hypothesis
-	find src tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests examples benchmarks experiments docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first, through the constraints, so that no later package chooses another one.
 $(STAMP): pyproject.toml constraints.txt

@@ -115,15 +115,12 @@ def predictions(problem: Problem, repeats: int) -> None:
             _ = prediction.mean, prediction.epistemic
 
         medians = interleaved({"plain": plain, "ours": ours}, repeats)
-        ratio = medians["ours"] / medians["plain"]
-        print(
-            f"  predict, {name:<23} {medians['ours'] * 1e6:>8.0f} us {ratio:>7.2f} of {draws} forward passes",
-            flush=True,
-        )
+        ratio, passes = medians["ours"] / medians["plain"], f"{draws} forward passes" if draws > 1 else "a forward pass"
+        print(f"  predict, {name:<23} {medians['ours'] * 1e6:>8.0f} us {ratio:>7.2f} of {passes}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=300, help="repeats of each step; predictions take a tenth")
     options = parser.parse_args()
     warnings.simplefilter("ignore")

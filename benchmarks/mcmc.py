@@ -80,9 +80,8 @@ def runs(problem: str, quick: bool) -> list[dict[str, Any]]:
         for k in chains[-2:]:
             mine.append({"method": "HMC", "chains": k, "compile": True, "batched": batched})
     settings = [{"who": "Priory", "warmup": warmup, "draws": draws, **m} for m in mine]
-    peers = [(4, "sequential"), (4, "vectorized")] + (
-        [] if problem == "network" else [(64, "vectorized"), (256, "vectorized")]
-    )
+    more = {"schools": (64, 256, 1024), "logistic": (64, 256)}.get(problem, ())  # as many chains as ours where they pay
+    peers = [(4, "sequential"), (4, "vectorized"), *((k, "vectorized") for k in more)]
     for k, how in peers:
         few = {"warmup": 500, "draws": 1000} if k == 4 and problem != "network" else {"warmup": warmup, "draws": draws}
         settings.append({"who": "NumPyro", "method": "NUTS", "chains": k, "how": how, **few})

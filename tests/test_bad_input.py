@@ -657,7 +657,10 @@ FITS: dict[str, tuple[Callable[[], Any], str]] = {
     },
     "a callback that is none": (lambda: fit((X, Y), callbacks=[3]), r"'callbacks' of fit must .*Got"),
     "one callback without a list": (lambda: fit((X, Y), callbacks=print), r"'callbacks' of fit must .*Got"),
-    "a checkpoint that is no path": (lambda: fit((X, Y), checkpoint=3), r"'checkpoint' of fit must be a path or a Checkpoint. Got 3"),
+    "a checkpoint that is no path": (
+        lambda: fit((X, Y), checkpoint=3),
+        r"'checkpoint' of fit must be a path or a Checkpoint. Got 3",
+    ),
     "a checkpoint every zero steps": (
         lambda: pr.Checkpoint("fit", every=0),
         r"'every' of Checkpoint must be a whole number from 1. Got 0",

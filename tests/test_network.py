@@ -830,3 +830,16 @@ def test_the_persons_own_pooling_stays_as_it_is() -> None:
     assert "forward" in vars(skeleton[1])  # pyright: ignore[reportIndexIssue]
     assert "forward" not in vars(net[1])
     assert repr(skeleton) == repr(net)
+
+
+def test_casts_that_autocast_keeps_are_of_the_vector_that_is_read():
+    network = Network(nn.Linear(3, 2))
+    x = torch.ones(4, 3)
+    w = network.initial.clone()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        first = network(w, (x,), {}, train=False)
+        w += 1  # the same memory
+        second = network(w, (x,), {}, train=False)
+        third = network(w + 1, (x,), {}, train=False)
+    assert torch.allclose(second - first, torch.tensor(4.0, dtype=torch.bfloat16), atol=0.1)
+    assert torch.allclose(third - second, torch.tensor(4.0, dtype=torch.bfloat16), atol=0.1)

@@ -69,8 +69,11 @@ _WHERE = {
     "load": "priory.store",
     "penalty_from_prior": "priory.penalties",
     "prior_from_penalty": "priory.penalties",
+    "prune_neurons": "priory.pruning",
+    "prune_weights": "priory.pruning",
     "renyi": "priory.divergences",
     "stack": "priory.stacking",
+    "temperature_sweep": "priory.sweeps",
 }
 _MODULES = (
     "constraints",
@@ -150,8 +153,11 @@ __all__ = [
     "plot",
     "prior_from_penalty",
     "priors",
+    "prune_neurons",
+    "prune_weights",
     "renyi",
     "stack",
+    "temperature_sweep",
     "testing",
 ]
 
@@ -207,8 +213,10 @@ if TYPE_CHECKING:
     )
     from priory.model import Model
     from priory.penalties import Certificate, Equivalence, layer_factors, penalty_from_prior, prior_from_penalty
+    from priory.pruning import prune_neurons, prune_weights
     from priory.stacking import average, stack
     from priory.store import load
+    from priory.sweeps import temperature_sweep
 
 
 def __getattr__(name: str) -> Any:

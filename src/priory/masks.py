@@ -167,7 +167,13 @@ class Quiet(TorchFunctionMode):
     """Dropout as a function does nothing while this is on."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if func in DROPOUTS else func(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
+        if func in DROPOUTS:
+            return args[0]
+        if func is functional.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs = kwargs if len(args) > 4 else {**kwargs, "dropout_p": 0.0}
+        return func(*args, **kwargs)
 
 
 def check_rate(rate: Any, owner: str) -> None:

@@ -174,6 +174,8 @@ class Network:
     def __call__(self, w: Tensor, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor], train: bool) -> Tensor:
         """The outputs (n, ...) at one vector; in training, modules run in the mode the person left them in."""
         self.bind(w)
+        if torch.is_autocast_enabled(self.device.type):
+            torch.clear_autocast_cache()  # it keeps casts of parameters, and isn't told that theirs is another vector
         if buffers or self._in_use:
             self.use_buffers(buffers)
         self.set_mode(train)
@@ -351,7 +353,8 @@ def tensors(value: object) -> Iterator[Tensor]:
 
 def drops(module: nn.Module) -> bool:
     """Whether a module has dropout of its own in training."""
-    return isinstance(module, nn.modules.dropout._DropoutNd) or float(getattr(module, "dropout", None) or 0) > 0
+    rate = getattr(module, "dropout", None)  # a number in recurrent and attention layers; elsewhere often a module
+    return isinstance(module, nn.modules.dropout._DropoutNd) or (isinstance(rate, (int, float)) and rate > 0)
 
 
 def hooked(*modules: nn.Module) -> bool:

@@ -106,7 +106,7 @@ def load(path: str | PathLike[str], model: Model | Density) -> Posterior:
             f"{os.fspath(path)} belongs to another model: it is in {own[wrong[0]].dtype}, this one in {model.dtype}."
         )
     if prior_at_two_places(model) != meta["prior"]:
-        warn(f"{os.fspath(path)} was fitted with another prior: predictions are the file's, bounds will be of this one.")
+        warn(f"{os.fspath(path)} was fitted with another prior: predictions are the file's, bounds are of this one.")
     here = fixed(model)
     for name, digest in meta["fixed"].items():
         if here.get(name) != digest:

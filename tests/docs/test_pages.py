@@ -12,7 +12,8 @@ import priory as pr
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-HOMES = ("priory", "priory.posteriors", "priory.predictive", "priory.comparison", "priory.callbacks")
+MODULES = ("posteriors", "predictive", "comparison", "callbacks", "sweeps", "pruning")
+HOMES = ("priory", *(f"priory.{name}" for name in MODULES))
 NAMES = [
     name
     for line in (DOCS / "api.md").read_text(encoding="utf-8").splitlines()

@@ -84,7 +84,16 @@ def test_randomised_priors_are_a_mixture_whose_members_have_frozen_networks_of_t
     assert float(first) != float(second)
 
 
-def test_the_table_and_the_picture_have_every_method(example: ModuleType, fits, tmp_path: Path):
-    row = example.table({"MAP": fits["MAP"]})["MAP"]
-    assert list(row) == ["among", "gap", "beyond"]
-    assert example.draw(fits, tmp_path).stat().st_size > 10_000
+def test_the_table_and_the_picture_have_every_method(
+    example: ModuleType,
+    fits,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr(example, "fits", lambda effort: fits)
+    monkeypatch.setattr(example, "randomised", lambda data, members, steps: fits["Ensemble"])
+    example.main(tmp_path)
+    printed = capsys.readouterr().out
+    assert all(f"\n{name} " in printed for name in (*fits, "randomised priors", "stack of the nine"))
+    assert 5_000 < (tmp_path / "knows_what_it_does_not.png").stat().st_size < 150_000

@@ -125,6 +125,21 @@ def test_a_trainer_leaves_a_posterior_that_predicts_and_is_saved(options, tmp_pa
 
 @needs_lightning
 @pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_the_trainer_keeps_the_snapshots(tmp_path):
+    def callbacks(module):
+        return [lightning.SWAGCallback(pr.Model(module.net, pr.Gaussian(0.1)), (X, Y), begin=0.5, every=2)]
+
+    module, (callback,) = fitted(lambda m: torch.optim.Adam(m.parameters(), lr=0.02), callbacks)
+    module.trainer.save_checkpoint(tmp_path / "trainer.ckpt")
+    kept = torch.load(tmp_path / "trainer.ckpt", weights_only=True)["callbacks"]["SWAGCallback"]
+    (again,) = callbacks(module)
+    again.load_state_dict(kept)
+    assert again.count == callback.count == 6
+    assert torch.equal(again.posterior.theta, callback.posterior.theta)
+
+
+@needs_lightning
+@pytest.mark.filterwarnings("ignore")
 def test_a_trainer_drives_variational_online_newton_by_its_closure():
     kept = []
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributions import constraints
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from priory.data import Data
 from priory.errors import DivergedError, InputError
@@ -167,3 +167,29 @@ def test_rows_of_another_shape_than_the_model_met_are_refused(clouds):
     model, _ = GaussianMixture(2).meet(clouds)
     with pytest.raises(InputError, match=r"must have rows of the shape \(3,\). Got the shape \(2,\) instead"):
         model.meet(clouds[:, :2])
+
+
+class Table(Dataset[Tensor]):
+    def __init__(self, y: Tensor) -> None:
+        self.y = y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.y[index]
+
+
+def test_a_data_set_may_have_holes_where_its_model_takes_them(fit_by_em):
+    y = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y[::3, 0] = torch.nan
+    for data in (Table(y), TensorDataset(y), DataLoader(TensorDataset(y), batch_size=7)):
+        posterior = fit_by_em(GaussianMixture(2), data, EM(start="random"), steps=5)
+        torch.testing.assert_close(posterior.log_likelihood(data), posterior.log_likelihood(y), rtol=1e-12, atol=1e-12)
+    whole = fit_by_em(GaussianMixture(2), y, steps=5)
+    assert fit_by_em(GaussianMixture(2), Table(y), steps=5).log_evidence == whole.log_evidence
+    with pytest.raises(InputError, match=r"must be finite. Got NaN in row 0"):
+        fit_by_em(ZeroInflated(), Table(y[:, 0]))
+    y[5, 1] = torch.inf
+    with pytest.raises(InputError, match=r"must be finite. Got infinity in row 5"):
+        fit_by_em(GaussianMixture(2), Table(y))

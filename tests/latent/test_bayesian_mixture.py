@@ -362,3 +362,33 @@ def test_bad_input_gets_one_sentence(options: dict[str, Any], sentence: str):
     with pytest.raises(InputError) as caught:
         BayesianGaussianMixture(**{"k": 2, **options}).meet(torch.zeros(3, 2))
     assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+def test_a_weight_is_a_repetition_also_in_the_prior_that_the_data_give(covariance: str):
+    y, weights = clouds(5, 2, 5.0, rows=8), torch.arange(16) % 3
+    start = VariationalEM(start=fitted(BayesianGaussianMixture(2, covariance), y, steps=1))
+    counted = fitted(BayesianGaussianMixture(2, covariance, given="weights"), (y, weights), start)
+    repeated = fitted(BayesianGaussianMixture(2, covariance), y.repeat_interleave(weights, 0), start)
+    assert counted.bound == pytest.approx(repeated.bound, abs=1e-9)
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+def test_rows_from_q_have_the_density_that_predicts_them(covariance: str):
+    posterior = fitted(BayesianGaussianMixture(2, covariance), clouds(3, 2, 4.0, rows=6))
+    y, z = posterior.generate(4000, seed=1)
+    assert y.shape == (4000, 2)
+    grid = torch.linspace(-400, 400, 80001, dtype=torch.float64)
+    for d in range(2):
+        alone = torch.full((len(grid), 2), torch.nan, dtype=torch.float64)
+        alone[:, d] = grid
+        below = posterior.log_predictive(alone).exp().cumsum(0) * (grid[1] - grid[0])
+        found = stats.kstest(np.interp(y[:, d], grid, below), "uniform")
+        assert found.pvalue > 1e-5  # the rate of false alarms, for each column
+    share = torch.bincount(z, minlength=2) / 4000
+    error = (posterior.mean["weights"].prod() / 4000).sqrt()
+    assert abs(float(share[0] - posterior.mean["weights"][0])) < 4.5 * float(error)  # false alarms: 1e-5
+    assert torch.equal(posterior.generate(5, seed=1).y, posterior.generate(5, seed=1).y)
+    assert torch.equal(posterior.hidden(y[:3])["responsibilities"], posterior.responsibilities(y[:3]))
+    with pytest.raises(InputError, match=r"The 'n' of generate must be a whole number from 1. Got 0 instead."):
+        posterior.generate(0)

@@ -160,7 +160,7 @@ def test_a_column_that_another_explains_is_held_at_the_floor_and_said_to_be(fit_
 def test_rows_without_any_value_are_warned_of():
     y = table()
     y[:2] = torch.nan
-    with pytest.warns(PrioryWarning, match="2 rows have no value at all"):
+    with pytest.warns(PrioryWarning, match=r"2 rows have no value, and say nothing of FactorAnalysis\(2\)"):
         model, _ = FactorAnalysis(2).meet(y)
     theta = model.begin(model.rows((y,)), "eigen", stream(0, "test"))
     assert model.e_step(theta, model.rows((y,))).bound[:2].tolist() == [0.0, 0.0]

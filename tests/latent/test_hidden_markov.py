@@ -2,10 +2,12 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 import torch
 from hypothesis import given, settings
@@ -77,6 +79,18 @@ CASES = {
         PAIRS,
         gaussian_log_density(lambda k: SPREAD.numpy()),
     ),
+    "full with holes": (
+        HiddenMarkov(3),
+        {"means": MEANS, "covariances": torch.stack([SPREAD, 2 * SPREAD, SPREAD + torch.eye(2)])},
+        HALF,
+        gaussian_log_density(lambda k: [SPREAD, 2 * SPREAD, SPREAD + torch.eye(2)][k].numpy()),
+    ),
+    "tied with holes": (
+        HiddenMarkov(3, covariance="tied"),
+        {"means": MEANS, "covariances": SPREAD},
+        HALF,
+        gaussian_log_density(lambda k: SPREAD.numpy()),
+    ),
     "diagonal": (
         HiddenMarkov(3, covariance="diagonal"),
         {"means": MEANS, "covariances": VARIANCES},
@@ -110,14 +124,16 @@ CASES = {
 }
 
 
-def all_paths(y: Any, log_density) -> dict[str, np.ndarray]:
-    """p(y), p(z_t | y), the expected pairs and the likeliest path of one sequence, path by path."""
+def all_paths(y: Any, log_density, power: float = 1.0) -> dict[str, np.ndarray]:
+    """log p(y); of q(z) ~ p(y, z)^power its states, pairs, likeliest path, entropy and E[log p(y, z)], by all paths."""
     pi, a, steps = INITIAL.numpy(), TRANSITIONS.numpy(), len(y)
     log_b = np.array([[log_density(y_t, k) for k in range(3)] for y_t in y])
-    q, pairs, each, best = np.zeros((steps, 3)), np.zeros((3, 3)), [], (-1.0, ())
+    q, pairs, each, log_p, best = np.zeros((steps, 3)), np.zeros((3, 3)), [], [], (-1.0, ())
     for path in itertools.product(range(3), repeat=steps):
         p = pi[path[0]] * np.prod([a[i, j] for i, j in itertools.pairwise(path)])
         p *= math.exp(sum(log_b[t, k] for t, k in enumerate(path)))
+        log_p.append(math.log(p) if p > 0 else -1e9)
+        p = p**power
         best = max(best, (p, path))
         each.append(p)
         for t, k in enumerate(path):
@@ -126,7 +142,10 @@ def all_paths(y: Any, log_density) -> dict[str, np.ndarray]:
             pairs[i, j] += p
     total = sum(each)
     entropy = scipy.stats.entropy(each)
-    return {"log": np.log(total), "entropy": entropy, "q": q / total, "pairs": pairs / total, "path": np.array(best[1])}
+    mean = np.dot(each, log_p) / total
+    log = scipy.special.logsumexp(log_p)
+    found = {"log": log, "entropy": entropy, "q": q / total, "pairs": pairs / total, "path": np.array(best[1])}
+    return found | {"mean": mean}
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -147,8 +166,64 @@ def test_likelihood_states_pairs_and_path_are_those_of_all_paths(kind):
         pairs, first, entropy = pairs + exact["pairs"], first + exact["q"][0], entropy + exact["entropy"]
     np.testing.assert_allclose(found.statistics["transitions"], pairs, rtol=1e-10)
     np.testing.assert_allclose(found.statistics["initial"], first, rtol=1e-10)
-    bound = float(model.complete(theta, found.statistics)) + entropy
-    assert float(found.bound.sum()) == pytest.approx(bound, rel=1e-10)
+    if "holes" not in kind:  # what a covariance fills in is hidden too, and has an entropy of its own
+        bound = float(model.complete(theta, found.statistics)) + entropy
+        assert float(found.bound.sum()) == pytest.approx(bound, rel=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["full", "tied with holes", "diagonal", "poisson", "categorical"])
+def test_a_flattened_q_has_the_counts_the_bound_and_the_gap_of_all_paths(kind):
+    model, emitted, y, log_density = CASES[kind]
+    model, _ = model.meet(y)
+    theta, weights = CHAIN | emitted, tensor([1.0, 0.0, 2.5])
+    found = model.e_step(theta, replace(model.rows((y,)), temperature=3.0, weights=weights))
+    pairs, first, visits = np.zeros((3, 3)), np.zeros(3), np.zeros(3)
+    for n, sequence in enumerate(y.numpy()):
+        length = int((~np.isnan(sequence.reshape(4, -1)).all(1)).nonzero()[0].max()) + 1
+        exact = all_paths(sequence[:length], log_density, power=1 / 3)
+        bound = exact["mean"] + exact["entropy"]
+        assert float(found.bound[n]) == pytest.approx(bound, rel=1e-12, abs=1e-12)
+        assert float(found.gap[n]) == pytest.approx(exact["log"] - bound, rel=1e-10)
+        w = weights[n].item()
+        seen = ~np.isnan(sequence[:length].reshape(length, -1)).all(1)
+        pairs, first, visits = (
+            pairs + w * exact["pairs"],
+            first + w * exact["q"][0],
+            visits + w * exact["q"][seen].sum(0),
+        )
+    np.testing.assert_allclose(found.statistics["transitions"], pairs, rtol=1e-10)
+    np.testing.assert_allclose(found.statistics["initial"], first, rtol=1e-10)
+    np.testing.assert_allclose(found.statistics["sums"][:, -1], visits, rtol=1e-10)
+
+
+def test_draws_of_paths_stand_for_q_on_average():
+    model, emitted, y, _ = CASES["full"]
+    model, _ = model.meet(y)
+    theta, weights, draws = CHAIN | emitted, tensor([1.0, 0.5, 2.0]), 20_000
+    rows = replace(model.rows((y,)), weights=weights)
+    exact = model.e_step(theta, rows)
+    found = model.e_step(theta, replace(rows, draws=draws, generator=stream(0, "test")))
+    torch.testing.assert_close(found.bound, exact.bound, rtol=1e-12, atol=0)
+    assert found.gap is None
+    error = 0.5 * (weights.square().sum().item() / draws) ** 0.5  # of a share, at most, for one pair of steps
+    for name, times in (("initial", 1), ("transitions", 3)):
+        off = (found.statistics[name] - exact.statistics[name]).abs().max()
+        assert off < 4.5 * times * error  # false alarms: below 1e-4 for all twelve numbers
+        assert found.statistics[name].sum() == pytest.approx(exact.statistics[name].sum().item(), rel=1e-12)
+    off = (found.statistics["sums"][:, -1] - exact.statistics["sums"][:, -1]).abs().max()
+    assert off < 4.5 * 4 * error
+
+
+def test_annealing_and_draws_lead_to_the_maximum(fit_by_em):
+    made, _ = HiddenMarkov(2).meet(torch.zeros(1, 2).double())[0], None
+    theta = {"initial": tensor([0.5, 0.5]), "transitions": tensor([[0.9, 0.1], [0.2, 0.8]])}
+    theta |= {"means": tensor([0.0, 3.0]), "covariances": tensor([1.0, 0.5])}
+    y = made.generate(theta, 20, stream(0, "test"), 40).y
+    plain = fit_by_em(HiddenMarkov(2), y, EM(tolerance=1e-10))
+    cooled = fit_by_em(HiddenMarkov(2), y, EM(tolerance=1e-10, annealing=(4, 2)))
+    assert cooled.log_evidence.value == pytest.approx(plain.log_evidence.value, abs=1e-5)
+    drawn = fit_by_em(HiddenMarkov(2), y, EM(draws=50), steps=40)
+    assert drawn.log_evidence.value > plain.log_evidence.value - 1  # draws leave theta about a standard error / 7 away
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -330,9 +405,7 @@ def test_the_bound_never_falls(seed, kind, how):
     model, _ = model_and_start(kind)
     model, data = model.meet(sequences(kind))
     (y,) = next(iter(data.blocks(10)))
-    y = y.masked_fill(
-        torch.rand(y.shape[:2], generator=stream(seed, "holes"))[(...,) + (None,) * (y.ndim - 2)] < 0.1, NAN
-    )
+    y = y.masked_fill(torch.rand(y.shape, generator=stream(seed, "holes")) < 0.1, NAN)
     theta = model.begin(model.rows((y,)), how, stream(seed, "begin"))
     before = -math.inf
     for _ in range(12):
@@ -516,8 +589,14 @@ TOLD = HiddenMarkov(2, given="z")
         (lambda: HiddenMarkov(2).meet([torch.ones(2), torch.ones(2, 2)]), "the same D in all"),
         (lambda: HiddenMarkov(2).meet([]), "The 'data' of fit must have at least one sequence. Got none instead."),
         (lambda: HiddenMarkov(2).meet(torch.full((2, 3), NAN)), "must have a value. Got only NaN instead."),
-        (lambda: HiddenMarkov(2).meet(HALF), "must have whole steps, or none of their values"),
-        (lambda: HiddenMarkov(2, emissions="poisson").meet(-WHOLE), "must be whole numbers from 0"),
+        (
+            lambda: HiddenMarkov(2, emissions="poisson").meet(-WHOLE),
+            "The 'y' of HiddenMarkov(2, emissions='poisson') must be whole numbers from 0",
+        ),
+        (
+            lambda: HiddenMarkov(2).meet(1e200 * WHOLE),
+            "The 'y' of HiddenMarkov(2, covariance='full') must have columns that spread by",
+        ),
         (
             lambda: HiddenMarkov(2, emissions="categorical", categories=3).meet(WHOLE),
             "The 'y' of HiddenMarkov(2, emissions='categorical', categories=3) must be whole numbers from 0 to 2.",
@@ -529,3 +608,44 @@ def test_what_cannot_be_is_refused_in_one_sentence(make, sentence):
     with pytest.raises(InputError) as caught:
         make()
     assert sentence in str(caught.value)
+
+
+def test_a_posterior_scores_narrow_states_to_the_last_digits(fit_by_em):
+    noise = torch.randn(3, 30, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    y = torch.where(torch.arange(30) % 3 == 0, 1000 + 1e-5 * noise, 1003 + noise)
+    posterior = fit_by_em(HiddenMarkov(2, floor=1e-14), y, EM(restarts=2), steps=20)
+    assert float(posterior.mean["covariances"].min()) < 1e-9
+    theta = {name: t.numpy() for name, t in posterior.mean.items()}
+    total = 0.0
+    for sequence in y.numpy():
+        log_b = scipy.stats.norm(theta["means"], theta["covariances"] ** 0.5).logpdf(sequence[:, None])
+        message = np.log(theta["initial"]) + log_b[0]
+        for row in log_b[1:]:
+            message = scipy.special.logsumexp(message[:, None] + np.log(theta["transitions"]), axis=0) + row
+        total += scipy.special.logsumexp(message)
+    assert float(posterior.log_likelihood(y).sum()) == pytest.approx(total, rel=1e-7)
+    assert posterior.log_evidence.value == pytest.approx(total, rel=1e-7)
+
+
+def test_what_is_said_of_steps_and_sequences_names_the_chain():
+    with pytest.warns(PrioryWarning) as told:
+        HiddenMarkov(4).meet([torch.tensor([1.0, 2.0, 3.0]), torch.tensor([NAN])])
+    said = [str(w.message) for w in told]
+    assert said == [
+        "1 sequence has no value, and says nothing of HiddenMarkov(4, covariance='full').",
+        "HiddenMarkov(4, covariance='full') has more states than there are steps, 3: some say the same, or nothing.",
+    ]
+    assert told[0].filename == __file__
+
+
+def test_sequences_that_count_nothing_change_neither_frame_nor_start():
+    y = torch.randn(3, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    far = torch.cat([y, 100 + y])
+    weights = torch.tensor([1, 2, 1, 0, 0, 0])
+    counted, data = HiddenMarkov(2, given="weights").meet((far, weights))
+    repeated, again = HiddenMarkov(2).meet(y[[0, 1, 1, 2]])
+    for name, t in counted.frame.items():
+        torch.testing.assert_close(t, repeated.frame[name], rtol=1e-12, atol=1e-12)
+    one = counted.begin(counted.rows(data.some(6)), "k-means++", stream(5, "test"))
+    assert float(one["means"].max()) < 10
+    assert again.num_data == 4

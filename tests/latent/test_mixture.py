@@ -1,11 +1,15 @@
 """Every mixture: its equations against enumeration and autograd, weights, known z, and what degenerate data do."""
 
 import itertools
+import math
 import warnings
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
+import scipy.special
+import scipy.stats
 import torch
 import torch.distributions as td
 from torch import Tensor
@@ -336,3 +340,19 @@ def test_a_missing_value_is_summed_out(kind):
     torch.testing.assert_close(score(model, theta, holed), u.grad, rtol=1e-8, atol=1e-7)
     (found,) = expect(model, [theta], holed.blocks(7))
     torch.testing.assert_close(found.bound, values.sum().detach(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("covariance", ["full", "tied", "diagonal", "spherical"])
+def test_a_posterior_scores_narrow_components_to_the_last_digits(fit_by_em, covariance):
+    noise = torch.randn(60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.cat([noise[:30], 50 + 1e-4 * noise[30:]]) + 1000
+    posterior = fit_by_em(GaussianMixture(2, covariance, floor=1e-12), y, EM(restarts=2), steps=30)
+    theta, terms = posterior.mean, []
+    for k in range(2):
+        spread = theta["covariances"] if covariance == "tied" else theta["covariances"][k]
+        spread = spread if spread.ndim == 2 else spread.expand(2).diag()
+        density = scipy.stats.multivariate_normal(theta["means"][k].numpy(), spread.numpy())
+        terms.append(math.log(theta["weights"][k]) + density.logpdf(y.numpy()))
+    exact = scipy.special.logsumexp(terms, axis=0)
+    assert posterior.log_likelihood(y).numpy() == pytest.approx(exact, rel=1e-8, abs=1e-8)
+    assert posterior.responsibilities(y).numpy() == pytest.approx(np.exp(np.array(terms) - exact).T, abs=1e-8)

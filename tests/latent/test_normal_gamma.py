@@ -14,7 +14,7 @@ from priory.errors import InputError
 from priory.latent.base import Rows, expect
 from priory.latent.conjugate import OverPhi
 from priory.latent.normal_gamma import NormalGamma
-from priory.loop import Run, make_target
+from priory.loop import Run, fit, make_target
 from priory.methods.variational_em import VariationalEM
 from priory.posteriors.conjugate import ConjugatePosterior
 from priory.store import load
@@ -174,3 +174,16 @@ def test_bad_input_gets_one_sentence(options: dict[str, Any], sentence: str):
 def test_two_columns_are_refused():
     with pytest.raises(InputError, match=r"must be one column, \(n,\)"):
         NormalGamma().meet(torch.zeros(3, 2))
+
+
+def test_rows_from_q_have_the_density_that_predicts_them():
+    posterior = fit(NormalGamma(), torch.tensor([0.3, 1.9, -0.4, 2.2]).double(), VariationalEM(), progress=False)
+    assert isinstance(posterior, ConjugatePosterior)
+    y, z = posterior.generate(20_000)
+    assert z.shape == (20_000, 2)
+    drawn = posterior.sample(400, seed=3)
+    below = stats.norm(drawn["mean"].numpy(), drawn["precision"].numpy() ** -0.5).cdf
+    for at in (-2.0, 0.0, 1.0, 3.0):
+        wanted = below(at)  # of each draw of theta
+        error = (wanted.std() ** 2 / 400 + wanted.mean() * (1 - wanted.mean()) / 20_000) ** 0.5
+        assert abs(float((y < at).double().mean()) - wanted.mean()) < 4.5 * error  # false alarms: 3e-5 in all

@@ -17,6 +17,7 @@ from priory.methods.amortised_em import AmortisedEM
 from priory.methods.em import EM
 from priory.posteriors.amortised import AmortisedPosterior
 from priory.store import load
+from priory.target import Target
 from priory.testing import assert_mean_close
 
 
@@ -155,3 +156,14 @@ def test_bad_input_gets_one_sentence():
     met, data = linear().meet(rows(9))
     with pytest.raises(InputError, match="has no closed M-step: fit it by AmortisedEM"):
         fit(met, data, EM(), steps=1, progress=False)
+
+
+def test_the_error_of_the_evidence_is_its_spread_over_draws():
+    y = rows(15)
+    model, (theta, _) = linear().meet(y)[0], principal(y)
+    theta["encoder.bias"] = theta["encoder.bias"] + torch.tensor([0.3, -0.2, 0.2, 0.1]).double()
+    posterior = AmortisedPosterior(Target(model, None), model.layout.unconstrain(theta))
+    posterior.data = model.meet(y)[1]
+    totals = torch.stack([posterior.log_likelihood(y, seed=seed).sum() for seed in range(300)])
+    assert posterior.evidence().error == pytest.approx(float(totals.std()), rel=0.25)  # both to 5%: false alarms 1e-4
+    assert posterior.evidence().value == pytest.approx(float(totals[0]), rel=1e-12)

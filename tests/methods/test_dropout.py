@@ -221,6 +221,28 @@ def test_a_networks_own_dropout_names_the_layers_and_the_rates(net, rates):
     assert set(other.rates.values()) == {0.5}
 
 
+class Kept(nn.Module):
+    """Keeps its dropout under the name that recurrent layers have a number under, and drops in its attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.dropout, self.second = nn.Linear(2, 4), nn.Dropout(0.3), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))[:, None]
+        p = 0.5 if self.training else 0.0
+        h = functional.scaled_dot_product_attention(h, h, h, None, p) + functional.scaled_dot_product_attention(
+            h, h, h, dropout_p=p
+        )
+        return self.second(self.dropout(h[:, 0]))
+
+
+def test_dropout_in_a_module_of_that_name_and_in_attention_is_silent():
+    _, data = classification()
+    posterior = pr.fit(pr.Model(Kept().train(), pr.Categorical()), data, pr.Dropout(), steps=5)
+    assert posterior.rates == pytest.approx({"second.weight": 0.3})
+
+
 def test_dropout_on_channels_belongs_to_the_convolution_behind_it():
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout2d(0.3), nn.Conv2d(4, 2, 3), nn.Flatten())
     sites = in_network(Network(net), (torch.randn(2, 1, 6, 6),))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from priory.checkpoint import Checkpoint
 from priory.density import Density
-from priory.errors import InputError
+from priory.errors import InputError, PrioryWarning
 from priory.flat import Param
 from priory.latent import BernoulliMixture, GaussianMixture, Latent, PoissonMixture, RegressionMixture, expect, score
 from priory.likelihoods import Gaussian
@@ -303,6 +303,9 @@ def test_wrong_starts_and_models_are_refused_in_one_sentence():
     bad = {"weights": torch.tensor([0.5, 0.5]), "means": torch.zeros(2), "covariances": torch.tensor([1.0, -1.0])}
     with pytest.raises(InputError, match=r"hold parameters of GaussianMixture.* inside their supports"):
         fitted(GaussianMixture(2), y, EM(start=bad))
+    heavy = {"weights": torch.tensor([1.5, 0.5]), "means": torch.zeros(2), "covariances": torch.ones(2)}
+    with pytest.raises(InputError, match=r"hold parameters of GaussianMixture.* inside their supports"):
+        fitted(GaussianMixture(2), y, EM(start=heavy))
     for model in (Model(nn.Linear(1, 1), Gaussian(1.0)), Density(lambda p: -p["x"].square(), {"x": Param(())})):
         data = (y[:, None].float(), y.float()) if isinstance(model, Model) else None
         with pytest.raises(InputError, match="must be a latent model, such as"):
@@ -310,3 +313,17 @@ def test_wrong_starts_and_models_are_refused_in_one_sentence():
     model, rows = GaussianMixture(2).meet(y)
     with pytest.raises(InputError, match="The 'temperature' of EM must be 1"):
         fit(model, rows, EM(), temperature=2.0, progress=False)
+
+
+def test_rounded_weights_of_a_start_are_made_to_add_up_to_one():
+    y, _ = lecture()
+    rounded = {"weights": torch.tensor([0.33333, 0.66666]), "means": torch.tensor([0.0, 2.0])}
+    exact = rounded | {"weights": torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)}
+    both = [fitted(GaussianMixture(2), y, EM(start=s | {"covariances": torch.ones(2)})) for s in (rounded, exact)]
+    assert both[0].log_evidence.value == pytest.approx(both[1].log_evidence.value, abs=1e-3)
+
+
+def test_a_warning_points_at_the_line_that_fits():
+    with pytest.warns(PrioryWarning) as told:
+        fit(GaussianMixture(3), torch.ones(9).double(), EM(), progress=False)
+    assert {w.filename for w in told} == {__file__}

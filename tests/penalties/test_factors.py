@@ -52,6 +52,14 @@ def test_each_variance_gives_its_own_factor() -> None:
         assert layer_factors(layer, ElasticNet(), rule)["weight"] > 0
 
 
+def test_a_weight_that_two_layers_share_is_named_once() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].weight = net[0].weight
+    assert list(layer_factors(net, "l1")) == ["0.weight"]
+    model = pr.Model(net, pr.Gaussian(1.0), prior=L1(layer_factors(net, "l1")))
+    assert set(model.layout.names) == {"0.weight", "0.bias", "1.bias"}
+
+
 def test_layers_without_a_fan_have_no_factor() -> None:
     net = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     assert set(layer_factors(net, "l1")) == {"2.weight"}

@@ -48,7 +48,9 @@ def test_one_scale_for_each_coordinate_is_tested_as_a_sum() -> None:
     assert float(heat_residual(lambda m, s: forward(m, s).sum(-1), mu, scale, vector=True).abs()) < 1e-6
 
 
-COVARIANCE = d([[[1.0, 0.5, 0.0], [0.5, 0.8, -0.3], [0.0, -0.3, 0.5]], [[0.3, 0.1, 0.1], [0.1, 0.2, 0.0], [0.1, 0.0, 2.0]]])
+COVARIANCE = d(
+    [[[1.0, 0.5, 0.0], [0.5, 0.8, -0.3], [0.0, -0.3, 0.5]], [[0.3, 0.1, 0.1], [0.1, 0.2, 0.0], [0.1, 0.0, 2.0]]]
+)
 PRIOR = MultivariateNormal(d([0.3, 0.0, -1.0]), d([[2.0, 0.4, 0.0], [0.4, 1.0, 0.2], [0.0, 0.2, 0.7]]))
 
 

@@ -168,7 +168,9 @@ def test_penalties_have_a_number_at_each_w_that_tells_them_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [pr.MAP(), pr.HMC(chains=2, warmup=2), pr.FullRank(), pr.NaturalGradient()], ids=lambda m: type(m).__name__
+    "method",
+    [pr.MAP(), pr.HMC(chains=2, warmup=2), pr.FullRank(), pr.NaturalGradient()],
+    ids=lambda m: type(m).__name__,
 )
 def test_a_method_that_needs_a_density_refuses_it_in_a_sentence(method) -> None:
     penalty = Variational(lambda mu, s: mu.square() + s.square())

@@ -122,6 +122,14 @@ def test_a_table_that_can_not_be_used_is_refused_in_one_sentence(table: tuple, m
         prior_from_penalty(table, "gaussian")
 
 
+def test_lists_are_read_in_double_precision_and_a_table_has_its_own_scales() -> None:
+    values = 0.5 * (MU[:, None] ** 2 + SCALES**2) - SCALES.log()
+    listed = Table(MU.tolist(), SCALES.tolist(), values.tolist())
+    assert torch.equal(listed.values, values)
+    with pytest.raises(InputError, match="The 'scale' of prior_from_penalty must be left out for a table"):
+        prior_from_penalty(listed, "gaussian", scale=0.4)
+
+
 def test_a_table_is_for_families_of_a_location_and_a_scale() -> None:
     with pytest.raises(InputError, match="for a table"):
         prior_from_penalty((MU, SCALES, torch.zeros(241, 5)), "dropout")

@@ -243,6 +243,11 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence():
     cases = [
         (lambda: em.entries(THETA), "The 'which' of entries must be one entry or two. Got 0 instead."),
         (lambda: em.entries(THETA, ("mean", 0)), "The 'which' of entries must be entries of weights, means"),
+        (lambda: em.entries(THETA, ("means", 9)), "The 'which' of entries must be entries of weights, means"),
+        (
+            lambda: em.turns(mixture, rows(), em.entries(THETA, ("covariances", 0)), [1.0], [(-1, 4)]),
+            "The 'span' of turns must stay where theta is inside the supports of the parameters.",
+        ),
         (lambda: em.turns(None, rows(), along, [0.0], [(-1, 1)]), "The 'model' of turns must be a latent model."),  # pyright: ignore
         (lambda: em.turns(mixture, rows(), along, [0.0], [(-1, 1)], 0), "The 'count' of turns must be a whole number"),
         (lambda: em.turns(mixture, rows(), along, [], []), "The 'start' of turns must be one number or two."),

@@ -1,5 +1,6 @@
 """The edge of chaos against closed forms, published values and measured random networks."""
 
+import functools
 import math
 
 import pytest
@@ -8,9 +9,11 @@ from scipy.integrate import quad
 from torch import Tensor, nn
 
 import priory as pr
-from priory.priors import edge_of_chaos, propagation
+from priory.priors import EdgeOfChaos, edge_of_chaos, propagation
+from priory.priors.edge_of_chaos import _jumps, _moments
 
 F64 = torch.float64
+WIDTH = 200  # of the random networks
 BIASES = (0.05, 0.1, 0.2, math.sqrt(0.05), 0.3)
 TABLE = {
     "tanh": (1.1225, 1.1934, 1.3041, 1.3270, 1.3956),
@@ -56,6 +59,33 @@ def test_any_function_goes_and_agrees_with_quadrature() -> None:
     assert point.q == pytest.approx(point.sigma_w**2 * second + 0.15**2, abs=1e-9)
 
 
+@pytest.mark.parametrize("q", [0.1, 0.512, 3.0])
+def test_corners_away_from_zero_are_met(q: float) -> None:
+    """A hard tanh: E[phi'^2] = P(|u| < 1), and E[phi^2] by parts."""
+    jumps = _jumps(nn.functional.hardtanh)
+    assert jumps.tolist() == pytest.approx([-1, 1], abs=1e-12)
+    t = 1 / math.sqrt(q)
+    inside, edge = math.erf(t / math.sqrt(2)), 2 * t * math.exp(-t * t / 2) / math.sqrt(2 * math.pi)
+    found = [float(m) for m in _moments(nn.functional.hardtanh, q, jumps)]
+    assert found == pytest.approx([q * (inside - edge) + 1 - inside, inside, inside - edge], abs=1e-12)
+
+
+@pytest.mark.parametrize("phi", [torch.tanh, nn.functional.relu, nn.functional.elu, lambda x: torch.sin(30 * x)])
+def test_slopes_that_do_not_jump_elsewhere_need_no_further_panels(phi) -> None:
+    assert len(_jumps(phi)) == 0
+
+
+@pytest.mark.parametrize("activation", ["swish", "gelu", lambda x: x**3], ids=["swish", "gelu", "cube"])
+def test_the_start_of_a_curve_that_does_not_hold_is_refused(activation) -> None:
+    with pytest.raises(pr.InputError, match="must keep the length of its inputs at the edge"):
+        edge_of_chaos(activation, bias=0)
+
+
+def test_an_activation_without_a_slope_has_no_edge() -> None:
+    with pytest.raises(pr.InputError, match="be one that the edge of sign reaches"):
+        edge_of_chaos(torch.sign, bias=0)
+
+
 def test_a_module_serves_as_its_function() -> None:
     assert edge_of_chaos(nn.Tanh(), bias=0.2).sigma_w == edge_of_chaos("tanh", bias=0.2).sigma_w
 
@@ -91,9 +121,14 @@ def test_as_a_prior_it_gives_weights_and_biases_their_variances() -> None:
 # Random networks.
 
 
-def propagated(factor: float, depth: int, pair: float, width: int = 300) -> tuple[Tensor, Tensor]:
+@functools.cache
+def tanh() -> EdgeOfChaos:
+    return edge_of_chaos("tanh", bias=0.2)
+
+
+def propagated(factor: float, depth: int, pair: float, width: int = WIDTH) -> tuple[Tensor, Tensor]:
     """Lengths and squared distances of two inputs layer by layer, in 32 random tanh networks, (depth, 32)."""
-    point, generator = edge_of_chaos("tanh", bias=0.2), torch.Generator().manual_seed(0)
+    point, generator = tanh(), torch.Generator().manual_seed(0)
     lengths, distances = [], []
     x = torch.randn(32, 2, width, generator=generator) * math.sqrt(point.q)
     x[:, 1] = pair * x[:, 0] + math.sqrt(1 - pair**2) * x[:, 1]
@@ -109,11 +144,11 @@ def propagated(factor: float, depth: int, pair: float, width: int = 300) -> tupl
 @pytest.mark.parametrize("factor", [0.7, 1.0, 1.4])
 def test_a_difference_in_a_random_network_changes_by_chi_a_layer(factor: float) -> None:
     """Of neighbours, for which the slope at correlation 1 counts; the length settles in the first five layers."""
-    point = edge_of_chaos("tanh", bias=0.2)
+    point = tanh()
     chi = propagation("tanh", point.sigma_w * math.sqrt(factor), 0.2).chi
     _, distances = propagated(factor, depth=25, pair=1 - 1e-6)
     rates = (distances[-1] / distances[5]).log() / 19
-    allowed = 5 * float(rates.std() / math.sqrt(32)) + 2 / 300  # and what a finite width changes
+    allowed = 5 * float(rates.std() / math.sqrt(32)) + 2 / WIDTH  # and what a finite width changes
     assert float(rates.mean()) == pytest.approx(math.log(chi), abs=allowed)  # Student's t of 31: 2e-5
     assert abs(math.log(chi)) < 1e-6 or abs(math.log(chi)) > 2 * allowed  # it can tell
 
@@ -122,7 +157,7 @@ def test_the_length_in_a_random_network_is_q_at_depth() -> None:
     lengths, _ = propagated(1.0, depth=25, pair=0.5)
     last = lengths[10:].mean(0)
     allowed = 5 * float(last.std()) / 32**0.5 + 5e-3  # Student's t of 31: 2e-5
-    assert float(last.mean()) == pytest.approx(edge_of_chaos("tanh", bias=0.2).q, abs=allowed)
+    assert float(last.mean()) == pytest.approx(tanh().q, abs=allowed)
     assert allowed < 0.05
 
 
@@ -131,17 +166,17 @@ def test_in_order_the_depth_follows_from_chi_and_on_the_edge_it_has_no_end() -> 
     assert found.chi < 1
     assert found.correlation == 1
     assert found.correlation_depth == pytest.approx(-1 / math.log(found.chi), rel=1e-12)
-    edge = edge_of_chaos("tanh", bias=0.2)
+    edge = tanh()
     assert propagation("tanh", edge.sigma_w, 0.2).correlation_depth > 1e6
     assert propagation("tanh", edge.sigma_w, 0.2).q == pytest.approx(edge.q, rel=1e-9)
 
 
 def test_in_chaos_correlations_come_to_rest_below_one_as_measured() -> None:
-    point = edge_of_chaos("tanh", bias=0.2)
+    point = tanh()
     found = propagation("tanh", point.sigma_w * math.sqrt(2), 0.2)
     assert found.chi > 1
     assert 0 < found.correlation < 1
-    lengths, distances = propagated(2.0, depth=30, pair=0.9)
+    lengths, distances = propagated(2.0, depth=30, pair=0.9, width=300)
     measured = (1 - distances[-5:] / (2 * lengths[-5:])).mean(0)
     allowed = 5 * float(measured.std()) / 32**0.5 + 0.01  # Student's t of 31: 2e-5
     assert float(measured.mean()) == pytest.approx(found.correlation, abs=allowed)

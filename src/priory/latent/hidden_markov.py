@@ -15,7 +15,7 @@ below `FAINT` is raised to it: a path through such a state has always another be
 the cost of two chances and is likelier by far. A state that is known to be another is as faint.
 
 Annealing has q in proportion to p(y, z)^s with s = 1 / T, and the log of its sum over paths is one more such recursion.
-Its gradients in s log pi, s log A and s log b are the expected counts under q, its derivative in s E_q[log p(y, z)].
+Its gradients in s log pi, s log A and s log b are the expected counts under q.
 
 A step of the recursion is a small product of matrices for all sequences at once. A few long sequences are cut into
 chunks that become sequences of their own (Blelloch's scan, 1990, in two levels): the transfer of a chunk,
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -34,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.errors import require, warn, whole
+from priory.errors import InputError, require, warn, whole
 from priory.flat import Param
 from priory.latent.base import Expectation, Generated, Rows, Theta, warn_of_silent
 from priory.latent.gaussian_mixture import GaussianMixture, filled_sums
@@ -45,7 +46,7 @@ from priory.latent.sequences import SequenceModel, seen, sequences_of
 from priory.latent.starts import clusters
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 LEAST = {torch.float64: 1e-30, torch.float32: 1e-8}  # of a chance; of exactly 0, it could never change again
 FAINT = {torch.float64: 1e-260, torch.float32: 1e-28}  # of b_t beside its largest entry
@@ -139,7 +140,8 @@ class HiddenMarkov(SequenceModel):
         if (steps := int(there.sum())) < self.k:
             warn(f"{self!r} has more states than there are steps, {steps}: some say the same, or nothing.")
         weights = None if rows.weights is None else rows.weights[:, None].expand_as(there)[there]
-        self.emission.frame = self.emission.look(replace(self.steps(y[there]), weights=weights))
+        with self.answering():
+            self.emission.frame = self.emission.look(replace(self.steps(y[there]), weights=weights))
         return dict(self.emission.frame)
 
     def z_shape(self, rows: Rows) -> tuple[tuple[int, ...], str]:
@@ -159,7 +161,16 @@ class HiddenMarkov(SequenceModel):
             ok = bool(((values >= 0) & (values < self.categories) & (values == values.floor())).all())
             require(ok, "y", repr(self), f"be whole numbers from 0 to {self.categories - 1}", values)
         else:
-            self.emission.check_rows(self.steps(values))
+            with self.answering():
+                self.emission.check_rows(self.steps(values))
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """What the emissions refuse is refused in the chain's name, which is the one that a person wrote."""
+        try:
+            yield
+        except InputError as error:
+            raise InputError(str(error).replace(repr(self.emission), repr(self))) from None
 
     def steps(self, y: Tensor) -> Rows:
         """Steps (m, ...) without their order, as rows of the emissions."""
@@ -200,22 +211,19 @@ class HiddenMarkov(SequenceModel):
         emitted = self.emitted(laid(rows["y"], 1))
         log_b = told(self.log_b(theta, emitted), rows.z, 1)
         log_b = torch.maximum(log_b, log_b.amax(0) + math.log(FAINT[self.dtype])).unflatten(1, emitted.there.shape)
-        chain, cold = [t.log() for t in self.chances(theta)], 1 / rows.temperature
-        one, least = log_b.new_ones(()), LEAST[self.dtype]
-
-        def log_total(s: Tensor) -> Tensor:
-            return filtered(s * chain[0], s * chain[1], s * log_b, length, least)[0]
-
-        total, mean = torch.func.jvp(log_total, (cold * one,), (one,))[:2]  # log sum_z p^s and E_q[log p], (n,)
-        bound = total + (1 - cold) * mean
-        gap = None if cold == 1 else log_total(one) - bound
-        leaves = [(cold * t).detach().requires_grad_() for t in (*chain, log_b)]
+        initial, transitions = (t.log() for t in self.chances(theta))
+        cold, least = 1 / rows.temperature, LEAST[self.dtype]
+        leaves = [(cold * t).detach().requires_grad_() for t in (initial, transitions, log_b)]
         with torch.enable_grad():
-            every, messages = filtered(leaves[0], leaves[1], leaves[2], length, least)
-            first, pairs, q = torch.autograd.grad(rows.counted(every).sum(), leaves)
+            total, messages = filtered(leaves[0], leaves[1], leaves[2], length, least)  # log sum_z p^s, (n,)
+            first, pairs, q = torch.autograd.grad(rows.counted(total).sum(), leaves)
+        bound, messages, gap = total.detach(), [t.detach() for t in messages], None
+        if cold != 1:
+            bound = bound + (1 - cold) * mean_log(initial, transitions, log_b, messages, length, cold, least)
+            gap = filtered(initial, transitions, log_b, length, least)[0] - bound
         if rows.draws:
-            path = paths([t.detach() for t in messages], leaves[1].detach(), length, rows.draws, rows.generator)
-            first, pairs, q = counted_paths(path, length, self.k, rows.counted(torch.ones_like(every)).detach())
+            path = paths(messages, cold * transitions, length, rows.draws, rows.generator)
+            first, pairs, q = counted_paths(path, length, self.k, rows.counted(torch.ones_like(bound)))
         log_base = emitted.base.sum(0)
         statistics = {"initial": first, "transitions": pairs, "sums": emitted.sums(q.flatten(1))}
         return Expectation(statistics | {"base": rows.counted(log_base).sum()}, bound + log_base, gap)
@@ -263,7 +271,7 @@ class HiddenMarkov(SequenceModel):
         log_base = features.new_zeros(len(values)) if log_base is None else log_base
         if len(gone):
             features, log_base = features.index_fill_(1, gone, 0.0), log_base.index_fill(0, gone, 0.0)
-        if bool(features[:-1].sum().isnan()):  # as covariances leave it where only some columns were seen
+        if bool(values.sum().isnan()) and bool(features.sum().isnan()):  # columns apart have no NaN in their features
             holes = values.isnan().any(1)
             features = features.index_fill_(1, holes.nonzero()[:, 0], 0.0)
         return Emitted(rows, features, there, log_base.unflatten(0, there.shape), holes)
@@ -399,6 +407,29 @@ def filtered(
         coming = (transitions.mT @ messages[-1].exp()).clamp_min(least).log()
     assert isinstance(total, Tensor)
     return total, messages
+
+
+def mean_log(
+    log_initial: Tensor,
+    log_transitions: Tensor,
+    log_b: Tensor,
+    messages: list[Tensor],
+    length: Tensor,
+    cold: float,
+    least: float,
+) -> Tensor:
+    """E_q[log p(y, z)] where q is p^cold, (n,): h_t(j), that of the steps up to t given z_t = j, one after another."""
+    tilted = (cold * log_transitions).exp()
+    h = log_initial[:, None] + log_b[:, 0]
+    for t in range(1, log_b.shape[1]):
+        a = messages[t - 1].exp()
+        came = (tilted.mT @ a).clamp_min(least)
+        fresh = log_b[:, t] + (tilted.mT @ (a * h) + (tilted * log_transitions).mT @ a) / came
+        h = torch.where(t < length, fresh, h)
+    last = torch.stack(messages)[
+        (length - 1).clamp_min(0), :, torch.arange(len(length), device=length.device)
+    ]  # (n, K)
+    return torch.where(length > 0, (last.exp() * h.T).sum(1), 0.0)
 
 
 def paths(

@@ -71,6 +71,7 @@ def prior_from_penalty(
     table = as_table(r)
     if table is not None:
         require(name in FAMILIES, "family", OWNER, f"be one of {', '.join(FAMILIES)} for a table", repr(name))
+        require(scale is None, "scale", OWNER, "be left out for a table, which has its own", scale)
         read = from_table if len(table.scales) > 1 else at_one_scale
         return read(table, FAMILIES[name], tolerance)
     look = Look(float(centre), None if width is None else float(width), marks, float(tolerance))

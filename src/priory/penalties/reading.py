@@ -27,7 +27,7 @@ class Table:
 
     def __post_init__(self) -> None:
         for name in ("mu", "scales", "values"):
-            object.__setattr__(self, name, torch.as_tensor(getattr(self, name)).double())
+            object.__setattr__(self, name, torch.as_tensor(getattr(self, name), dtype=torch.float64))
         mu, scales, values = self.mu, self.scales, self.values
         ordered = mu.ndim == 1 and len(mu) >= 10 and bool((mu.diff() > 0).all())
         require(ordered, "mu", "Table", "be at least 10 locations in increasing order", tuple(mu.shape))
@@ -88,7 +88,7 @@ def _elementwise(r: Any, inputs: tuple[Tensor, ...]) -> Tensor:
             return torch.full_like(inputs[0], value)
     except InputError:
         raise
-    except Exception:  # noqa: BLE001, S110 - whatever a person's function does with tensors, numbers may suit it
+    except Exception:  # whatever a person's function does with tensors, numbers may suit it
         pass
     rows = zip(*(t.detach().reshape(-1).tolist() for t in inputs), strict=True)
     try:

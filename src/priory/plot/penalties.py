@@ -44,7 +44,7 @@ def equivalence(found: Equivalence, *, title: str | None = None) -> Figure:
     head, _, rest = found.certificate.verdict.partition(": ")
     colour = MARKS.get(kind, VERMILION)
     figure.text(0.02, 0.16, head, color=colour, fontsize=12, fontweight="bold", va="top")
-    said = "\n".join(textwrap.wrap(rest[:1].upper() + rest[1:], 150))
+    said = "\n".join(textwrap.wrap(rest[:1].upper() + rest[1:], 128))
     figure.text(0.02, 0.105, said, color=INK, fontsize=9, va="top")
     return figure
 

@@ -212,7 +212,7 @@ def _root(phi: Activation, low: float, high: float, wanted: float, jumps: Tensor
     """The length between two others at which sigma_b^2 is as wanted, by bisection of its logarithm."""
     low, high = math.log(low), math.log(high)
     falls = _curve(phi, math.exp(low), jumps)[1] > wanted
-    for _ in range(60):
+    for _ in range(46):  # a grid's step over 2^46 is a rounding error
         middle = (low + high) / 2
         if (_curve(phi, math.exp(middle), jumps)[1] > wanted) == falls:
             low = middle
@@ -243,7 +243,7 @@ def _depth(rate: float) -> float:
 
 
 def _jumps(phi: Activation) -> Tensor:
-    """Where the slope of an activation jumps, other than at zero: in every interval, halve towards the larger change."""
+    """Where the slope of an activation jumps, other than at zero: intervals, halved towards the larger change."""
     edges = torch.linspace(-REACHED, REACHED, APART + 1, dtype=torch.float64)
     low, high = edges[:-1], edges[1:]
     left, right = _slope(phi, low), _slope(phi, high)

@@ -123,10 +123,6 @@ instead.
         states = padded_states(list(torch.split(torch.as_tensor(path), counts)), "HMM")
         return float(self._posterior(sequences.shape[1], model).log_likelihood((sequences, states)).sum()), path
 
-    def score_samples(self, X: Any, lengths: Any = None) -> tuple[float, Array]:
-        """log p(X), and p(z_t = k | X), (n_samples, K)."""
-        return self.score(X, lengths=lengths), self.predict_proba(X, lengths)
-
     def score(self, X: Any, y: Any = None, lengths: Any = None) -> float:  # pyright: ignore
         """log p(X), of all sequences together."""
         check_is_fitted(self)

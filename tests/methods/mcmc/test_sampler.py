@@ -260,6 +260,13 @@ def test_a_flat_direction_is_named():
         pr.fit(density, None, HMC(chains=32, warmup=40, metric="diagonal"), steps=120, progress=False)
 
 
+def test_chains_that_move_together_are_named():
+    """A random walk up a slope without an end: too slow to be stopped, and hardly wider at its end."""
+    density = density_of(lambda p: p["w"].sum(-1))
+    with pytest.warns(PrioryWarning, match=r"RandomWalk still move.*'w'.*improper"):
+        pr.fit(density, None, RandomWalk(chains=32, warmup=0), steps=200, progress=False)
+
+
 def test_chains_that_run_away_are_stopped():
     density = density_of(lambda p: p["w"].sum(-1))
     with pytest.raises(DivergedError, match=r"chains of HMC drift off: 'w' has reached .* improper"):

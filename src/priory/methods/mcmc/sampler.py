@@ -41,6 +41,7 @@ MANY = 16  # chains from which a short warm-up teaches enough, and a full covari
 SMALL = 128  # coordinates up to which a full covariance is learnt
 WORK = 1 << 24  # rows or draws x coordinates x chains that there is room for
 SPREADING, ENOUGH = 2.0, 20  # how much wider the draws may end than they began, and how many tell
+MOVING = 2.0  # widths of their middle half by which draws may move, ten standard errors of 32 independent chains
 RESCUE_EVERY = 10  # transitions of the first window
 BEHIND = (20.0, 5.0)  # nats below the middle chain, and as many more a coordinate, at which a chain is lost
 
@@ -364,27 +365,31 @@ def refuse_drift(target: Target, w: Tensor, owner: str) -> None:
 
 
 def warn_of_drift(target: Target, w: Tensor, owner: str) -> None:
-    """Say when draws (K, S, P) still spread: the middle half of a last fifth is far wider than that of a first."""
+    """Say when draws (K, S, P) still spread or move: from a first fifth to a last, in width or in place."""
     fifth = w.shape[1] // 5
     if w.shape[0] < 2 * MANY or fifth < ENOUGH:
         return
-    early, late = (middle(some.flatten(0, 1)) for some in (w[:, :fifth], w[:, -fifth:]))
-    growth = (late / early.clamp(min=torch.finfo(w.dtype).tiny)).nan_to_num(nan=1.0)
-    place = int(growth.argmax())
-    if float(growth[place]) < SPREADING:
+    early, late = (quartiles(some.flatten(0, 1)) for some in (w[:, :fifth], w[:, -fifth:]))
+    before, after = ((q[2] - q[0]).clamp(min=torch.finfo(w.dtype).tiny) for q in (early, late))
+    growth, way = (after / before).nan_to_num(nan=1.0), ((late[1] - early[1]).abs() / after).nan_to_num(nan=0.0)
+    if float(growth.max()) >= SPREADING:
+        what, place, size = "spread", int(growth.argmax()), f"{float(growth.max()):.1f} times as wide as they began"
+    elif float(way.max()) >= MOVING:
+        what, place, size = "move", int(way.argmax()), f"{float(way.max()):.1f} of their widths from where they began"
+    else:
         return
     warnings.warn(
-        f"The chains of {owner} still spread: the draws of '{name_of(target, place)}' end {float(growth[place]):.1f} "
-        "times as wide as they began. The posterior is improper in it, which a prior mends, or the warm-up too short.",
+        f"The chains of {owner} still {what}: the draws of '{name_of(target, place)}' end {size}. The posterior is "
+        "improper in it, which a prior mends, or the warm-up too short.",
         PrioryWarning,
         stacklevel=5,
     )
 
 
-def middle(w: Tensor) -> Tensor:
-    """The range of the middle half of draws (n, P), which long tails don't move: (P,)."""
+def quartiles(w: Tensor) -> Tensor:
+    """The quartiles of draws (n, P), which long tails don't move: (3, P)."""
     ordered = w.sort(0).values
-    return ordered[3 * len(w) // 4] - ordered[len(w) // 4]
+    return ordered[[len(w) // 4, len(w) // 2, 3 * len(w) // 4]]
 
 
 def name_of(target: Target, place: int) -> str:

@@ -154,8 +154,8 @@ def refuse_discrete(density: Density, joint: Joint, w: Tensor, value: Tensor, gr
         kind = next((kind for kind in WHOLE if kind in str(error)), None)
         if kind is not None:
             raise InputError(
-                f"The parameters of {owner} must be continuous. Got one that has {WHOLE[kind]} instead: sum it out of the "
-                "density."
+                f"The parameters of {owner} must be continuous. Got one that has {WHOLE[kind]} instead: sum it out of "
+                "the density."
             ) from error
     volume, slope = summed(density.layout.log_det, w)
     flat = ((gradient - slope).abs() <= FLAT * (1 + slope.abs())).flatten(0, -2).all(0)  # (P,)
