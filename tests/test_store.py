@@ -436,3 +436,24 @@ def test_a_new_file_may_be_read_by_whom_the_folder_allows(tmp_path: Path) -> Non
     beside.write_bytes(b"")
     network(plain, pr.MAP()).save(path)
     assert path.stat().st_mode == beside.stat().st_mode
+
+
+def test_a_posterior_with_a_penalty_on_q_is_saved_and_keeps_its_certificate(tmp_path):
+    def believed(factor):
+        penalty = pr.penalties.Variational(lambda m, s: 0.5 * (m**2 + s**2 - 1) - s.log(), factor=factor)
+        return pr.Model(plain(), pr.Gaussian(0.3), prior=penalty)
+
+    posterior = pr.fit(believed(1.0), (X, Y), pr.MeanField(), steps=6, progress=False)
+    posterior.save(tmp_path / "q")
+    loaded = pr.load(tmp_path / "q", believed(1.0))
+    assert loaded.certificate.valid
+    with pytest.warns(pr.PrioryWarning, match="fitted with another prior"):
+        pr.load(tmp_path / "q", believed(2.0))
+
+
+def test_the_certificate_of_a_posterior_knows_the_temperature():
+    penalty = pr.penalties.Variational(lambda m, s: 0.5 * (m**2 + s**2 - 1) - s.log())
+    model = pr.Model(plain(), pr.Gaussian(0.3), prior=penalty)
+    posterior = pr.fit(model, (X, Y), pr.MeanField(), steps=6, temperature=0.5, progress=False)
+    assert not posterior.certificate.valid
+    assert posterior.certificate.temperature == pytest.approx(0.5, abs=1e-3)

@@ -24,7 +24,9 @@ from torch import Tensor
 from priory.errors import StoreError, require, warn
 from priory.latent import Latent
 from priory.model import Model
+from priory.penalties.on_q import at_unit_scales
 from priory.posteriors import KINDS, Evidence, Posterior, Variational
+from priory.priors import Prior
 from priory.streams import stream
 from priory.target import Target
 
@@ -136,6 +138,8 @@ def prior_at_two_places(model: Model | Density) -> list[float]:
     size = model.layout.size
     vectors = torch.stack([torch.zeros(size), 0.1 * torch.randn(size, generator=stream(0, "identity"))])
     prior = getattr(model.prior, "given", model.prior)  # as the person gave it, before evidence scaled it
+    if isinstance(prior, Prior):
+        prior = at_unit_scales(prior)  # a penalty on q has no density at one w
     with torch.no_grad():
         return prior.log_prob(vectors.to(model.device, model.dtype)).tolist()
 

@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import pytest
 import torch
 from scipy.integrate import quad
@@ -18,7 +19,7 @@ from priory.penalties import (
     ReverseGroupLasso,
     layer_factors,
 )
-from priory.penalties.densities import Elastic, Grouped
+from priory.penalties.densities import Elastic, Grouped, beyond
 from priory.penalties.places import places
 from priory.testing import assert_mean_close
 
@@ -248,3 +249,17 @@ def test_what_cannot_be_a_penalty_is_refused_in_a_sentence(make, says: str) -> N
     with pytest.raises(pr.InputError) as error:
         make()
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize("t", [0.01, 1.0, 50.0, 1e4])
+def test_an_elastic_net_is_drawn_by_its_quantiles_however_steep_it_is(t: float) -> None:
+    """P(z > t + y | z > t) = u, in logarithms, where mpmath's digits don't run out."""
+    u = torch.tensor([1e-30, 1e-6, 0.3, 0.999], dtype=torch.float64)
+    y = beyond(torch.tensor(t, dtype=torch.float64), u)
+    for share, found in zip(u.tolist(), y.tolist(), strict=True):
+        with mpmath.workdps(60):
+            ratio = mpmath.erfc((t + mpmath.mpf(found)) / mpmath.sqrt(2)) / mpmath.erfc(t / mpmath.sqrt(2))
+        assert float(mpmath.log(ratio)) == pytest.approx(math.log(share), rel=1e-9)
+    steep = Elastic(torch.tensor(1e4), torch.tensor(0.5)).sample(torch.Size([1000]))
+    assert bool(steep.isfinite().all())
+    assert float(steep.std()) == pytest.approx(math.sqrt(2) * 1e-4, rel=0.3)  # 4 standard errors of a Laplace's

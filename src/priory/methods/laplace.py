@@ -37,6 +37,7 @@ from priory.methods.budget import Budget, budget
 from priory.methods.map import MAP
 from priory.model import Model
 from priory.network import MEMORY_LIMIT
+from priory.penalties.proximal import corners
 from priory.posteriors import Posterior
 from priory.posteriors.laplace import LaplacePosterior
 from priory.streams import stream
@@ -647,6 +648,14 @@ def check_prior(model: Model, w: Tensor, selection: Selection) -> None:
                 f"stands for a precision. Got {name_of(believed)} with {0 - float(free[at]):.3g} at the weight "
                 f"{float(w[at]):.3g} instead: use a Normal prior."
             )
+    chosen = torch.zeros_like(w, dtype=torch.bool)
+    chosen[selection.places] = True
+    held = sum(int((chosen & (w == 0))[corner.start : corner.stop].sum()) for corner in corners(model.prior))
+    if held:
+        warn(
+            f"{held} weights lie on the corner of their prior at zero, where it has no second derivative: Laplace says "
+            "nothing of the corner, and its evidence leaves it out."
+        )
 
 
 def notes_on_prior(model: Model, selection: Selection) -> list[str]:

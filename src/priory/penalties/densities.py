@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from priory.penalties.places import Groups
 
+NEWTON_STEPS = 12
 FAR = 40.0  # from this t on the variance is a series in 1 / t^2: the difference 1 + t^2 - t h loses its digits
 
 
@@ -95,10 +96,10 @@ class Elastic(Parametrised):
         with torch.no_grad():
             shape = self._extended_shape(torch.Size(sample_shape))
             u = torch.rand(shape, dtype=self.l1.dtype, device=self.l1.device).clamp_min(torch.finfo(self.l1.dtype).tiny)
-            t = self.l1 / (2 * self.l2).sqrt()
-            size = (-t - torch.special.ndtri(u * torch.special.ndtr(-t))) / (2 * self.l2).sqrt()
+            scale = (2 * self.l2.double()).sqrt()
+            size = (beyond(self.l1 / scale, u.double()) / scale).to(self.l1)
             sign = torch.randint(0, 2, shape, device=self.l1.device).to(size) * 2 - 1
-            return sign * size.clamp_min(0.0)
+            return sign * size
 
     @property
     def mean(self) -> Tensor:
@@ -111,6 +112,19 @@ class Elastic(Parametrised):
         s = t.clamp_min(1.0) ** -2
         series = s * (2 - s * (10 - s * (74 - s * (706 - s * 8162))))
         return torch.where(t > FAR, series, 1 + t * t - t * hazard) / (2 * self.l2)
+
+
+def beyond(t: Tensor, u: Tensor) -> Tensor:
+    """y with P(z > t + y | z > t) = u for a standard normal z and t from 0, by Newton's method on the logarithm.
+
+    Its steps stay to the right of the root, as the logarithm is concave; written with erfcx it loses nothing far out.
+    """
+    root, y = math.sqrt(2), torch.zeros_like(u)
+    for _ in range(NEWTON_STEPS):
+        ratio = torch.special.erfcx((t + y) / root) / torch.special.erfcx(t / root)
+        gap = ratio.log() - y * (t + y / 2) - u.log()
+        y = y + gap * torch.special.erfcx((t + y) / root) / math.sqrt(2 / math.pi)
+    return y
 
 
 class Unnormalised(Distribution):

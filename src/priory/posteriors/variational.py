@@ -9,6 +9,7 @@ The k-hat of the ratios r (Vehtari 2024) says whether q covers the posterior: ab
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from priory.penalties.certificate import Certificate
+    from priory.penalties.result import Equivalence
     from priory.target import Target
 
 SAMPLES = 256  # draws behind log_evidence
@@ -136,14 +138,21 @@ class Variational(Posterior):
     @property
     def certificate(self) -> Certificate | None:
         """Whether the penalty r(mu, scale) that q was trained with is Bayesian, and if not, why; None for a prior."""
+        found = self.equivalence
+        return None if found is None else found.certificate
+
+    @property
+    def equivalence(self) -> Equivalence | None:
+        """Which prior the penalty on q is, as q was trained with it: T r at the temperature T; None for a prior."""
         others = self.model.prior.others if isinstance(self.model, Model) else []
         penalties = {id(d.penalty): d.penalty for _, d in others if isinstance(d, OnQ)}
         if not penalties:
             return None
         one = len(penalties) == 1
         require(one, "prior", "the model", "have one penalty on q for a certificate of the posterior", len(penalties))
+        penalty = next(iter(penalties.values()))
         family = getattr(self.family, "base", "gaussian")  # the only families that train with one
-        return next(iter(penalties.values())).equivalence(family).certificate
+        return replace(penalty, factor=penalty.factor * self.target.temperature).equivalence(family)
 
     def evidence(self) -> Evidence:
         return self.elbo()

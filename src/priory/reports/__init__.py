@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from priory import evaluate, plot
 from priory.comparison import Comparison, counted, table_html
 from priory.errors import extra, require
+from priory.plot.penalties import equivalence
 from priory.reports.page import definitions, number, page, picture
 
 if TYPE_CHECKING:
@@ -207,6 +208,10 @@ def _figures(comparison: Comparison, name: str, prediction: Any, y: Tensor) -> l
     else:
         caption = "Dark: uncertainty about the weights alone. Light: with the noise of the targets."
     figures.append(picture(ax, f"Predictions of {name}: {_words(ax.get_title(loc='left'))}.", caption, wide=True))
+    found = getattr(posterior, "equivalence", None)
+    if found is not None:
+        caption = f"The penalty that {name} was trained with, and the prior that it is. {found.certificate.verdict}"
+        figures.append(picture(equivalence(found).axes[0], "A penalty and its prior.", caption, wide=True))
     return figures
 
 

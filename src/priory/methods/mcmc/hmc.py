@@ -64,6 +64,8 @@ class HMC(Sampler):
         # a member without a density, whose steps shrink to none, goes nowhere
         length = ((1 - JITTER * halton(state.step + 1)) * self.furthest(state)).nan_to_num(nan=0.0)
         steps = (length / state.step_size.log.exp()).nan_to_num(nan=1.0).round().clamp(1, self.longest)  # (*B,)
+        if steps.ndim:  # nor do the others wait for it
+            steps = torch.where(torch.isfinite(state.value + state.w.sum(-1)).any(-1), steps, 1.0)
         step = length / steps
         p = state.metric.momentum(normal(state.w, generator))
         before = kinetic(state.metric, p) - state.value

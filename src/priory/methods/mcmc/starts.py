@@ -16,6 +16,7 @@ from torch import Tensor
 from priory.density import Density
 from priory.errors import InputError, require
 from priory.methods.mcmc.adaptation import Moments
+from priory.model import Model
 from priory.priors.base import flattens
 from priory.priors.hierarchical import Hierarchical, precision_name
 from priory.target import summed
@@ -38,8 +39,14 @@ FLAT = 1e-10  # of a gradient that is none, beside what rounding leaves of it
 def from_prior(target: Target, shape: torch.Size, generator: torch.Generator, owner: str) -> Tensor:
     """A draw of the model's prior for each chain, in free coordinates, (*shape, P)."""
     model = target.model
-    ok = not isinstance(model, Density)
-    require(ok, "start", owner, "be a method or a posterior for a Density, whose prior can't be drawn from", "'prior'")
+    require(
+        isinstance(model, Model),
+        "start",
+        owner,
+        "be a method or a posterior for a Density, whose prior can't be drawn from",
+        "'prior'",
+    )
+    assert isinstance(model, Model)
     prior, blocks = model.prior, model.layout.blocks
     noise = torch.randn((*shape, target.size), generator=generator, dtype=model.dtype, device=model.device)
     w = prior.loc + noise * prior.precision.rsqrt()
@@ -48,7 +55,7 @@ def from_prior(target: Target, shape: torch.Size, generator: torch.Generator, ow
         believed = others.get(block.name)
         if isinstance(believed, Hierarchical):
             gamma = torch.full(shape, believed.shape, dtype=w.dtype, device=w.device)
-            precision = torch._standard_gamma(gamma, generator=generator) / believed.rate
+            precision = torch._standard_gamma(gamma, generator=generator) / believed.rate  # pyright: ignore
             at = model.layout[precision_name(block.name)]
             w[..., at.start] = precision.log()
             w[..., block.start : block.stop] = noise[..., block.start : block.stop] * precision.rsqrt()[..., None]
