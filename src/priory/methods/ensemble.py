@@ -76,7 +76,7 @@ class Ensemble(Options):
     def __post_init__(self) -> None:
         if self.method is None:
             object.__setattr__(self, "method", MAP())
-        method = self.method
+        method: Any = self.method
         got = f"the class {method.__name__}: write {method.__name__}()" if isinstance(method, type) else repr(method)
         ok = isinstance(method, Method) and not isinstance(method, (type, Ensemble))
         require(ok, "method", "Ensemble", "be a method such as MAP()", got)
