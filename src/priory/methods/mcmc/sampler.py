@@ -90,8 +90,9 @@ class Sampler(Options):
     it and there are few coordinates, and diagonal otherwise. Chains start where the model does; `start="prior"` starts
     them at draws of a model's prior, `start=Pathfinder()` at its draws, and a posterior at its own. `compile` puts the
     log density through torch's compiler, which takes 10 to 60 seconds and a C++ compiler; with many chains of a small
-    density, draws then come about 1.5 times as fast. Sampling ends before `steps` draws where the least bulk effective sample size of a
-    coordinate reaches `until_ess`. `store` names a folder for the draws, where memory is too small for them.
+    density, draws then come about 1.5 times as fast. Sampling ends before `steps` draws where the least bulk effective
+    sample size of a coordinate reaches `until_ess`. `store` names a folder for the draws, where memory is too small for
+    them.
     """
 
     chains: int | None = None
