@@ -71,6 +71,21 @@ def test_dropout_without_its_entropy_and_with_a_price_that_ignores_it_are_told_a
     assert prior_from_penalty(lambda m, p: m**2, "dropout").certificate.kind == "no prior"
 
 
+def test_a_price_of_dropping_that_is_not_that_of_a_weight_at_zero_has_no_prior() -> None:
+    forward = penalty_from_prior(PRIORS["gaussian"], "dropout")
+    found = prior_from_penalty(lambda m, p: forward(m, p) + 0.7 * (1 - p), "dropout")
+    assert found.certificate.kind == "no prior"
+    assert found.certificate.round_trip == pytest.approx(0.7, abs=1e-9)
+
+
+def test_an_argument_with_a_default_keeps_it() -> None:
+    """The habit of binding a value in a loop."""
+    found = prior_from_penalty(lambda mu, rate=2.0: rate * mu.abs(), "dirac")
+    assert torch.allclose(found.log_prior(THETA), Laplace(d(0.0), d(0.5)).log_prob(THETA), atol=1e-10)
+    both = prior_from_penalty(lambda mu=0.0, s=1.0: 0.5 * (mu**2 + s**2) - torch.as_tensor(s).log(), "gaussian")
+    assert both.certificate.valid
+
+
 @pytest.mark.parametrize("slab", ["gaussian", "laplace"])
 def test_spike_and_slab_gives_back_the_slab_and_the_probability_of_the_spike(slab: str) -> None:
     prior, keep = PRIORS["gaussian"], 0.3

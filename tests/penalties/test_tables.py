@@ -10,19 +10,19 @@ from priory.errors import InputError
 from priory.penalties.equivalence import Equivalence, prior_from_penalty
 from priory.penalties.forward import penalty_from_prior
 from priory.penalties.reading import Table
-from priory.penalties.spline import NaturalSpline
+from priory.penalties.spline import NaturalSpline, interpolated
 
 from .cases import PRIORS, d, grid
 
-MU, SCALES, THETA = grid(-6, 6, 241), d([0.05, 0.1, 0.2, 0.4, 0.8]), grid(-3, 3, 121)
+MU, SCALES, THETA = grid(-6, 6, 481), d([0.05, 0.1, 0.2, 0.4, 0.8]), grid(-3, 3, 121)
 # largest error of the log prior on |theta| <= 3, its mean removed: of exact tables, and at noise 1e-3 and 1e-2
 BOUNDS = {
     "gaussian": (8e-8, 7.4e-4, 3.7e-3),
     "laplace": (2.7e-2, 2.9e-2, 6.9e-2),
-    "student": (3.7e-6, 2e-3, 1e-2),
-    "logistic": (2.7e-6, 2e-3, 1e-2),
+    "student": (3.7e-6, 4.7e-4, 4.7e-3),
+    "logistic": (2.7e-6, 4.5e-4, 3.5e-3),
     "mixture": (9.6e-3, 1.3e-2, 4e-2),
-    "bimodal": (8.2e-4, 3e-3, 3e-2),
+    "bimodal": (8.2e-4, 2e-3, 3e-2),
     "generalised": (5e-3, 1e-2, 3e-2),
 }
 
@@ -49,6 +49,24 @@ def test_a_tempered_table_is_told_with_its_temperature() -> None:
     assert found.certificate.kind == "tempered"
     assert found.certificate.temperature == pytest.approx(0.25, abs=2e-3)
     assert torch.allclose(found.log_prior(THETA), PRIORS["gaussian"].log_prob(THETA), atol=2e-2)
+
+
+@pytest.mark.parametrize("temperature", [0.01, 1.01])
+def test_temperatures_near_to_none_and_to_one_are_told_of_tables_and_of_functions(temperature: float) -> None:
+    forward = penalty_from_prior(PRIORS["gaussian"])
+    table = from_noise("gaussian", 0.0, temperature)
+    function = prior_from_penalty(lambda mu, s: temperature * forward(mu, s), "gaussian")
+    for found in (table, function):
+        assert found.certificate.kind == "tempered"
+        assert found.certificate.temperature == pytest.approx(temperature, abs=1e-8)
+        assert torch.allclose(found.log_prior(THETA), PRIORS["gaussian"].log_prob(THETA), atol=1e-6)
+
+
+def test_a_small_temperature_is_told_through_noise_from_a_missing_entropy() -> None:
+    assert from_noise("gaussian", 1e-4, 0.01).certificate.kind == "tempered"
+    values = 0.5 * (MU[:, None] ** 2 + SCALES**2)
+    values = values + 1e-2 * torch.randn(values.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert prior_from_penalty((MU, SCALES, values, 1e-2), "gaussian").certificate.kind == "entropy missing"
 
 
 def test_a_table_without_its_entropy_is_told_and_mended() -> None:
@@ -91,6 +109,18 @@ def test_a_square_at_a_fixed_scale_is_a_gaussian_prior_in_every_family() -> None
     assert prior_from_penalty(lambda mu: 2 * mu**2, "gaussian").certificate.kind == "no prior"
 
 
+def test_the_spline_knows_how_its_curvature_changes_and_leaves_parabolas_free() -> None:
+    knots = d([-2.0, -0.5, 0.0, 1.0, 1.5, 3.0])
+    spline, y = NaturalSpline(knots), d([1.0, -1.0, 0.5, 2.0, 0.0, 1.0])
+    t = grid(-2, 3, 50_001)
+    third = (spline.basis(t[:, None]) @ y).diff(n=3) / (t[1] - t[0]) ** 3
+    exact = float((third**2).sum() * (t[1] - t[0]))
+    assert float((spline.bending @ y).square().sum()) == pytest.approx(exact, rel=1e-3)
+    parabola = interpolated(knots, 3 * knots**2 - knots + 2)
+    assert torch.allclose(parabola(THETA), 3 * THETA**2 - THETA + 2, atol=1e-12)
+    assert torch.allclose(interpolated(knots, y)(knots), y, atol=1e-12)
+
+
 def test_the_spline_is_natural_interpolates_and_knows_its_curvature() -> None:
     knots = d([-2.0, -0.5, 0.0, 1.0, 1.5, 3.0])
     spline, y = NaturalSpline(knots), d([1.0, -1.0, 0.5, 2.0, 0.0, 1.0])
@@ -109,12 +139,12 @@ def test_the_spline_is_natural_interpolates_and_knows_its_curvature() -> None:
     ("table", "message"),
     [
         ((MU, SCALES), r"be \(mu, scales, values\)"),
-        ((MU.flip(0), SCALES, torch.zeros(241, 5)), "The 'mu' of Table must be at least 10 locations in increasing"),
-        ((MU, -SCALES, torch.zeros(241, 5)), "The 'scales' of Table must be positive"),
-        ((MU, d([0.1, 0.1]), torch.zeros(241, 2)), "The 'scales' of Table must be different"),
-        ((MU, SCALES, torch.zeros(5, 241)), r"The 'values' of Table must have the shape \(241, 5\)"),
-        ((MU, SCALES, torch.full((241, 5), math.nan)), "The 'values' of Table must be finite"),
-        ((MU, SCALES, torch.zeros(241, 5), -1.0), "The 'noise' of Table must be a standard deviation from 0"),
+        ((MU.flip(0), SCALES, torch.zeros(481, 5)), "The 'mu' of Table must be at least 10 locations in increasing"),
+        ((MU, -SCALES, torch.zeros(481, 5)), "The 'scales' of Table must be positive"),
+        ((MU, d([0.1, 0.1]), torch.zeros(481, 2)), "The 'scales' of Table must be different"),
+        ((MU, SCALES, torch.zeros(5, 481)), r"The 'values' of Table must have the shape \(481, 5\)"),
+        ((MU, SCALES, torch.full((481, 5), math.nan)), "The 'values' of Table must be finite"),
+        ((MU, SCALES, torch.zeros(481, 5), -1.0), "The 'noise' of Table must be a standard deviation from 0"),
     ],
 )
 def test_a_table_that_can_not_be_used_is_refused_in_one_sentence(table: tuple, message: str) -> None:
@@ -128,8 +158,3 @@ def test_lists_are_read_in_double_precision_and_a_table_has_its_own_scales() -> 
     assert torch.equal(listed.values, values)
     with pytest.raises(InputError, match="The 'scale' of prior_from_penalty must be left out for a table"):
         prior_from_penalty(listed, "gaussian", scale=0.4)
-
-
-def test_a_table_is_for_families_of_a_location_and_a_scale() -> None:
-    with pytest.raises(InputError, match="for a table"):
-        prior_from_penalty((MU, SCALES, torch.zeros(241, 5)), "dropout")

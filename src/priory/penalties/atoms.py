@@ -5,8 +5,9 @@
     spike, slab  r(mu, s, p) = KL(coin p || coin 1 - pi_0) + p KL(beta_{mu,s} || alpha) + K
 
 In the last two, r + H(p) is affine in p, which is their test. At p = 1 it is a penalty without coins; at p = 0 it is a
-number c_0. For spike and slab that penalty is KL + K_1, and the prior's probability of the spike is
-pi_0 = sigmoid(K_1 - c_0). Weight decay lambda m^2 with a fixed keep rate p is the prior N(0, p / (2 lambda)).
+number c_0, for dropout the price of a weight at 0. For spike and slab that penalty is KL + K_1, and the prior's
+probability of the spike is pi_0 = sigmoid(K_1 - c_0). Weight decay lambda m^2 with a fixed keep rate p is the prior
+N(0, p / (2 lambda)).
 """
 
 from __future__ import annotations
@@ -112,14 +113,18 @@ def spike_slab(r: Any, look: Look, slab: LocationScale) -> Equivalence:
         return _ends(lambda p: penalty(mu, scale, p) + coin_entropy(p), mu)[1]
 
     found = from_function(of_slab, slab, look)
-    off, dropped = _spike_tests(penalty, found)
+    return with_spike(found, penalty, *_spike_tests(penalty, found), look.tolerance)
+
+
+def with_spike(found: Equivalence, penalty: Function, off: float, dropped: float, tolerance: float) -> Equivalence:
+    """The equivalence of spike and slab from the slab's, how far from affine in p r + H(p) is, and its value c_0."""
     slab_constant = found.constant
     if not math.isfinite(slab_constant):
         return replace(found, family="spike_slab", penalty=penalty)
     spike = 1 / (1 + math.exp(dropped - slab_constant))
     constant = dropped + math.log(spike)
     certificate = found.certificate
-    if off > look.tolerance:
+    if off > tolerance:
         must = "r + H(p) must be affine in p, and one number wherever p = 0"
         words = f"No prior exists: {must}. It is off by {off:.1e} nats."
         certificate = replace(certificate, valid=False, kind=NONE, verdict=words, round_trip=off)
@@ -155,8 +160,10 @@ def _spike_tests(penalty: Function, found: Equivalence) -> tuple[float, float]:
 
 
 def _from_affine(penalty: Function, m: Tensor) -> float:
+    """How far r + H(p) is from lines in p that all begin with the price of a weight at 0."""
     with torch.no_grad():
-        return _line_tests(lambda p: penalty(m, p) + coin_entropy(p), m)[0]
+        off, dropped = _line_tests(lambda p: penalty(m, p) + coin_entropy(p), m)
+        return max(off, abs(dropped - float(_at_one(penalty, m.new_zeros(())))))
 
 
 def _line_tests(function: Callable[[Tensor], Tensor], like: Tensor) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch  # noqa: F401 - for the doctest
 
 from priory.errors import require
-from priory.penalties import atoms
+from priory.penalties import atom_tables, atoms
 from priory.penalties.base import Regulariser
 from priory.penalties.families import FAMILIES, known_family
 from priory.penalties.forward import one_weight
@@ -28,6 +28,9 @@ from priory.penalties.tables import at_one_scale, from_table, tabulated
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributions import Distribution
+
+    from priory.penalties.families import LocationScale
+    from priory.penalties.reading import Table
 
 __all__ = ["Equivalence", "prior_from_penalty"]
 
@@ -45,8 +48,8 @@ def prior_from_penalty(
 ) -> Equivalence:
     """The prior that a penalty is, for a family of posteriors, and a certificate that says whether it is one.
 
-    `r(mu, scale)` is a function of tensors or of numbers, a table (mu, scales, values[, noise]), or a penalty of
-    `priory.penalties`, whose r(w) is minus the log density of a weight. The scale is the standard deviation of
+    `r(mu, scale)` is a function of tensors or of numbers, a table (mu, scales, values[, noise[, keep]]), or a penalty
+    of `priory.penalties`, whose r(w) is minus the log density of a weight. The scale is the standard deviation of
     "gaussian", b of "laplace", half the width of "uniform", s of "logistic", beta of "gumbel". It is r(mu) for "dirac",
     r(m, p) with the probability to be kept for "dropout", r(mu, scale, p) for "spike_slab", whose slab is of the family
     `slab`. `scale` is given where it is fixed and not learnt (for "dropout", p).
@@ -70,10 +73,8 @@ def prior_from_penalty(
         r = _minus_log(one_weight(r, OWNER))
     table = as_table(r)
     if table is not None:
-        require(name in FAMILIES, "family", OWNER, f"be one of {', '.join(FAMILIES)} for a table", repr(name))
         require(scale is None, "scale", OWNER, "be left out for a table, which has its own", scale)
-        read = from_table if len(table.scales) > 1 else at_one_scale
-        return read(table, FAMILIES[name], tolerance)
+        return _of_table(table, name, FAMILIES[slab], float(tolerance))
     look = Look(float(centre), None if width is None else float(width), marks, float(tolerance))
     if name == "dirac":
         return atoms.dirac(r, look)
@@ -86,6 +87,22 @@ def prior_from_penalty(
     if scale is not None:
         return tabulated(function, FAMILIES[name], look, float(scale))
     return from_function(function, FAMILIES[name], look)
+
+
+def _of_table(table: Table, name: str, slab: LocationScale, tolerance: float) -> Equivalence:
+    without, coins = table.scales is None, table.keep is not None
+    must = "be a table with scales, or without (None) for 'dirac'"
+    require(without == (name == "dirac"), "r", OWNER, must, f"{'none' if without else 'scales'} for {name!r}")
+    must = "be a table with `keep` for 'spike_slab' alone"
+    require(coins == (name == "spike_slab"), "r", OWNER, must, f"{'some' if coins else 'none'} for {name!r}")
+    if name == "dirac":
+        return atom_tables.dirac(table, tolerance)
+    if name == "dropout":
+        return atom_tables.dropout(table, tolerance)
+    if name == "spike_slab":
+        return atom_tables.spike_slab(table, slab, tolerance)
+    read = from_table if len(table.scales) > 1 else at_one_scale
+    return read(table, FAMILIES[name], tolerance)
 
 
 def _minus_log(distribution: Distribution) -> Callable[[Tensor], Tensor]:

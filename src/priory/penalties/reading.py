@@ -18,52 +18,70 @@ Function = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Table:
-    """Values r(mu_i, scale_j) of a penalty, (M, S), and the standard deviation of their noise, 0 if they are exact."""
+    """Values r(mu_i, scale_j) of a penalty, (M, S), and the standard deviation of their noise, 0 if they are exact.
+
+    For "dirac" the scales are None and the values (M,); for "dropout" they are the probabilities to be kept; for
+    "spike_slab" those are in `keep`, (P,), and the values (M, S, P).
+    """
 
     mu: Any
     scales: Any
     values: Any
     noise: float = 0.0
+    keep: Any = None
 
     def __post_init__(self) -> None:
-        for name in ("mu", "scales", "values"):
-            object.__setattr__(self, name, torch.as_tensor(getattr(self, name), dtype=torch.float64))
-        mu, scales, values = self.mu, self.scales, self.values
+        for name in ("mu", "scales", "values", "keep"):
+            given = getattr(self, name)
+            if given is not None or name in ("mu", "values"):
+                object.__setattr__(self, name, torch.as_tensor(given, dtype=torch.float64))
+        mu, values = self.mu, self.values
         ordered = mu.ndim == 1 and len(mu) >= 10 and bool((mu.diff() > 0).all())
         require(ordered, "mu", "Table", "be at least 10 locations in increasing order", tuple(mu.shape))
-        positive = scales.ndim == 1 and len(scales) >= 1 and bool((scales > 0).all())
-        require(positive, "scales", "Table", "be positive numbers", scales.tolist())
-        distinct = len(scales.unique()) == len(scales)
-        require(distinct, "scales", "Table", "be different from each other", scales.tolist())
-        shape = (len(mu), len(scales))
+        for name in ("scales", "keep"):
+            axis = getattr(self, name)
+            if axis is not None:
+                positive = axis.ndim == 1 and len(axis) >= 1 and bool((axis > 0).all())
+                require(positive, name, "Table", "be positive numbers", axis.tolist())
+                distinct = len(axis.unique()) == len(axis)
+                require(distinct, name, "Table", "be different from each other", axis.tolist())
+        shape = (len(mu), *(len(axis) for axis in self.axes))
         require(tuple(values.shape) == shape, "values", "Table", f"have the shape {shape}", tuple(values.shape))
         require(bool(values.isfinite().all()), "values", "Table", "be finite", "a value that is not")
         ok = isinstance(self.noise, (int, float)) and self.noise >= 0
         require(ok, "noise", "Table", "be a standard deviation from 0", self.noise)
 
-    def __call__(self, mu: Tensor, scale: Tensor) -> Tensor:
-        """The value at the nearest of the scales, on straight lines between locations."""
-        mu, scale = torch.broadcast_tensors(mu, scale)
-        column = (scale[..., None].log() - self.scales.log()).abs().argmin(-1)
+    @property
+    def axes(self) -> list[Tensor]:
+        """What the values depend on beside the location."""
+        return [axis for axis in (self.scales, self.keep) if axis is not None]
+
+    def __call__(self, mu: Tensor, *others: Tensor) -> Tensor:
+        """The value at the nearest of the scales (and of `keep`), on straight lines between locations."""
+        mu, *at = torch.broadcast_tensors(mu, *others[: len(self.axes)])
+        pairs = zip(at, self.axes, strict=True)
+        columns = [(one[..., None].log() - axis.log()).abs().argmin(-1) for one, axis in pairs]
         row = torch.searchsorted(self.mu, mu.contiguous()).clamp(1, len(self.mu) - 1)
         share = (mu - self.mu[row - 1]) / (self.mu[row] - self.mu[row - 1])
-        return (1 - share) * self.values[row - 1, column] + share * self.values[row, column]
+        return (1 - share) * self.values[(row - 1, *columns)] + share * self.values[(row, *columns)]
 
 
 def as_table(r: Any) -> Table | None:
-    """A table, also from a tuple of three or four, or None for a function."""
+    """A table, also from a tuple of three to five, or None for a function."""
     if isinstance(r, Table):
         return r
     if isinstance(r, (tuple, list)):
-        require(
-            len(r) in (3, 4), "r", OWNER, "be (mu, scales, values) or (mu, scales, values, noise)", f"{len(r)} parts"
-        )
+        must = "be (mu, scales, values), (mu, scales, values, noise) or (mu, scales, values, noise, keep)"
+        require(len(r) in (3, 4, 5), "r", OWNER, must, f"{len(r)} parts")
         return Table(*r)
     return None
 
 
 def as_function(r: Any, arguments: int) -> Function:
-    """A penalty as a function of `arguments` float64 tensors, elementwise; one that takes fewer ignores the rest."""
+    """A penalty as a function of `arguments` float64 tensors, elementwise; one that takes fewer ignores the rest.
+
+    Arguments with a default keep it, unless all of them have one.
+    """
     must = "be a function of a location and a scale, or a table (mu, scales, values)"
     require(callable(r), "r", OWNER, must, type(r).__name__)
     taken = min(arguments, _positional(r, arguments))
@@ -100,7 +118,7 @@ def _elementwise(r: Any, inputs: tuple[Tensor, ...]) -> Tensor:
 
 
 def _positional(r: Any, otherwise: int) -> int:
-    """How many arguments a function takes by position without being asked for more."""
+    """How many arguments a function asks for by position: those without a default, or all where each has one."""
     try:
         parameters = list(inspect.signature(r).parameters.values())
     except (TypeError, ValueError):  # a function of torch, which has none to show
@@ -109,7 +127,7 @@ def _positional(r: Any, otherwise: int) -> int:
         return otherwise
     by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     require(bool(by_place), "r", OWNER, "take a location", "a function without arguments")
-    return len(by_place)
+    return len([p for p in by_place if p.default is p.empty]) or len(by_place)
 
 
 def _by_trial(r: Any, most: int) -> int:

@@ -1,11 +1,13 @@
 """A log prior from a table of a penalty: one natural cubic spline that explains every scale at once.
 
-    min over A of   sum_ij [r(mu_i, s_j) + H(s_j) + E A(mu_i + s_j z)]^2 + lambda int A''(t)^2 dt
+    min over A of   sum_ij [r(mu_i, s_j) + H(s_j) + E A(mu_i + s_j z)]^2 + lambda int A'''(t)^2 dt
 
 with A(t) = spline(t) + c t^2. Smoothing a spline is linear in its values at the knots, so this is least squares; lambda
 is the one of least expected error for the noise of the table (Green and Silverman, 1994, "Nonparametric Regression and
-Generalized Linear Models"). At a single scale the same fit, watched while lambda falls, tells
-whether a prior exists at all: if none does, the residual stops falling and the curvature goes on growing (the L-curve).
+Generalized Linear Models"). The third derivative is what costs, so that a Gaussian is free and a smooth log prior is
+found from more of the noisy values around each point than the second would allow; a corner costs either dearly. At a
+single scale the same fit, watched while lambda falls, tells whether a prior exists at all: if none does, the residual
+stops falling and the curvature goes on growing (the L-curve).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from priory.penalties.families import LocationScale
     from priory.penalties.reading import Table
 
-LAMBDAS = 10.0 ** torch.arange(2.0, -14.5, -0.5, dtype=torch.float64)
+LAMBDAS = 10.0 ** torch.arange(2.0, -16.5, -0.5, dtype=torch.float64)
 KNOTS = 81
 
 
@@ -79,6 +81,11 @@ class NaturalSpline:
         gram[rows, rows + 1] += h / 6
         gram[rows + 1, rows] += h / 6
         return torch.linalg.cholesky(gram).T @ self.second
+
+    @cached_property
+    def bending(self) -> Tensor:
+        """A square root L of how the curvature changes: |L y|^2 = int spline'''^2, (n - 1, n)."""
+        return self.second.diff(dim=0) / self.knots.diff().sqrt()[:, None]
 
 
 @dataclass(frozen=True)
@@ -138,9 +145,9 @@ class Problem:
         self.projected = q.T @ self.target
 
     def solve(self, smoothing: float) -> Fit:
-        """The fit for one lambda, which is in units of the squared residuals' sum times the grid's length cubed."""
+        """The fit for one lambda, which is per value of the table."""
         n, rows = len(self.spline.knots), self._rows(smoothing)
-        right = torch.cat([self.projected, self.projected.new_zeros(n)])
+        right = torch.cat([self.projected, self.projected.new_zeros(len(rows) - len(self.projected))])
         size = rows.norm(dim=0)  # the square's column is far larger than the others
         found = torch.linalg.lstsq(rows / size, right[:, None], driver="gelsd").solution[:, 0] / size
         residual = (self.design @ found - self.target).reshape(self.table.values.shape)
@@ -151,10 +158,10 @@ class Problem:
         )
 
     def _rows(self, smoothing: float) -> Tensor:
-        """The design, reduced to its triangle, above the roughness."""
+        """The design, reduced to its triangle, above what lambda multiplies."""
         n = len(self.spline.knots)
-        rough = torch.zeros(n, self.design.shape[1], dtype=torch.float64)
-        rough[:, :n] = self.spline.roughness * (smoothing * len(self.target)) ** 0.5
+        rough = torch.zeros(n - 1, self.design.shape[1], dtype=torch.float64)
+        rough[:, :n] = self.spline.bending * (smoothing * len(self.target)) ** 0.5
         return torch.cat([self.factor, rough])
 
     def fit(self) -> Fit:
@@ -178,6 +185,16 @@ class Problem:
         rows = self._rows(smoothing)
         q, _ = torch.linalg.qr(rows / rows.norm(dim=0))
         return float(q[: len(self.factor)].square().sum())
+
+
+def interpolated(t: Tensor, values: Tensor) -> Fit:
+    """The spline plus c t^2 through all values, with the c whose third derivative is least."""
+    spline = NaturalSpline(t)
+    bend, square = spline.bending @ values, spline.bending @ t.square()
+    c = (bend @ square) / (square @ square)
+    left = values - c * t.square()
+    curvature = (spline.roughness @ left).square().sum() / (t[-1] - t[0])
+    return Fit(spline, left, c, torch.zeros_like(values), float(curvature.sqrt() + 2 * c.abs()))
 
 
 def graded_knots(mu: Tensor, knots: int = KNOTS) -> Tensor:

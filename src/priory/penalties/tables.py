@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from priory.penalties.reading import Function
     from priory.penalties.result import Look
 
-NO_ENTROPY = 0.02  # a T nearer to 0 is none, and one nearer to 1 is no other
+NO_ENTROPY = 1e-3  # a T nearer to 0 is none, and one nearer to 1 is no other
+UNSURE = 0.02  # a T of a table, which noise may have moved, that is nearer to 0 may be none
 BENT = 10.0  # nats within one scale: a log prior more bent than this can't be told from one that doesn't exist
 CORNER = 2.0  # times the least residual, where an L-curve has its corner
 LOCATIONS = 241
@@ -110,22 +111,25 @@ def integral(fit: Fit, mu: Tensor) -> tuple[tuple[float, float], float]:
     centre = (mu[0] + mu[-1]) / 2
     edges = torch.linspace(float(mu[0]), float(mu[-1]), 400, dtype=torch.float64)
     points, widths = panels(edges[:-1], edges[1:], POINTS)
-    values, step = fit(points), len(points) // 20
-    distance = points - centre
-    tails = tail_slopes(distance[::step], values[::step])
+    values, distance = fit(points), points - centre
+    some = torch.linspace(0, len(points) - 1, 21).round().long()  # from end to end
+    tails = tail_slopes(distance[some], values[some])
     return tails, log_integral(distance, widths, values, tails)
 
 
 def _mended(table: Table, family: LocationScale, missing: float, allowed: float, fit: Fit) -> tuple[str | None, Fit]:
+    """What makes a KL of a table that is none, its entropy or a division by T, and the fit of that."""
     temperature = 1 - missing
-    if temperature < -NO_ENTROPY or abs(missing) < NO_ENTROPY:
-        return None, fit
-    if abs(temperature) <= NO_ENTROPY:
-        kind, values, noise = ENTROPY, table.values - family.entropy(table.scales), table.noise
-    else:
-        kind, values, noise = TEMPERED, table.values / temperature, table.noise / temperature
-    better = Problem(Table(table.mu, table.scales, values, noise), family).fit()
-    return (kind, better) if better.worst <= max(allowed, WITHIN * noise) else (None, fit)
+    tries = []
+    if abs(temperature) <= UNSURE:
+        tries.append((ENTROPY, table.values - family.entropy(table.scales), table.noise))
+    if temperature > NO_ENTROPY and abs(missing) >= NO_ENTROPY:
+        tries.append((TEMPERED, table.values / temperature, table.noise / temperature))
+    for kind, values, noise in tries:
+        better = Problem(Table(table.mu, table.scales, values, noise), family).fit()
+        if better.worst <= max(allowed, WITHIN * noise):
+            return kind, better
+    return None, fit
 
 
 def _equivalence(
