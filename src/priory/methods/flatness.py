@@ -24,9 +24,19 @@ DRAWS = 256  # at which a Gaussian's fall is 1 with a standard error of 0.09
 FLAT = 0.1
 
 
-def falls(away: Tensor, gradient: Tensor) -> Tensor:
-    """-E_q[(w - m) d log p / dw] in each coordinate, for draws less their mean and gradients, (S, P) each: (P,)."""
-    return -(away * gradient).mean(0)
+def falls(away: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """-E_q[(w - m) d log p / dw] in each coordinate and its standard error, from draws (S, P) of both: (P,) each.
+
+    Beside other coordinates that it is correlated with, a coordinate's own product varies by far more than one.
+    """
+    each = -away * gradient
+    return each.mean(0), each.std(0) / len(each) ** 0.5
+
+
+def is_flat(away: Tensor, gradient: Tensor) -> Tensor:
+    """Whether log p is flat over q's width, beyond doubt, in each coordinate, (P,)."""
+    fall, error = falls(away, gradient)
+    return fall.abs() + 2 * error < FLAT
 
 
 def flat_place(away: Tensor, gradient: Tensor, wide: Tensor) -> int | None:
@@ -34,13 +44,13 @@ def flat_place(away: Tensor, gradient: Tensor, wide: Tensor) -> int | None:
 
     Flat directions need not be coordinates: that in which q is widest is looked at too, and told by its largest part.
     """
-    flat = wide & (falls(away, gradient).abs() < FLAT)
+    flat = wide & is_flat(away, gradient)
     if bool(flat.any()):
         return int(torch.where(flat, away.std(0), 0.0).argmax())
     along = torch.linalg.svd(away, full_matrices=False).Vh[0]  # (P,)
     place = int(along.abs().argmax())
-    fall = float(falls((away @ along)[:, None], (gradient @ along)[:, None]))
-    return place if bool(wide[place]) and abs(fall) < FLAT else None
+    flat = bool(is_flat((away @ along)[:, None], (gradient @ along)[:, None]))
+    return place if bool(wide[place]) and flat else None
 
 
 def name_of(target: Target, place: int) -> str:
