@@ -422,9 +422,16 @@ def some(data: Data, rows: int, block: int, generator: torch.Generator) -> Batch
         raise InputError("The 'data' of fit must be given to a latent model. Got None instead.")
     if data.num_data <= rows:
         return tuple(torch.cat(parts) for parts in zip(*data.blocks(rows), strict=True))
+    share = rows / data.num_data
+    if data.tensors is not None:  # picked in one go: small pieces between large blocks would tear memory to shreds
+        starts = range(0, data.num_data, block)
+        sizes = [min(block, data.num_data - start) for start in starts]
+        drawn = ((torch.rand(n, generator=generator) < share).nonzero()[:, 0] for n in sizes)
+        chosen = torch.cat([start + keep for start, keep in zip(starts, drawn, strict=True)])
+        return tuple(t[chosen.to(t.device)] for t in data.tensors)
     kept: list[Batch] = []
     for batch in data.blocks(block):
-        keep = (torch.rand(len(batch[0]), generator=generator) < rows / data.num_data).nonzero()[:, 0]
+        keep = (torch.rand(len(batch[0]), generator=generator) < share).nonzero()[:, 0]
         kept.append(tuple(t[keep.to(t.device)] for t in batch))
     return tuple(torch.cat(parts) for parts in zip(*kept, strict=True))
 
