@@ -208,3 +208,11 @@ def test_without_matplotlib_the_sentence_says_what_to_install(
     with pytest.raises(ImportError, match=r"needs 'matplotlib': pip install 'priory\[plot\]'"):
         numbers.report(tmp_path / "report.html")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_penalty_on_q_is_drawn_with_the_prior_that_it_is_and_the_verdict() -> None:
+    penalty = pr.penalties.Variational(lambda mu, scale: 0.5 * (mu**2 + scale**2))  # the entropy forgotten
+    model = pr.Model(nn.Linear(3, 1), pr.Gaussian(0.3), prior=penalty)
+    page = comparison_page(compare(model, rows(), [pr.MeanField()], steps=40, samples=8, progress=False))
+    Page(page)
+    assert "The penalty that MeanField was trained with, and the prior that it is. The entropy term is missing" in page
