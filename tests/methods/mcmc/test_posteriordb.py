@@ -31,7 +31,8 @@ posteriordb = sys.modules["posteriordb"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(posteriordb)
 
 FUNNEL = "eight_schools-eight_schools_centered"
-LONG = ("hmm_example-hmm_example", "garch-garch11")  # a loop over time in the density
+# a loop over time in the density, 26 coordinates, chains that must be many
+LONG = ("hmm_example-hmm_example", "garch-garch11", "diamonds-diamonds", "low_dim_gauss_mix-low_dim_gauss_mix")
 HIERARCHY = "eight_schools-eight_schools_noncentered"  # no normal fits it, so that it starts from its own starts
 SIGMAS = 4.0
 REFERENCE = (10, 1000)  # chains and draws
@@ -70,7 +71,7 @@ def sized(name: str) -> object:
     """A posterior's name, marked slow where its density is, and where the samplers don't reach the reference."""
     if name == FUNNEL:
         reason = "chains stay in the neck of the funnel: the R-hat of 64 chains of 1,000 draws by HMC is 1.05"
-        return pytest.param(name, marks=pytest.mark.xfail(reason=reason))
+        return pytest.param(name, marks=[pytest.mark.xfail(reason=reason), pytest.mark.slow])
     return pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
 
 
