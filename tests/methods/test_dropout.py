@@ -99,18 +99,24 @@ def test_a_draw_drops_whole_units_at_the_rate_and_keeps_the_mean():
 # The loss.
 
 
-def tiny(method, prior=0.7, likelihood=None, net=None):
-    net = net or nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double()
-    model = pr.Model(net, likelihood or pr.Categorical(), prior=prior)
+def tiny(method, **tempered):
+    model = pr.Model(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double(), pr.Categorical(), prior=0.7)
     X, y = classification()[1]
     data = Data.of((X.double(), (y > 0).long()), batch_size=20).prepared(model.prepare)
-    target, generator = make_target(model, data, drops=True), stream(0, "loss")
+    target, generator = make_target(model, data, **tempered, drops=True), stream(0, "loss")
     return target, method.init(target, method.plan(target, data, 10, 0), generator), data
 
 
-def test_the_loss_is_the_bound_by_enumeration_of_masks():
+def kl_of(method, target, loc, logits, units):
+    """-E_q[log p(w)] - H, as the method has them."""
+    cross, entropy = method._parts(target, loc, logits, units, loc[None])
+    return float(cross - entropy)
+
+
+@pytest.mark.parametrize(("temperature", "tempers"), [(1.0, "likelihood"), (0.25, "likelihood"), (0.25, "posterior")])
+def test_the_loss_is_the_bound_by_enumeration_of_masks(temperature, tempers):
     method = pr.Dropout(0.3)
-    target, state, data = tiny(method)
+    target, state, data = tiny(method, temperature=temperature, tempers=tempers)
     units, size, p = state.units, target.size, 0.3
     loc = state.theta[0, :size]
     cross = entropy = 0.0
@@ -119,12 +125,11 @@ def test_the_loss_is_the_bound_by_enumeration_of_masks():
         z = torch.tensor([0.0 if d else 1 / (1 - p) for d in dropped], dtype=torch.float64)
         cross -= prob * float(target.log_prior(loc * units.spread(z)))
         entropy -= prob * math.log(prob)
-    w = loc.expand(1, 1, -1)
-    found = method._penalty(target, loc[None], state.theta[:, size:], units, w)
-    assert float(found) == pytest.approx(cross - entropy, rel=1e-12)
     _, info = method.step(target, state, next(data.batches(0, 0)), stream(1, "loss"))
     assert float(info.metrics["kl"]) == pytest.approx(cross - entropy, rel=1e-12)
-    assert float(info.metrics["loss"]) == pytest.approx(float(info.metrics["nll"] + info.metrics["kl"]), rel=1e-12)
+    # T KL, or with the whole posterior tempered -E_q[log p(w)] - T H(q)
+    penalty = (temperature if tempers == "likelihood" else 1.0) * cross - temperature * entropy
+    assert float(info.metrics["loss"]) == pytest.approx(float(info.metrics["nll"]) + penalty, rel=1e-12)
 
 
 def test_weight_decay_in_the_lectures_form_is_the_same_number():
@@ -135,8 +140,8 @@ def test_weight_decay_in_the_lectures_form_is_the_same_number():
     gal = torch.where(units.masked, loc / 0.7, loc)  # M without the factor on what is kept
     decay = 0.5 / 0.49 * torch.where(units.masked, 0.7 * gal.square(), gal.square()).sum()
     entropy = -3 * (0.3 * math.log(0.3) + 0.7 * math.log(0.7))
-    found = method._penalty(target, loc, state.theta[:, size:], units, loc[None])
-    assert float(found) == pytest.approx(float(decay) - entropy - target.model.prior.log_normaliser, rel=1e-12)
+    found = kl_of(method, target, loc, state.theta[:, size:], units)
+    assert found == pytest.approx(float(decay) - entropy - target.model.prior.log_normaliser, rel=1e-12)
 
 
 def test_the_step_follows_the_gradient_of_the_bound_in_means_and_rates():
@@ -149,7 +154,8 @@ def test_the_step_follows_the_gradient_of_the_bound_in_means_and_rates():
         loc, logits = theta[..., :size], theta[..., size:]
         w = loc * units.spread(method._factors(logits, units, stream(5, "u")))
         value = torch.stack([target.differentiable(v, batch) for v in w.reshape(-1, size)])
-        return (method._penalty(target, loc, logits, units, w) - value).sum()
+        cross, entropy = method._parts(target, loc, logits, units, w)
+        return (cross - entropy - value).sum()
 
     (wanted,) = torch.autograd.grad(loss(leaf := before.clone().requires_grad_()), leaf)
     method.step(target, state, batch, stream(5, "u"))
@@ -165,8 +171,8 @@ def test_learnt_gaussian_factors_have_the_log_uniform_prior_and_say_so():
     each = pr.kl(torch.distributions.Normal(torch.ones_like(alpha), alpha.sqrt()), pr.distributions.LogUniform()).value
     loc = state.theta[:, :size]
     rest = 0.5 / 0.49 * loc[:, ~units.masked].square().sum() - target.model.prior.log_normaliser
-    found = method._penalty(target, loc, state.theta[:, size:], units, loc[None])
-    assert float(found) == pytest.approx(float(rest + 3 * each.sum()), rel=1e-10)
+    found = kl_of(method, target, loc, state.theta[:, size:], units)
+    assert found == pytest.approx(float(rest + 3 * each.sum()), rel=1e-10)
 
 
 def test_a_rate_is_learnt_towards_zero_by_data_and_towards_a_half_without():

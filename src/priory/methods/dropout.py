@@ -172,7 +172,8 @@ class Dropout(Options):
             few = w.detach() if w[..., 0].numel() > 1 else w.detach().reshape(-1)
             value, gradient = target.log_likelihood_and_grad(few, batch, state.buffers)
             value, gradient = value.reshape(w.shape[:-1]), gradient.reshape(w.shape)
-            penalty = self._penalty(target, loc, logits, state.units, w)
+            cross, entropy = self._parts(target, loc, logits, state.units, w)
+            penalty = target.prior_weight * cross - target.entropy_weight * entropy
             total = (penalty - torch.linalg.vecdot(gradient, w).mean(0)).sum()  # members don't meet
             (down,) = torch.autograd.grad(total, leaf)
         down[..., target.model.learnt.start : target.size] = 0  # set on held-out rows
@@ -181,8 +182,8 @@ class Dropout(Options):
         state.adam.descend(state.theta, down)
         if self.log_uniform:
             state.theta[..., target.size :].clamp_max_(WIDEST)
-        nll, penalty = -value.mean(0), penalty.detach()
-        told = {"loss": nll + penalty, "nll": nll, "kl": penalty / target.temperature}
+        nll = -value.mean(0)
+        told = {"loss": nll + penalty.detach(), "nll": nll, "kl": (cross - entropy).detach()}
         return state, Info({name: at(number, state.chosen) for name, number in told.items()})
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Masked:
@@ -206,8 +207,8 @@ class Dropout(Options):
         dropped = torch.sigmoid((each + torch.logit(u, eps=1e-6)) / RELAXED)
         return (1 - dropped) * (1 + each.exp())  # 1 / (1 - p) = 1 + p / (1 - p)
 
-    def _penalty(self, target: Target, loc: Tensor, logits: Tensor, units: Units, w: Tensor) -> Tensor:
-        """What the loss has beside the likelihood, (*B, R): the prior at the second moments, less the entropy."""
+    def _parts(self, target: Target, loc: Tensor, logits: Tensor, units: Units, w: Tensor) -> tuple[Tensor, Tensor]:
+        """-E_q[log p(w)] from the second moments, and the entropy of the factors up to a constant, (*B, R) each."""
         prior = target.model.prior
         spread = units.spread(logits.exp()[..., units.site]) * units.masked  # a of each coordinate, 0 where none
         precision = prior.precision * ~units.masked if self.log_uniform else prior.precision
@@ -216,12 +217,13 @@ class Dropout(Options):
         if prior.others:
             cross = cross - prior.log_prob_of_others(w).mean(0)
         counts = torch.bincount(units.site, minlength=logits.shape[-1]).to(logits)
-        if self.log_uniform:
-            each = kl(Normal(torch.ones_like(logits), (0.5 * logits).exp()), LogUniform()).value
-            return target.prior_weight * cross + target.entropy_weight * (counts * each).sum(-1)
-        entropy = softplus(logits) - logits.sigmoid() * logits  # H(p) at the logit of p
-        gaussian = self.noise == "gaussian"  # its entropy, where rates are given, is a constant
-        return target.prior_weight * cross - (0.0 if gaussian else target.entropy_weight * (counts * entropy).sum(-1))
+        if self.log_uniform:  # with the factors' own prior
+            each = -kl(Normal(torch.ones_like(logits), (0.5 * logits).exp()), LogUniform()).value
+        elif self.noise == "gaussian":  # where rates are given, a constant
+            each = torch.zeros_like(logits)
+        else:
+            each = softplus(logits) - logits.sigmoid() * logits  # H(p) at the logit of p
+        return cross, (counts * each).sum(-1)
 
     # Held-out rows.
 

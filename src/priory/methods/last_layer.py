@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 
 from priory.curvature.last_layer import Belief, Layer, newton
-from priory.errors import InputError
+from priory.errors import InputError, require
 from priory.methods.base import Info, Options, Plan
 from priory.methods.map import MAP
 from priory.model import Model
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     from priory.data import Data
     from priory.target import Target
+
+LIMIT = 1 << 32  # bytes
+MATRICES = 5  # of (K D)^2 numbers at a time: the prior's, the curvature twice, their sum and its factor
 
 
 @dataclass
@@ -78,6 +81,11 @@ class LastLayer(Options):
             raise InputError("LastLayer needs a Model: a Density has no layers.")
         layer = Layer.of(model, data.some(2)[:-1])
         prior_of(target, layer)
+        wanted = MATRICES * len(layer.places) ** 2 * model.network.initial.element_size()
+        must = (
+            f"have a last layer whose covariance fits into {LIMIT / 2**30:.0f} GiB: Laplace('kron', over='last') does"
+        )
+        require(wanted <= LIMIT, "net", "LastLayer", must, f"{len(layer.places):,} weights, {wanted / 2**30:.1f} GiB")
         return Plan(data, steps)
 
     def init(
