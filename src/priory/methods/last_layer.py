@@ -80,12 +80,10 @@ class LastLayer(Options):
         if not isinstance(model, Model):
             raise InputError("LastLayer needs a Model: a Density has no layers.")
         layer = Layer.of(model, data.some(2)[:-1])
-        prior_of(target, layer)
         wanted = MATRICES * len(layer.places) ** 2 * model.network.initial.element_size()
-        must = (
-            f"have a last layer whose covariance fits into {LIMIT / 2**30:.0f} GiB: Laplace('kron', over='last') does"
-        )
-        require(wanted <= LIMIT, "net", "LastLayer", must, f"{len(layer.places):,} weights, {wanted / 2**30:.1f} GiB")
+        got = f"{len(layer.places):,} weights, {wanted / 2**30:.1f} GiB: use Laplace('kron', over='last')"
+        require(wanted <= LIMIT, "net", "LastLayer", f"have a last layer that fits into {LIMIT / 2**30:.0f} GiB", got)
+        prior_of(target, layer)
         return Plan(data, steps)
 
     def init(
