@@ -19,8 +19,8 @@ def rows(n=40, seed=0, dtype=torch.float64):
     return X, X @ torch.tensor([1.0, -0.5], dtype=dtype) + 0.3 * torch.randn(n, generator=generator, dtype=dtype)
 
 
-def line(dtype=torch.float64):
-    return pr.Model(nn.Linear(2, 1, dtype=dtype), pr.Gaussian(0.3), prior=0.8)
+def line(noise=0.3):
+    return pr.Model(nn.Linear(2, 1, dtype=torch.float64), pr.Gaussian(noise), prior=0.8)
 
 
 def exact(X, y, noise=0.3, scale=0.8):
@@ -47,50 +47,56 @@ def test_members_of_a_convex_problem_all_find_its_one_mode():
     assert torch.allclose(vectors(posterior), mean.expand(4, 3), atol=1e-6)
 
 
-def anchored_by_hand(size, temperature=1.0, tempers="likelihood"):
-    """The target, the data, and what the members' priors and targets are moved by."""
+NOISE = 2.0  # so wide that twelve rows say about as much as the prior: a wrong part of either shows
+TEMPERED = pytest.mark.parametrize(("t", "tempers"), [(1.0, "likelihood"), (4.0, "likelihood"), (4.0, "posterior")])
+
+
+def target_of(t, tempers):
     X, y = rows(12)
-    model = line()
-    data = Data.of((X, y)).prepared(model.prepare)
-    target, generator = make_target(model, data, temperature, tempers), stream(0, "anchors")
-    return X, y, drawn_from_prior(target, size, generator), noise_of_targets(target, data, size, generator)
-
-
-def solved(X, y, anchors, noise, temperature=1.0, tempers="likelihood"):
-    """Where -log p(y + s sqrt(T) e | w) - T log p(w - a) is least, for every member: a linear system."""
-    design = torch.cat([X, torch.ones_like(X[:, :1])], 1)
-    weight = (temperature if tempers == "likelihood" else 1.0) / 0.64
-    precision = design.T @ design / 0.09 + weight * torch.eye(3, dtype=X.dtype)
-    moved = y + 0.3 * temperature**0.5 * noise
-    return torch.linalg.solve(precision, (moved @ design / 0.09 + weight * anchors).T).T
-
-
-def test_each_anchored_member_of_a_linear_model_is_where_its_own_anchor_and_noise_say():
-    X, y = rows(12)
-    model, method = line(), pr.Ensemble(pr.MAP(learning_rate=0.1), 3, anchored=True)
+    model = line(NOISE)
     data = Data.of((X, y), batch_size=12).prepared(model.prepare)
-    target, generator = make_target(model, data), stream(0, "members")
-    plan = method.plan(target, data, 400, 0)
+    return make_target(model, data, t, tempers), data
+
+
+def solved(anchors, noise, t, tempers):
+    """Where -log p(y + s sqrt(T) e | w) - T log p(w - a) is least, for every member: a linear system."""
+    X, y = rows(12)
+    design = torch.cat([X, torch.ones_like(X[:, :1])], 1)
+    weight = (t if tempers == "likelihood" else 1.0) / 0.64
+    precision = design.T @ design / NOISE**2 + weight * torch.eye(3, dtype=X.dtype)
+    moved = y + NOISE * t**0.5 * noise
+    return torch.linalg.solve(precision, (moved @ design / NOISE**2 + weight * anchors).T).T
+
+
+@TEMPERED
+def test_each_anchored_member_of_a_linear_model_is_where_its_own_anchor_and_noise_say(t, tempers):
+    method, (target, data), generator = anchored(3), target_of(t, tempers), stream(0, "members")
+    plan = method.plan(target, data, 500, 0)
     state = method.init(target, plan, generator, torch.Size())
-    for _ in range(400):
+    for _ in range(500):
         state, _ = method.step(target, state, next(plan.data.batches(0, 0)), generator)
     found = vectors(method.posterior(target, state))
-    assert torch.allclose(found, solved(X, y, state.anchors, state.noise), rtol=0, atol=1e-7)
+    assert torch.allclose(found, solved(state.anchors, state.noise, t, tempers), rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize(("temperature", "tempers"), [(1.0, "likelihood"), (4.0, "likelihood"), (4.0, "posterior")])
-def test_anchored_members_of_a_linear_model_are_draws_from_the_exact_posterior(temperature, tempers):
-    X, y, anchors, noise = anchored_by_hand(20_000, temperature, tempers)
+@TEMPERED
+def test_anchored_members_of_a_linear_model_are_draws_from_the_exact_posterior(t, tempers):
+    (target, data), generator, (X, y) = target_of(t, tempers), stream(0, "anchors"), rows(12)
+    anchors, noise = drawn_from_prior(target, 20_000, generator), noise_of_targets(target, data, 20_000, generator)
     design = torch.cat([X, torch.ones_like(X[:, :1])], 1)
-    wider = temperature if tempers == "posterior" else 1.0
-    precision = design.T @ design / 0.09 / temperature + torch.eye(3, dtype=X.dtype) / 0.64 / wider
+    wider = t if tempers == "posterior" else 1.0
+    precision = design.T @ design / NOISE**2 / t + torch.eye(3, dtype=X.dtype) / 0.64 / wider
     covariance = torch.linalg.inv(precision)
-    w = solved(X, y, anchors, noise, temperature, tempers)
+    w = solved(anchors, noise, t, tempers)
     # three means and nine covariances at 5 standard errors: a false alarm in 100,000 seeds
-    assert_mean_close(w, covariance @ design.T @ y / 0.09 / temperature)
+    assert_mean_close(w, covariance @ design.T @ y / NOISE**2 / t)
     assert_covariance_close(w, covariance)
     with pytest.raises(AssertionError):  # as it would be without noise on the targets
-        assert_covariance_close(solved(X, y, anchors, 0 * noise, temperature, tempers), covariance)
+        assert_covariance_close(solved(anchors, 0 * noise, t, tempers), covariance)
+
+
+def anchored(size):
+    return pr.Ensemble(pr.MAP(learning_rate=0.1), size, anchored=True)
 
 
 def test_an_anchored_ensemble_takes_a_noise_that_is_learnt_and_labels():
@@ -158,10 +164,10 @@ def test_what_an_ensemble_can_not_be_is_said_in_a_sentence(build, sentence):
 
 def test_anchors_need_a_gaussian_prior_and_rows_in_memory():
     X, y = rows()
-    anchored = pr.Ensemble(size=2, anchored=True)
+    moved = pr.Ensemble(size=2, anchored=True)
     flat = pr.Model(nn.Linear(2, 1, dtype=X.dtype), pr.Gaussian(0.3), prior="flat")
     with pytest.raises(pr.InputError, match="have a Gaussian prior over every weight"):
-        pr.fit(flat, (X, y), anchored, steps=2)
+        pr.fit(flat, (X, y), moved, steps=2)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, y), batch_size=8)
     with pytest.raises(pr.InputError, match="have its data in memory"):
-        pr.fit(line(), loader, anchored, steps=2)
+        pr.fit(line(), loader, moved, steps=2)

@@ -141,7 +141,7 @@ def test_what_has_no_last_layer_is_refused_in_a_sentence():
     with pytest.raises(pr.InputError, match="needs a Gaussian prior over every weight of the last layer"):
         pr.fit(flat, (X, y), pr.LastLayer(at="network"))
     wide = pr.Model(nn.Linear(2000, 20), pr.Categorical(), prior=1.0)
-    with pytest.raises(pr.InputError, match="have a last layer that fits into 4 GiB. Got 40,020 weights"):
+    with pytest.raises(pr.InputError, match=r"have a last layer that fits into 4 GiB\. Got 40,020 weights"):
         pr.fit(wide, (torch.zeros(3, 2000), torch.arange(3)), pr.LastLayer(at="network"))
     with pytest.raises(pr.InputError, match="needs a Model"):
         pr.fit(pr.Density(lambda p: -(p["x"] ** 2), {"x": pr.Param()}), None, pr.LastLayer(at="network"))
