@@ -16,7 +16,6 @@ import copy
 import functools
 import itertools
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -180,8 +179,7 @@ class Network:
             self.use_buffers(buffers)
         self.set_mode(train)
         try:
-            with self._quiet():
-                outputs = self.skeleton(*inputs)
+            outputs = self._run(inputs) if self.quiet else self.skeleton(*inputs)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -215,7 +213,9 @@ class Network:
         """The outputs at one vector as a pure function, for vmap; in the mode that was set last."""
         views = {n: w[place].view(leaf.shape) for n, (leaf, place) in zip(self._leaves, self._places, strict=True)}
         named = {**buffers, **views}
-        with self._quiet():
+        if not (self.quiet and self._mode):
+            return checked(functional_call(self.skeleton, named, inputs))
+        with Quiet():
             return checked(functional_call(self.skeleton, named, inputs))
 
     # Buffers and modes.
@@ -285,8 +285,12 @@ class Network:
         self.silent, self.quiet, self._mode = modules, functions, None
         self.set_mode(train=False)
 
-    def _quiet(self) -> AbstractContextManager[Any]:
-        return Quiet() if self.quiet and self._mode else nullcontext()
+    def _run(self, inputs: tuple[Tensor, ...]) -> Any:
+        """The skeleton's output, with dropout as a function doing nothing in training."""
+        if not self._mode:
+            return self.skeleton(*inputs)
+        with Quiet():
+            return self.skeleton(*inputs)
 
     # Starting points other than the given one.
 

@@ -76,10 +76,16 @@ class Target:
         """N/n: how many rows each row of this batch stands for."""
         return 1.0 if self.num_data is None else self.num_data / len(batch[0])
 
+    @property
+    def empirical(self) -> bool:
+        """Whether empirical Bayes sets precisions of the prior."""
+        return bool(getattr(self.model.prior, "empirical", False))
+
     def settled(self, family: Family) -> Target:
         """The target with the precisions that empirical Bayes sets under this q; itself where there are none."""
-        if not isinstance(self.model, Model) or not self.model.prior.empirical:
+        if not self.empirical:
             return self
+        assert isinstance(self.model, Model)
         moments = family.moments()
         if moments is None:
             raise InputError(

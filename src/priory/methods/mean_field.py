@@ -225,7 +225,8 @@ class MeanField(VariationalMethod):
 
     def update(self, target: Target, state: State, w: Tensor, value: Tensor, gradient: Tensor) -> tuple[State, Info]:
         """Descend the loss, given log p(D|w) and its gradient at the draws that `draw` returned."""
-        target = target.settled(Diagonal(*state.variational))
+        if target.empirical:
+            target = target.settled(Diagonal(*state.variational))
         if state.expected is not None:
             target = state.expected.apart(target)
         value, gradient, others, volume = self._whole(target, w, value, gradient)
@@ -264,7 +265,7 @@ class MeanField(VariationalMethod):
         """
         prior, a, t = target.model.prior, target.prior_weight, target.entropy_weight
         m = state.variational[0]
-        toward, spread = state.gradient  # in the means, in the log standard deviations
+        toward, spread = state.gradient[0], state.gradient[1]  # in the means, in the log standard deviations
         deviation = m if prior.centred else m - prior.loc
         torch.mul(deviation, prior.precision, out=toward)
         torch.mul(state.scale, prior.precision, out=spread)
@@ -311,7 +312,8 @@ class MeanField(VariationalMethod):
         """A step with noise at the layers: gradients in m and s, averaged over the samples, a member at a time."""
         m, log_s = state.variational
         torch.exp(log_s, out=state.scale)
-        target = target.settled(Diagonal(m, log_s))
+        if target.empirical:
+            target = target.settled(Diagonal(m, log_s))
         if state.expected is not None:
             target = state.expected.apart(target)
         noise = None
