@@ -3,9 +3,10 @@
     python benchmarks/ensembles.py [--steps 300]
 
 Steps are over one step of one member of the same method, interleaved, medians, one thread, time of the process. Floor:
-eight members one after the other, which is eight steps; bound: 2.5 for members that are trained together. Anchored
-members have targets and a prior each, and go one after the other. Steps of single methods are over one of `MAP`.
-Predictions are over as many forward passes of the plain network as there are draws.
+eight members one after the other, which is eight steps; bound: 2.5 for members that are trained together, anchored ones
+among them. Fits are whole calls of `fit` with as many steps on 1,000 rows, over one by `MAP`, under the same bound.
+Steps of single methods are over one of `MAP`. Predictions are over as many forward passes of the plain network as there
+are draws.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from priory.loop import make_target
 from priory.streams import stream
 
 MEMBERS, DRAWS, BOUND = 8, 64, 2.5
-NUM_INPUTS = 1000  # predicted at a time
+NUM_INPUTS = 1000  # predicted at a time, or learnt from by a whole fit
+OPTIONS = {"together": False, "anchored": True, "prior functions": "function"}  # of Ensemble's `anchored`
 
 Problem = tuple[nn.Module, Likelihood, Tensor, Tensor]
 Work = Callable[[], object]
@@ -80,14 +82,33 @@ def steps(problem: Problem, repeats: int) -> None:
         works[name] = step_of(problem, method)
         works[f"{MEMBERS} x {name}, together"] = step_of(problem, pr.Ensemble(method, MEMBERS))
     works[f"{MEMBERS} x MAP, one after the other"] = after_the_other(problem, pr.MAP())
-    works[f"{MEMBERS} x MAP, anchored"] = step_of(problem, pr.Ensemble(pr.MAP(), MEMBERS, anchored=True))
+    for name in ("anchored", "prior functions"):
+        works[f"{MEMBERS} x MAP, {name}"] = step_of(problem, pr.Ensemble(pr.MAP(), MEMBERS, anchored=OPTIONS[name]))
     works["SWAG, a snapshot a step"] = step_of(problem, pr.SWAG(every=1))
     medians = interleaved(works, repeats)
     for row, seconds in medians.items():
-        together = row.endswith("together")
+        together = row.endswith(tuple(OPTIONS))
         one = row.split(" x ")[1].split(",")[0] if " x " in row else "MAP"
         told = f"   bound {BOUND}" if together else ""
         print(f"  {row:<32} {seconds * 1e6:>8.0f} us {seconds / medians[one]:>7.2f} of {one}{told}", flush=True)
+
+
+def fits(problem: Problem, length: int, repeats: int) -> None:
+    net, likelihood, x, y = problem
+    model = pr.Model(net, likelihood, prior="glorot")
+    rows = torch.arange(NUM_INPUTS) % len(y)
+    options: dict[str, Any] = {"steps": length, "batch_size": len(y), "progress": False}
+    methods: dict[str, Any] = {"MAP": pr.MAP()}
+    for name, anchored in OPTIONS.items():
+        methods[f"{MEMBERS} x MAP, {name}"] = pr.Ensemble(pr.MAP(), MEMBERS, anchored=anchored)
+    works: dict[str, Work] = {
+        name: lambda method=method: pr.fit(model, (x[rows], y[rows]), method, **options)
+        for name, method in methods.items()
+    }
+    medians = interleaved(works, repeats)
+    for row, seconds in medians.items():
+        told = f"   bound {BOUND}" if row != "MAP" else ""
+        print(f"  fit, {row:<27} {seconds * 1e3:>8.0f} ms {seconds / medians['MAP']:>7.2f} of MAP{told}", flush=True)
 
 
 def predictions(problem: Problem, repeats: int) -> None:
@@ -97,6 +118,7 @@ def predictions(problem: Problem, repeats: int) -> None:
     new = torch.randn(NUM_INPUTS, x.shape[1])
     methods: dict[str, tuple[Any, int]] = {
         f"{MEMBERS} members": (pr.Ensemble(pr.MAP(), MEMBERS), MEMBERS),
+        f"{MEMBERS} prior functions": (pr.Ensemble(pr.MAP(), MEMBERS, anchored="function"), 2 * MEMBERS),
         f"Dropout, {DRAWS} draws": (pr.Dropout(rate=0.1), DRAWS),
         f"SWAG, {DRAWS} draws": (pr.SWAG(start=mode, snapshots=20), DRAWS),
         "LastLayer": (pr.LastLayer(at=mode), 1),
@@ -121,7 +143,12 @@ def predictions(problem: Problem, repeats: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--steps", type=int, default=300, help="repeats of each step; predictions take a tenth")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=300,
+        help="repeats of each step; predictions take a tenth, and fits a thirtieth, of as many steps each",
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -129,6 +156,7 @@ def main() -> None:
     for name, problem in problems().items():
         print(f"{name}, {sum(p.numel() for p in problem[0].parameters()):,} parameters")
         steps(problem, options.steps)
+        fits(problem, options.steps, max(5, options.steps // 30))
         predictions(problem, max(20, options.steps // 10))
 
 

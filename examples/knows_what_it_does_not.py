@@ -14,7 +14,6 @@ python examples/knows_what_it_does_not.py --out pictures
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ from drawing import BLUE, GREY, INK, VERMILION, dress, folder_for_pictures, save
 from torch import Tensor, nn
 
 import priory as pr
-from priory.posteriors import Mixture, Posterior
+from priory.posteriors import Posterior
 from priory.streams import stream
 
 if TYPE_CHECKING:
@@ -115,38 +114,10 @@ def fits(effort: Effort) -> Fits:
     return found
 
 
-class RandomisedPrior(nn.Module):
-    """f_w(x) + scale f_0(x): a network that is trained, and one that never is."""
-
-    def __init__(self, net: nn.Module, frozen: nn.Module, scale: float = 1.0) -> None:
-        super().__init__()
-        self.net, self.frozen, self.scale = net, copy.deepcopy(frozen).requires_grad_(False), scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x) + self.scale * self.frozen(x)
-
-
-def from_prior(model: pr.Model, generator: torch.Generator) -> nn.Module:
-    """A copy of the model's network with weights that are drawn from its prior."""
-    weights = model.prior.loc + torch.randn(model.layout.size, generator=generator).to(model.prior.loc) / (
-        model.prior.precision.sqrt()
-    )
-    drawn = copy.deepcopy(model.net)
-    nn.utils.vector_to_parameters(weights[: model.network.size], drawn.parameters())
-    return drawn
-
-
-def randomised(data: Rows, members: int, steps: int) -> Mixture:
-    """An ensemble with randomised prior functions: every member has a start, a frozen network and noise of its own."""
-    X, y = data
-    found: list[Posterior] = []
-    for m in range(members):
-        net, generator = network(seed=m + 1), stream(m, "randomised prior")
-        both = RandomisedPrior(net, from_prior(model_of(net), generator))
-        believed = pr.Model(both, pr.Gaussian(NOISE), prior={"net.0.*": 1.0, "*": 0.5})
-        noisy = y + NOISE * torch.randn(len(y), generator=generator, dtype=y.dtype)
-        found.append(pr.fit(believed, (X, noisy), pr.MAP(), steps=steps, batch_size=BATCH, seed=m, progress=False))
-    return Mixture(found)
+def randomised(data: Rows, members: int, steps: int) -> Posterior:
+    """An ensemble with randomised prior functions: every member has a start, a fixed function and noise of its own."""
+    method = pr.Ensemble(pr.MAP(), members, anchored="function")
+    return pr.fit(model_of(network()), data, method, steps=steps, batch_size=BATCH, progress=False)
 
 
 # What they know.

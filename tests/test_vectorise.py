@@ -52,6 +52,16 @@ def test_traced_gradients_are_those_of_autograd() -> None:
     assert not function.loop
 
 
+def test_every_vector_may_have_tensors_of_its_own() -> None:
+    moved = lambda w, batch, factor, by: smooth(w + by, batch, factor)  # noqa: E731
+    batch, w, by = (randn(5, P, seed=1), randn(5, seed=2)), randn(3, P, seed=3), randn(3, P, seed=4)
+    wanted = one_at_a_time(w + by, batch, 2.0)
+    for loop in (False, True):
+        function = Vectorised(moved, "This", loop=loop)
+        for _ in range(2):
+            close(function.values_and_grads(w, batch, 2.0, each=(by,)), wanted)
+
+
 @given(rows=st.integers(1, 6), draws=st.integers(1, 5), seed=st.integers(0, 10**6))
 def test_the_loop_and_the_batched_pass_agree(rows: int, draws: int, seed: int) -> None:
     batch, w = (randn(rows, P, seed=seed), randn(rows, seed=seed + 1)), randn(draws, P, seed=seed + 2)

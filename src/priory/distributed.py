@@ -3,7 +3,8 @@
 Start the same script on each process (`torchrun --nproc-per-node 4 script.py`) and call
 `torch.distributed.init_process_group("gloo")` in it, with a backend that takes tensors of the model's device. A fit by
 a method that has `chains` then runs that many on each process, with noise of its own, and every process ends with the
-posterior of all of them. Any other method does on each process what it does on one.
+posterior of all of them. The members of an `Ensemble` are shared among the processes, and every process ends with all
+of them. Any other method does on each process what it does on one.
 """
 
 from __future__ import annotations

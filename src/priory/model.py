@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from priory.chain import Chain, Chains
+from priory.chain import Chain, Chains, differentiable
 from priory.data import Batch, check_finite, part
 from priory.errors import InputError, require
 from priory.flat import Layout
@@ -212,12 +212,16 @@ class Model:
 
     def _chain(self, inputs: Batch, chains: Chains, keep: bool) -> Chain | None:
         """The chain at these inputs, if the network is one; kept for the next call if they are all that there are."""
-        x = inputs[0]
-        if not self.network.chain or len(inputs) > 1 or x.ndim != 2 or x.dtype != self.dtype:
+        if not self._chained(inputs):
             return None
         if chains.kept is None or not keep:
-            chains.kept = Chain(self.network, x, chains.centre)
+            chains.kept = Chain(self.network, inputs[0], chains.centre)
         return chains.kept
+
+    def _chained(self, inputs: Batch) -> bool:
+        """Whether the network is a chain at these inputs: rows of numbers in its own type."""
+        x = inputs[0]
+        return bool(self.network.chain) and len(inputs) == 1 and x.ndim == 2 and x.dtype == self.dtype
 
     def _outputs(self, w: Tensor, inputs: Batch, buffers: Buffers, first: int, chain: Chain | None) -> Tensor:
         """One chunk: a batched product a layer for a plain chain, vmap for other small ones, a loop for the rest."""
@@ -247,33 +251,51 @@ class Model:
         return values.reshape(*w.shape[:-1], -1)
 
     def log_likelihood_and_grad(
-        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers
+        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers, offset: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """factor x sum_n log p(y_n | x_n, w) and its gradient, (*B, P) -> (*B,), (*B, P).
 
-        For one vector the gradient is a buffer that the next call overwrites.
+        An `offset` (*B, n, ...) is added to the arranged outputs of each vector. For one vector the gradient is a
+        buffer that the next call overwrites.
         """
         if w.ndim == 1:
-            return self._one(w, batch, factor, buffers)
+            return self._one(w, batch, factor, buffers, offset)
         flat = w.reshape(-1, w.shape[-1])
+        own = None if offset is None else offset.reshape(len(flat), *offset.shape[w.ndim - 1 :])
         if self.network.batches_well(len(batch[0])) and not self.network.written:
             self.network.set_mode(train=True)
-            values, gradients = self._sum.values_and_grads(flat, batch, {})
+            if self._chained(batch[:-1]):
+                values, gradients = self._many(flat, batch, own)
+            else:
+                values, gradients = self._sum.values_and_grads(flat, batch, {}, each=() if own is None else (own,))
             values, gradients = values * factor, gradients * factor
         else:
             values, gradients = torch.empty_like(flat[:, 0]), torch.empty_like(flat)
             for i, v in enumerate(flat):
-                values[i], gradients[i] = self._one(v, batch, factor, self.member(buffers, i))
+                moved = None if own is None else own[i]
+                values[i], gradients[i] = self._one(v, batch, factor, self.member(buffers, i), moved)
         return values.reshape(w.shape[:-1]), gradients.reshape(w.shape)
 
-    def _one(self, w: Tensor, batch: Batch, factor: float, buffers: Buffers) -> tuple[Tensor, Tensor]:
+    def _many(self, w: Tensor, batch: Batch, offset: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Sums over the rows and their gradients for a chain at vectors (S, P): a batched product a layer."""
+        leaf = w.detach().requires_grad_()
+        with torch.enable_grad():
+            outputs = self._arranged(differentiable(self.network, leaf, batch[0]), batch[-1].shape[1:])
+            outputs = outputs if offset is None else outputs + offset
+            values = self.likelihood.log_prob(outputs, batch[-1], self.learnt_at(leaf)).sum(-1)
+            (gradients,) = torch.autograd.grad(values.sum(), leaf)  # vectors don't meet: each has its own gradient
+        return values.detach(), gradients
+
+    def _one(
+        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers, offset: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         inputs, targets = batch[:-1], batch[-1]
         self._gradient.zero_()
         self.network.collect_gradients_in(self._gradient)
         with torch.enable_grad():
             tail = w[self.learnt].detach().requires_grad_()
             outputs = self.network(w, inputs, buffers, train=True)
-            total = factor * self._log_prob(outputs, targets, self._read_tail(tail)).sum()
+            total = factor * self._log_prob(outputs, targets, self._read_tail(tail), offset).sum()
             total.backward()
         if tail.grad is not None:
             self._gradient[self.learnt] = tail.grad
@@ -284,12 +306,15 @@ class Model:
         self.network.set_mode(train=True)
         return self._functional_sum(w, batch, self.buffers())
 
-    def _functional_sum(self, w: Tensor, batch: Batch, buffers: Buffers) -> Tensor:
+    def _functional_sum(self, w: Tensor, batch: Batch, buffers: Buffers, offset: Tensor | None = None) -> Tensor:
         outputs = self.network.functional(w, batch[:-1], buffers)
-        return self._log_prob(outputs, batch[-1], self._read_tail(w[self.learnt])).sum()
+        return self._log_prob(outputs, batch[-1], self._read_tail(w[self.learnt]), offset).sum()
 
-    def _log_prob(self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> Tensor:
-        return self.likelihood.log_prob(self.likelihood.arrange(outputs, targets.shape[1:]), targets, learnt)
+    def _log_prob(
+        self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor], offset: Tensor | None = None
+    ) -> Tensor:
+        arranged = self.likelihood.arrange(outputs, targets.shape[1:])
+        return self.likelihood.log_prob(arranged if offset is None else arranged + offset, targets, learnt)
 
     def _read_tail(self, tail: Tensor) -> dict[str, Tensor]:
         """The same from the learnt coordinates alone, (*B, k)."""

@@ -209,6 +209,14 @@ class Network:
                 return w[:, place].view(len(w), *leaf.shape)
         return parameter.detach().expand(len(w), *parameter.shape)
 
+    def cut(self, w: Tensor) -> dict[int, Tensor]:
+        """The parameters that vectors (S, P) hold, each (S, *shape), by the identity of the skeleton's own.
+
+        The vectors are cut at once: their gradient is then put together in one pass, where every slice fills a whole.
+        """
+        pieces = w.split([*(leaf.numel() for leaf, _ in self._places), w.shape[-1] - self.size], -1)
+        return {id(leaf): t.view(len(w), *leaf.shape) for (leaf, _), t in zip(self._places, pieces, strict=False)}
+
     def functional(self, w: Tensor, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor]) -> Tensor:
         """The outputs at one vector as a pure function, for vmap; in the mode that was set last."""
         views = {n: w[place].view(leaf.shape) for n, (leaf, place) in zip(self._leaves, self._places, strict=True)}

@@ -114,6 +114,12 @@ class Target:
         """log p(y_n | x_n, w) for each row of the batch, no factor: (*B, n)."""
         return self.model.log_likelihood(w, self.form(batch), buffers or {})
 
+    def outputs(self, w: Tensor, inputs: Batch, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The network's outputs at vectors (S, P), arranged for the targets, without gradient: (S, n, ...)."""
+        assert isinstance(self.model, Model)
+        with torch.no_grad():
+            return self.model.outputs(w, inputs, buffers or {}, self.event)
+
     def log_likelihood(
         self, w: Tensor, data: Data, buffers: Mapping[str, Tensor] | None = None, rows: int = 1024
     ) -> Tensor:

@@ -50,42 +50,47 @@ class Vectorised:
                 self._fall_back(error, w, args)
         return torch.stack([self.fn(row, *args) for row in w])
 
-    def values_and_grads(self, w: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-        """fn and its gradient for each row of w (S, P): (S,) and (S, P)."""
+    def values_and_grads(self, w: Tensor, *args: Any, each: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor]:
+        """fn and its gradient for each row of w (S, P): (S,) and (S, P).
+
+        Every row of w gets its own row of the tensors in `each`, (S, ...), after the arguments that all share.
+        """
         if not self.loop:
             parts, spec = tree_flatten(args)
             tensors = [t for t in parts if isinstance(t, Tensor)]
             constants = tuple(None if isinstance(t, Tensor) else t for t in parts)
-            key = (constants, str(spec), *[(tuple(t.shape), t.dtype, t.device) for t in (w, *tensors)])
+            key = (constants, str(spec), *[(tuple(t.shape), t.dtype, t.device) for t in (w, *each, *tensors)])
             if key not in self._traces:
                 try:
-                    self._trace(key, w, tensors, constants, spec)
+                    self._trace(key, w, each, tensors, constants, spec)
                 except (RuntimeError, TypeError, ValueError) as error:
-                    self._fall_back(error, w, args)
+                    self._fall_back(error, w, (*args, *(t[0] for t in each)))
             if not self.loop:
                 with torch.no_grad():
-                    gradient, value = self._traces[key](w, *tensors)
+                    gradient, value = self._traces[key](w, *each, *tensors)
                 return value, gradient
-        pairs = [value_and_grad(self.fn, row, *args) for row in w]
+        pairs = [value_and_grad(self.fn, row, *args, *(t[i] for t in each)) for i, row in enumerate(w)]
         return torch.stack([v for v, _ in pairs]), torch.stack([g for _, g in pairs])
 
     def _trace(
         self,
         key: tuple[Any, ...],
         w: Tensor,
+        each: tuple[Tensor, ...],
         tensors: list[Tensor],
         constants: tuple[Any, ...],
         spec: TreeSpec,
     ) -> None:
         def one(v: Tensor, *given: Tensor) -> Tensor:
-            rest = iter(given)  # tensors are inputs of the graph, numbers are part of it
-            return self.fn(v, *tree_unflatten([next(rest) if c is None else c for c in constants], spec))
+            own, rest = given[: len(each)], iter(given[len(each) :])
+            # tensors are inputs of the graph, numbers are part of it
+            return self.fn(v, *tree_unflatten([next(rest) if c is None else c for c in constants], spec), *own)
 
-        many = vmap(grad_and_value(one), in_dims=(0, *[None] * len(tensors)))
+        many = vmap(grad_and_value(one), in_dims=(0, *[0] * len(each), *[None] * len(tensors)))
         while len(self._traces) >= TRACES:
             self._traces.pop(next(iter(self._traces)))
         with unchecked():
-            self._traces[key] = make_fx(many)(w, *tensors)
+            self._traces[key] = make_fx(many)(w, *each, *tensors)
 
     def _fall_back(self, error: Exception, w: Tensor, args: tuple[Any, ...]) -> None:
         self.fn(w[0], *args)  # a mistake of the function itself is raised here, as its own error

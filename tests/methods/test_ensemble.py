@@ -1,15 +1,22 @@
 """Ensembles: members are fits of their own, anchored ones draws of an exact posterior, and the contract."""
 
+import itertools
+import math
+from datetime import timedelta
+
 import pytest
 import torch
-from torch import nn
+from torch import distributed, multiprocessing, nn
+from torch.distributions import Normal
+from torch.func import functional_call
 
 import priory as pr
 from priory.data import Data
 from priory.loop import make_target
 from priory.methods.ensemble import drawn_from_prior, noise_of_targets
+from priory.methods.map import settle
 from priory.streams import stream
-from priory.testing import assert_covariance_close, assert_mean_close
+from priory.testing import assert_covariance_close, assert_mean_close, contract
 from priory.testing.contract import CLAUSES, classification, regression
 
 
@@ -37,6 +44,30 @@ def vectors(posterior):
 @pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.__name__)
 def test_it_keeps_the_contract(clause):
     clause(pr.Ensemble(pr.MAP(), 3))
+
+
+OF_PREDICTIONS = (
+    contract.gives_the_same_bits_for_the_same_seed,
+    contract.resumes_with_the_same_bits,
+    contract.leaves_the_module_alone,
+    contract.predicts_in_the_shape_of_the_targets,
+    contract.survives_a_round_trip_through_a_file,
+    contract.records_one_number_a_step,
+)
+
+
+@pytest.mark.parametrize("anchored", [True, "function"])
+@pytest.mark.parametrize("clause", OF_PREDICTIONS, ids=lambda clause: clause.__name__)
+def test_anchored_members_keep_the_contract_of_what_predicts(clause, anchored):
+    clause(pr.Ensemble(pr.MAP(), 2, anchored=anchored))
+
+
+def test_members_begin_at_places_of_their_own():
+    model, data = classification()
+    for anchored in (False, True, "function"):
+        members = pr.fit(model, data, pr.Ensemble(pr.MAP(1e-6), 4, anchored=anchored), steps=1).members
+        for first, second in itertools.combinations([member.w for member in members], 2):
+            assert float((first - second).abs().max()) > 0.1
 
 
 def test_members_of_a_convex_problem_all_find_its_one_mode():
@@ -68,15 +99,31 @@ def solved(anchors, noise, t, tempers):
     return torch.linalg.solve(precision, (moved @ design / NOISE**2 + weight * anchors).T).T
 
 
+def weights_of(posterior):
+    """The weights of each member of a linear model, (M, P): with those of its function, where there is one."""
+    return torch.stack([member.w + getattr(member, "a", 0) for member in posterior.members])
+
+
 @TEMPERED
-def test_each_anchored_member_of_a_linear_model_is_where_its_own_anchor_and_noise_say(t, tempers):
-    method, (target, data), generator = anchored(3), target_of(t, tempers), stream(0, "members")
-    plan = method.plan(target, data, 500, 0)
+@pytest.mark.parametrize("kind", [True, "function"])
+def test_each_anchored_member_of_a_linear_model_is_where_its_own_anchor_and_noise_say(t, tempers, kind):
+    method, (target, data), generator = anchored(3, kind), target_of(t, tempers), stream(0, "members")
+    plan = method.plan(target, data, 700, 0)
     state = method.init(target, plan, generator, torch.Size())
-    for _ in range(500):
+    for _ in range(700):
         state, _ = method.step(target, state, next(plan.data.batches(0, 0)), generator)
-    found = vectors(method.posterior(target, state))
-    assert torch.allclose(found, solved(state.anchors, state.noise, t, tempers), rtol=0, atol=1e-7)
+    found, seen = weights_of(method.posterior(target, state)), state.seen
+    assert torch.allclose(found, solved(seen.anchors, seen.noise, t, tempers), rtol=0, atol=1e-8)
+
+
+def test_prior_functions_of_a_linear_model_are_anchors():
+    """Both see the same draws of the prior and the same noise, from different starts, and predict the same."""
+    X, y = rows(12)
+    fits = [pr.fit(line(NOISE), (X, y), anchored(4, kind), steps=700) for kind in (True, "function")]
+    first, second = (fit.predict(3 * X) for fit in fits)
+    assert torch.allclose(first.outputs, second.outputs, rtol=0, atol=1e-8)
+    assert torch.allclose(first.std, second.std, rtol=0, atol=1e-8)
+    assert float(first.epistemic.min()) > 1e-3
 
 
 @TEMPERED
@@ -95,8 +142,109 @@ def test_anchored_members_of_a_linear_model_are_draws_from_the_exact_posterior(t
         assert_covariance_close(solved(anchors, 0 * noise, t, tempers), covariance)
 
 
-def anchored(size):
-    return pr.Ensemble(pr.MAP(learning_rate=0.1), size, anchored=True)
+def anchored(size, kind=True):
+    return pr.Ensemble(pr.MAP(learning_rate=0.1), size, anchored=kind)
+
+
+NETS = {
+    "a chain": lambda: nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)),
+    "small and dense": lambda: nn.Sequential(
+        nn.Linear(2, 4), nn.Sequential(nn.LayerNorm(4), nn.Tanh()), nn.Linear(4, 2)
+    ),
+    "batch norm": lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)),
+}
+NOISES = {
+    "given": (lambda: pr.Gaussian(torch.tensor([0.5, 2.0])), 2),
+    "learnt": (lambda: pr.Gaussian(outputs=2), 2),
+    "of the network": (lambda: pr.Gaussian("network"), None),
+}
+
+
+@pytest.mark.parametrize(("net", "noise"), [*((net, "given") for net in NETS), *(("a chain", n) for n in NOISES)])
+@pytest.mark.parametrize("kind", [True, "function"])
+def test_what_anchored_members_descend_is_what_each_has_by_hand(kind, net, noise):
+    """Two members at temperature 3 and three rows of six: value and gradient of both terms, twice the same."""
+    torch.manual_seed(0)
+    (make, columns), net = NOISES[noise], NETS[net]().double()
+    model, X, y = pr.Model(net, make(), prior=Normal(0.25, 0.5)), torch.randn(6, 2).double(), torch.randn(6, 2).double()
+    y = y if columns else y[:, 0]
+    method, data = pr.Ensemble(pr.MAP(), 2, anchored=kind), Data.of((X, y), 6).prepared(model.prepare)
+    target = make_target(model, data, temperature=3.0)
+    state = method.init(target, method.plan(target, data, 10, 0), stream(0, "members"), torch.Size())
+    seen, w, rows = state.seen, state.together.w, torch.tensor([2, 4, 0])
+    batch, buffers = (X[rows], y[rows], rows), target.buffers(torch.Size([2]))
+    _, found = (
+        [*seen.log_likelihood_and_grad(w, batch, buffers), *seen.log_prior_and_grad(w)] for _ in range(2)
+    )  # the noise is the same at every step
+
+    shapes = {name: p.shape for name, p in net.named_parameters()}
+    sizes = [shape.numel() for shape in shapes.values()]
+
+    def outputs_at(v, train):
+        named = {name: t.view(shapes[name]) for name, t in zip(shapes, v[: sum(sizes)].split(sizes), strict=True)}
+        return functional_call(net.train(train), {**named, **{n: b.clone() for n, b in net.named_buffers()}}, X[rows])
+
+    for m in range(2):
+        leaf = w[m].clone().requires_grad_()
+        weights, tail = leaf.split([sum(sizes), len(leaf) - sum(sizes)])
+        outputs, centre = outputs_at(weights, train=True), seen.anchors[m, : sum(sizes)]
+        if kind == "function":
+            outputs, centre = outputs + outputs_at(seen.anchors[m], train=False), torch.zeros_like(centre)
+        if columns:
+            location, scale = outputs, torch.tensor([0.5, 2.0]).double() if noise == "given" else tail.exp()
+        else:
+            location, scale = outputs[:, 0], nn.functional.softplus(outputs[:, 1]) + 1e-6
+        moved = y[rows] + math.sqrt(3) * scale.detach() * seen.noise[m, rows]
+        value = 6 / 3 * Normal(location, scale).log_prob(moved).sum()
+        prior = Normal(centre, 0.5).log_prob(weights).sum() + Normal(torch.zeros_like(tail), 3.0).log_prob(tail).sum()
+        wanted = [value, *torch.autograd.grad(value, leaf, retain_graph=True), prior, *torch.autograd.grad(prior, leaf)]
+        for ours, theirs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(ours[m], theirs.detach(), rtol=1e-10, atol=1e-10)
+
+
+def test_a_prior_function_is_added_where_predictions_are_made_and_there_are_no_parameters(tmp_path):
+    model, data = classification()
+    posterior = pr.fit(model, data, pr.Ensemble(pr.MAP(), 3, anchored="function"), steps=20)
+    total = 0
+    for member in posterior.members:
+        learnt, fixed = (
+            functional_call(model.net, model.layout.constrain(v), (data[0],)) for v in (member.w, member.a)
+        )
+        probs = torch.softmax(learnt + fixed, -1).detach()
+        assert torch.allclose(member.predict(data[0]).probs, probs, atol=1e-6)
+        total = total + probs / 3
+    prediction = posterior.predict(data[0])
+    assert torch.allclose(prediction.probs, total, atol=1e-6)
+    posterior.save(tmp_path / "functions")
+    assert torch.equal(pr.load(tmp_path / "functions", model).predict(data[0]).probs, prediction.probs)
+    for ask in (lambda: posterior.mean, posterior.sample, lambda: posterior.members[0].mean):
+        with pytest.raises(pr.InputError, match="has no parameters of its own: use predict"):
+            ask()
+
+
+def test_a_learnt_noise_covers_what_the_network_and_its_function_leave_over():
+    X, y = rows()
+    model = pr.Model(nn.Linear(2, 1, dtype=torch.float64), pr.Gaussian(), prior=0.8)
+    method, data = pr.Ensemble(pr.MAP(), 3, anchored="function"), Data.of((X, y), 40).prepared(model.prepare)
+    target = make_target(model, data)
+    plan = method.plan(target, data, 100, 0)
+    state = method.init(target, plan, stream(0, "members"), torch.Size())
+    inner, (at, left) = state.together, plan.held.tensors
+    for _ in range(30):
+        settle(state.seen, inner)
+    weights = inner.w[:, :3] + state.seen.anchors[:, :3]
+    residual = left - torch.cat([at, torch.ones_like(at[:, :1])], 1).matmul(weights.T).T
+    assert torch.allclose(inner.w[:, 3].exp(), residual.square().mean(1).sqrt(), rtol=0.02)
+
+
+def test_an_anchored_member_begins_where_its_own_start_ended():
+    X, y = rows()
+    first = pr.fit(line(), (X, y), pr.Ensemble(pr.MAP(), 3), steps=3)
+    for kind in (True, "function"):
+        method = pr.Ensemble(pr.MAP(1e-9, start=first), 3, anchored=kind)
+        again = pr.fit(line(), (X, y), method, steps=1)
+        for member, start in zip(again.members, first.members, strict=True):
+            assert torch.allclose(member.w, start.w, atol=1e-8)
 
 
 def test_an_anchored_ensemble_takes_a_noise_that_is_learnt_and_labels():
@@ -146,6 +294,27 @@ def test_a_noise_that_is_learnt_is_each_members_own():
     assert len({float(noise) for noise in found}) == 3
 
 
+def share_of(here, folder):
+    """What each of two processes does: its share of the members, of which both end with all."""
+    torch.set_num_threads(1)
+    meet = f"file://{folder}/meet"
+    distributed.init_process_group("gloo", init_method=meet, rank=here, world_size=2, timeout=timedelta(minutes=3))
+    model, data = classification()
+    found = [pr.fit(model, data, pr.Ensemble(pr.MAP(), 4, anchored=kind), steps=5) for kind in (False, "function")]
+    torch.save([torch.stack([member.w for member in each.members]) for each in found], folder / f"{here}.pt")
+    with pytest.raises(pr.InputError, match="The 'size' of Ensemble must be a multiple of the 2 processes"):
+        pr.fit(model, data, pr.Ensemble(pr.MAP(), 3), steps=5)
+    distributed.destroy_process_group()
+
+
+def test_processes_share_the_members_and_end_with_all_of_them(tmp_path):
+    multiprocessing.spawn(share_of, (tmp_path,), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{k}.pt") for k in (0, 1))
+    for mine, theirs in zip(first, second, strict=True):
+        assert torch.equal(mine, theirs)
+        assert len({tuple(w.tolist()) for w in mine}) == 4
+
+
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
@@ -153,7 +322,10 @@ def test_a_noise_that_is_learnt_is_each_members_own():
         (lambda: pr.Ensemble(pr.MAP), "The 'method' of Ensemble must be a method such as MAP(). Got the class MAP"),
         (lambda: pr.Ensemble(pr.HMC()), "The 'method' of Ensemble must be one that doesn't sample"),
         (lambda: pr.Ensemble(pr.MeanField(), anchored=True), "The 'anchored' of Ensemble must be False unless"),
-        (lambda: pr.Ensemble(anchored=1), "The 'anchored' of Ensemble must be True or False. Got 1 instead."),
+        (
+            lambda: pr.Ensemble(anchored=1),
+            "The 'anchored' of Ensemble must be True, False or 'function'. Got 1 instead.",
+        ),
     ],
 )
 def test_what_an_ensemble_can_not_be_is_said_in_a_sentence(build, sentence):

@@ -147,3 +147,18 @@ def test_what_has_no_last_layer_is_refused_in_a_sentence():
         pr.fit(pr.Density(lambda p: -(p["x"] ** 2), {"x": pr.Param()}), None, pr.LastLayer(at="network"))
     with pytest.raises(pr.InputError, match="The 'data' of update must be inputs and targets"):
         pr.fit(model, (X, y), pr.LastLayer(at="network")).update(None)
+
+
+def test_many_rows_in_single_precision_have_the_mode_that_double_precision_has():
+    generator = stream(3, "many rows")
+    X = torch.randn(20_000, 6, generator=generator)
+    y = (X[:, :3] + 0.5 * torch.randn(20_000, 3, generator=generator)).argmax(1)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    found = {}
+    for kind in (torch.float32, torch.float64):
+        model = pr.Model(net.to(kind), pr.Categorical(), prior=1.0)
+        found[kind] = pr.fit(model, (X.to(kind), y), pr.LastLayer(at="network"), progress=False)
+    one, two = found[torch.float32], found[torch.float64]
+    scale = two.covariance.diagonal().sqrt()
+    assert ((one.belief.mean - two.belief.mean).abs() < 1e-2 * scale).all()
+    assert abs(one.evidence().value - two.evidence().value) < 0.05  # of -11,000 nats, in rows of single precision

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 import priory as pr
-from priory.posteriors import Mixture
+from priory.averaged import Averaged
+from priory.posteriors import Mixture, mixture
+from priory.testing.contract import classification
 
 X = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
 
@@ -51,3 +53,71 @@ def test_models_with_the_same_parameters_that_mean_another_thing_predict_and_are
         mixture.save(tmp_path / "mixture.priory")
     with pytest.raises(pr.InputError, match="A mixture over different models has no draws of its own"):
         mixture.sample(2)
+
+
+def averaged(posterior, x, seed=3):
+    """The average of the members' own predictions, one after the other."""
+    return Averaged.of([m.predict(x, seed=seed + k) for k, m in enumerate(posterior.members)], posterior.weights)
+
+
+@pytest.mark.parametrize("anchored", [False, "function"])
+@pytest.mark.parametrize("at_a_time", [1, 2, 100])
+def test_points_with_equal_weights_are_predicted_at_once_with_the_numbers_of_one_after_the_other(
+    anchored, at_a_time, monkeypatch
+):
+    model = pr.Model(chain(nn.Tanh()).double(), pr.Gaussian())
+    posterior = pr.fit(model, (X, X[:, 0]), pr.Ensemble(pr.MAP(), 3, anchored=anchored), steps=5)
+    monkeypatch.setattr(mixture, "DRAWN", at_a_time * model.layout.size)
+    found, wanted = posterior.predict(X, seed=3), averaged(posterior, X)
+    assert len(found.outputs) == 3
+    for name in ("outputs", "mean", "epistemic", "aleatoric", "std"):
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.log_prob(X[:, 0]), wanted.log_prob(X[:, 0]), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.interval(0.9), wanted.interval(0.9), rtol=1e-10, atol=1e-10)
+
+
+def test_labels_of_points_are_predicted_at_once_with_the_numbers_of_one_after_the_other():
+    model, data = classification()
+    posterior = pr.fit(model, data, pr.Ensemble(pr.MAP(), 3), steps=20)
+    found, wanted = posterior.predict(data[0]), averaged(posterior, data[0])
+    for name in ("probs", "entropy", "mutual_information"):
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_differ_are_those_of_the_prediction():
+    points = [fitted(chain(nn.Tanh())) for _ in range(3)]
+    points = [pr.fit(points[0].model, (X, c * X[:, 0]), pr.MAP(0.1), steps=50) for c in (0.0, 1.0, -2.0)]
+    mixed = Mixture(points, [0.5, 0.3, 0.2])
+    found, wanted = mixed.predict(X, seed=3), averaged(mixed, X)
+    by_hand = sum(a * point.predict(X).mean for a, point in zip((0.5, 0.3, 0.2), points, strict=True))
+    torch.testing.assert_close(found.mean, by_hand, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.epistemic, wanted.epistemic, rtol=1e-12, atol=1e-12)
+    alone = Mixture(points, [0.0, 1.0, 0.0]).predict(X)
+    torch.testing.assert_close(alone.mean, points[1].predict(X).mean, rtol=1e-12, atol=1e-12)
+
+
+def test_weights_add_up_to_one_to_the_last_digit_whatever_rounding_they_came_with():
+    points = [fitted(nn.Linear(1, 1)), fitted(nn.Linear(1, 1))]
+    weights = Mixture(points, [0.30004, 0.7]).weights
+    assert float(weights.sum()) == pytest.approx(1, abs=1e-15)
+    assert float(weights[0] / weights[1]) == pytest.approx(0.30004 / 0.7, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"samples": 0}, "The 'samples' of predict must be a whole number from 1. Got 0 instead."),
+        ({"seed": 0.5}, "The 'seed' of predict must be a whole number. Got 0.5 instead."),
+        ({"link": "probit"}, "The 'link' of predict must be left out"),
+    ],
+)
+def test_a_prediction_of_points_refuses_bad_options_in_a_sentence(options, sentence):
+    model = pr.Model(nn.Linear(1, 1).double(), pr.Gaussian(0.1))
+    for anchored in (False, "function"):
+        posterior = pr.fit(model, (X, X[:, 0]), pr.Ensemble(pr.MAP(), 2, anchored=anchored), steps=2)
+        for each in (posterior, posterior.members[0]):
+            with pytest.raises(pr.InputError) as error:
+                each.predict(X, **options)
+            assert sentence in str(error.value)
+        with pytest.raises(pr.InputError, match="The network must take the inputs"):
+            posterior.predict(X.expand(-1, 2))

@@ -106,19 +106,27 @@ class Look:
 
 
 def look(
-    model: Model, layer: Layer, w: Tensor, data: Data, buffers: Mapping[str, Tensor], power: float, rows: int | None
+    model: Model,
+    layer: Layer,
+    w: Tensor,
+    moved: Tensor,
+    data: Data,
+    buffers: Mapping[str, Tensor],
+    power: float,
+    rows: int | None,
 ) -> Look:
-    """One pass over the data at w; `power` is a = 1/T, `rows` what they stand for."""
+    """One pass over the data where theta is `moved` from w (Q,); `power` is a = 1/T, `rows` what they stand for."""
     k, learnt = layer.outputs, model.learnt_at(w)
     size = len(layer.places) // k
-    value, gradient = w.new_zeros(()), w.new_zeros(k, size)
-    curvature, seen = w.new_zeros(k * k, size * size), 0
+    value, gradient = moved.new_zeros(()), moved.new_zeros(k, size)
+    curvature, seen = moved.new_zeros(k * k, size * size), 0
     for *inputs, y in data.blocks(ROWS):
-        phi, outputs = layer.features(model, w, tuple(inputs), buffers)
-        f = model.likelihood.arrange(outputs, y.shape[1:])
+        h, outputs = layer.features(model, w, tuple(inputs), buffers)
+        phi = h.to(moved.dtype)
+        f = model.likelihood.arrange(outputs + phi @ moved.view(k, size).T, y.shape[1:])
         value = value + model.likelihood.log_prob(f, y, learnt).sum()
         gradient += model.likelihood.score(f, y, learnt).reshape(len(phi), k).T @ phi
-        roots = model.likelihood.roots(f, learnt).reshape(-1, len(phi), k)
+        roots = model.likelihood.roots(f, learnt).reshape(-1, len(phi), k).to(moved.dtype)
         fisher = torch.einsum("cnk,cnl->kln", roots, roots).reshape(k * k, -1)
         curvature += fisher @ (phi[:, :, None] * phi[:, None, :]).reshape(len(phi), -1)
         seen += len(phi)
@@ -136,25 +144,31 @@ def newton(
     buffers: Mapping[str, Tensor],
     power: float = 1.0,
 ) -> tuple[Tensor, Belief, float]:
-    """The mode, the Gaussian there, and log p(D) under it: Newton's steps, halved where they go too far."""
-    w, stride, before = w.detach().clone(), torch.zeros_like(prior.mean), -math.inf
+    """The mode, the Gaussian there, and log p(D) under it: Newton's steps, halved where they go too far.
+
+    All in double precision, whatever the network's: a sum over many rows in single precision is coarser than the last
+    steps are.
+    """
+    w, prior = w.detach().clone(), Belief(prior.mean.double(), prior.precision.double())
+    first = w[layer.places].double()
+    theta, stride, before = first.clone(), torch.zeros_like(first), -math.inf
     for _ in range(STEPS):
-        found = look(model, layer, w, data, buffers, power, data.num_data)
-        theta = w[layer.places]
+        found = look(model, layer, w, theta - first, data, buffers, power, data.num_data)
         joint = float(found.value + prior.log_prob(theta))
         if not math.isfinite(joint) or joint < before - 1e-9 * abs(before):
             stride = 0.5 * stride
-            w[layer.places] -= stride
+            theta -= stride
             continue
         precision = prior.precision + found.curvature
         slope = found.gradient - prior.precision @ (theta - prior.mean)
         root = cholesky(precision)
         stride = torch.cholesky_solve(slope[:, None], root)[:, 0]
         if float(slope @ stride) < SMALL or (model.likelihood.slope is not None and before > -math.inf):
-            here = Belief(theta.clone(), precision)
-            return w, here, joint + 0.5 * len(theta) * math.log(2 * math.pi) - float(root.diagonal().log().sum())
+            log_evidence = joint + 0.5 * len(theta) * math.log(2 * math.pi) - float(root.diagonal().log().sum())
+            w[layer.places] = theta.to(w.dtype)
+            return w, Belief(w[layer.places], precision.to(w.dtype)), log_evidence
         before = joint
-        w[layer.places] += stride
+        theta += stride
     raise InputError(f"Newton's steps for the last layer must end. Got {STEPS} of them without: is the prior flat?")
 
 

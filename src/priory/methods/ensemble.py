@@ -10,12 +10,17 @@ one; members of a method that looks at what another has found (as Laplace does) 
 `anchored` makes the members of MAP draws from a posterior: each has a prior that is centred at a draw a_m from the
 prior, and targets with noise of their own,
 
-    minimise  -log p(y + s e_m | w) - log p(w - a_m),    e_m ~ N(0, 1), a_m ~ p(w)
+    minimise  -log p(y + s e_m | f(x; w)) - log p(w - a_m),    e_m ~ N(0, 1), a_m ~ p(w)
 
 (Pearce et al. 2020, "Uncertainty in Neural Networks: Approximately Bayesian Ensembling"; with the noise on the targets,
-as Osband et al. 2018 have it, "Randomized Prior Functions for Deep Reinforcement Learning"). For a model that is linear
-in its weights, with Gaussian noise, each member is an exact and independent draw from the posterior. Labels have no
-noise to add; there only the prior is moved.
+as Osband et al. 2018 have it, "Randomized Prior Functions for Deep Reinforcement Learning"). `anchored="function"` is
+their own form, in which the draw is a function that stays beside the network, and not a place in its weights:
+
+    minimise  -log p(y + s e_m | f(x; w) + f(x; a_m)) - log p(w)
+
+For a model that is linear in its weights, with Gaussian noise, the two are the same with w + a_m for w, and each member
+is an exact and independent draw from the posterior. For other networks they differ: an anchor pulls at weights, a prior
+function shapes what is predicted far from the data. Labels have no noise to add; there only the prior is moved.
 
 With a process group of `torch.distributed` each process trains its share of the members (see `priory.distributed`).
 Cost of a step: one step of the method for all members together, or one for each; memory grows with M P.
@@ -38,20 +43,22 @@ from priory.methods.base import After, Info, Method, Options, Plan
 from priory.methods.map import MAP
 from priory.model import Model
 from priory.posteriors import Draws, Mixture, Posterior
+from priory.posteriors.prior_function import PriorFunction
+from priory.target import Target
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from priory.data import Batch, Data
-    from priory.target import Target
 
 
 @dataclass
 class State:
-    """The members as one State with a leading dimension, or a State each; what their prior and targets are moved by."""
+    """The members as one State with a leading dimension, or a State each; what they see if they are anchored."""
 
     together: Any
     apart: list[Any]
-    anchors: Tensor | None = field(metadata={"fixed": True})  # (M, P)
-    noise: Tensor | None = field(metadata={"fixed": True})  # (M, N, *event), standard normal
+    seen: Anchored | None = field(metadata={"fixed": True})
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,9 @@ class Ensemble(Options):
     """`size` fits of a method, each from its own start.
 
     `method` is `MAP()` unless given. The first member doesn't begin at the network's own weights: all are drawn anew by
-    the layers' `reset_parameters`. The method's own `start` is fitted once a member.
+    the layers' `reset_parameters`. The method's own `start` is fitted once a member. `anchored` is True for members
+    whose priors have centres of their own, and "function" for randomised prior functions, whose posterior predicts and
+    has no parameters; both need `MAP`, a Gaussian prior over every weight and rows in memory.
 
     >>> Ensemble(MAP(), size=0)
     Traceback (most recent call last):
@@ -69,7 +78,7 @@ class Ensemble(Options):
 
     method: Any = None
     size: int = 8
-    anchored: bool = False
+    anchored: bool | Literal["function"] = False
 
     reads: ClassVar[Literal["batch", "pass"]] = "batch"
 
@@ -83,9 +92,12 @@ class Ensemble(Options):
         ok = not hasattr(method, "chains")
         require(ok, "method", "Ensemble", "be one that doesn't sample: a sampler has chains of its own", got)
         require(whole(self.size, 1), "size", "Ensemble", "be a whole number from 1", repr(self.size))
-        require(isinstance(self.anchored, bool), "anchored", "Ensemble", "be True or False", repr(self.anchored))
+        ok = isinstance(self.anchored, bool) or self.anchored == "function"
+        require(ok, "anchored", "Ensemble", "be True, False or 'function'", repr(self.anchored))
         ok = not self.anchored or isinstance(method, MAP)
         require(ok, "anchored", "Ensemble", "be False unless the method is MAP", repr(method))
+        ok = not self.anchored or getattr(method, "evidence_every", None) is None
+        require(ok, "anchored", "Ensemble", "be False where the evidence sets the prior", repr(method))
         object.__setattr__(self, "reads", method.reads)
 
     @property
@@ -93,6 +105,11 @@ class Ensemble(Options):
         """The method's own start, once a member."""
         start = self.method.start
         return Ensemble(start, self.size) if isinstance(start, Method) else start
+
+    @property
+    def chains(self) -> int:
+        """How many members there are: processes share them as they share the chains of a sampler."""
+        return self.size
 
     @property
     def inner(self) -> Any:
@@ -122,23 +139,34 @@ class Ensemble(Options):
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
     ) -> State:
-        size = share(self.size)
         if self.anchored:
-            plan = dataclasses.replace(plan, data=plan.data.unnumbered())
+            return self._anchored(target, plan, generator, shape, start)
         method: Any = self.method
-        if not (self.anchored or isinstance(start, Mixture) or isinstance(method, After)):
-            inner = method.init(target, plan, generator, torch.Size([*shape, size]), start)
-            return State(inner, [], None, None)
+        size = share(self.size)
+        if not (isinstance(start, Mixture) or isinstance(method, After)):
+            return State(method.init(target, plan, generator, torch.Size([*shape, size]), start), [], None)
         require(shape == (), "shape", "Ensemble", "be () for members that are fitted apart", tuple(shape))
-        anchors = noise = None
-        if self.anchored:
-            anchors = drawn_from_prior(target, size, generator)
-            noise = noise_of_targets(target, plan.data, size, generator)
-        states, first = [], size * rank()
-        for m in range(size):
-            own = start.members[(first + m) % len(start.members)] if isinstance(start, Mixture) else start
-            states.append(self._begun(target, plan, generator, own))
-        return State(None, states, anchors, noise)
+        states = [self._begun(target, plan, generator, own) for own in starts(start, size)]
+        return State(None, states, None)
+
+    def _anchored(
+        self, target: Target, plan: Plan, generator: torch.Generator, shape: torch.Size, start: Posterior | None
+    ) -> State:
+        """The members together, and what they see."""
+        require(shape == (), "shape", "Ensemble", "be () for anchored members", tuple(shape))
+        size, rows = share(self.size), plan.data.unnumbered()
+        anchors, noise = drawn_from_prior(target, size, generator), noise_of_targets(target, rows, size, generator)
+        seen = Anchored.of(target, rows, anchors, noise, functions=self.anchored == "function")
+        one = None if isinstance(start, Mixture) else start
+        plan = dataclasses.replace(plan, data=rows)
+        inner = self.method.init(target, plan, generator, torch.Size([size]), one)
+        if isinstance(start, Mixture):
+            for m, own in enumerate(starts(start, size)):
+                assert own is not None
+                inner.w[m] = own.draw(1, generator)[0]
+                for name, b in own.buffers.items():
+                    inner.buffers[name][m] = b
+        return State(inner, [], seen)
 
     def _begun(self, target: Target, plan: Plan, generator: torch.Generator, start: Posterior | None) -> Any:
         """The State of one member: where its start is, or at fresh weights."""
@@ -148,12 +176,11 @@ class Ensemble(Options):
 
     def step(self, target: Target, state: State, batch: Any, generator: torch.Generator) -> tuple[State, Info]:
         if state.together is not None:
-            state.together, info = self.method.step(target, state.together, batch, generator)
+            state.together, info = self.method.step(state.seen or target, state.together, batch, generator)
             return state, dataclasses.replace(info, metrics={n: over_members(v) for n, v in info.metrics.items()})
         infos = []
         for m, own in enumerate(state.apart):
-            believed, rows = (target, batch) if state.anchors is None else anchored(target, state, m, batch)
-            state.apart[m], info = self.method.step(believed, own, rows, generator)
+            state.apart[m], info = self.method.step(target, own, batch, generator)
             infos.append(info)
         metrics: dict[str, Tensor | float] = {}
         for name in infos[0].metrics:
@@ -164,6 +191,9 @@ class Ensemble(Options):
         states = state.apart
         if state.together is not None:
             states = [member_of(state.together, m) for m in range(share(self.size))]
+        if state.seen is not None and state.seen.beside is not None:
+            pairs = zip(states, state.seen.anchors, strict=True)
+            return Mixture([PriorFunction(target, own.w, a, own.buffers) for own, a in pairs])
         return Mixture([self.method.posterior(target, own) for own in states])
 
 
@@ -171,6 +201,14 @@ def share(size: int) -> int:
     """How many of the members this process trains."""
     require(size % world() == 0, "size", "Ensemble", f"be a multiple of the {world()} processes", size)
     return size // world()
+
+
+def starts(start: Posterior | None, size: int) -> list[Posterior | None]:
+    """Where each member of this process begins: the members of a mixture in turn, or all at the same."""
+    if not isinstance(start, Mixture):
+        return [start] * size
+    first = size * rank()
+    return [start.members[(first + m) % len(start.members)] for m in range(size)]
 
 
 def over_members(value: Tensor | float) -> Tensor | float:
@@ -195,6 +233,60 @@ def member_of(state: Any, m: int, lead: int = 0) -> Any:
 
 
 # Anchored members.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchored(Target):
+    """What anchored members see: a prior with a centre for each, targets with noise for each, or a function beside.
+
+    Batches have the numbers of their rows as a last part. Noise and functions move the outputs of the network, because
+    y + s e around f is as likely as y around f - s e.
+    """
+
+    anchors: Tensor  # (M, P), draws from the prior
+    noise: Tensor | None  # (M, N, *event), standard normal, the same at every step
+    beside: Tensor | None  # (M, N, ...), the fixed functions at every row
+
+    @classmethod
+    def of(cls, target: Target, data: Data, anchors: Tensor, noise: Tensor | None, functions: bool) -> Anchored:
+        """The target as the members see it: centres at the anchors, or functions of them beside."""
+        assert data.tensors is not None
+        model = copy.copy(target.model)
+        assert isinstance(model, Model)
+        model.prior, centres, beside = copy.copy(model.prior), anchors.clone(), None
+        if functions:
+            centres[:, : model.network.size] = 0
+            beside = target.outputs(anchors, data.tensors[:-1])
+        model.prior.loc = centres
+        given = {f.name: getattr(target, f.name) for f in dataclasses.fields(target)}
+        return cls(**{**given, "model": model}, anchors=anchors, noise=noise, beside=beside)
+
+    def outputs(self, w: Tensor, inputs: Batch, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The outputs of each member, (M, n, ...), with its function."""
+        outputs = super().outputs(w, inputs, buffers)
+        return outputs if self.beside is None else outputs + super().outputs(self.anchors, inputs)
+
+    def log_likelihood_and_grad(
+        self, w: Tensor, batch: Batch, buffers: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """log p(D + noise | w) for members w (M, P), estimated from the batch, and its gradient: (M,), (M, P)."""
+        *inputs, y, rows = batch
+        assert isinstance(self.model, Model)
+        offset = None if self.beside is None else self.beside[:, rows]
+        if self.noise is not None:
+            moved = -(self.temperature**0.5) * self._scale(w, tuple(inputs), y, buffers) * self.noise[:, rows]
+            if self.model.likelihood.slope is None:  # the scale, which comes from the network too, stays
+                moved = torch.stack([moved, torch.zeros_like(moved)], -1)
+            offset = moved if offset is None else offset + moved
+        return self.model.log_likelihood_and_grad(w, (*inputs, y), self.factor(batch), buffers or {}, offset)
+
+    def _scale(self, w: Tensor, inputs: Batch, y: Tensor, buffers: Mapping[str, Tensor] | None) -> Tensor:
+        """The standard deviation of the targets as each member has it, (M, n, *event)."""
+        assert isinstance(self.model, Model)
+        with torch.no_grad():
+            varies = self.model.likelihood.slope is None  # it comes from the network
+            outputs = self.outputs(w, inputs, buffers) if varies else y.expand(len(w), *y.shape)
+            return self.model.likelihood.variance(outputs, self.model.learnt_at(w)).sqrt()
 
 
 def check_anchored(target: Target, data: Data) -> None:
@@ -229,25 +321,3 @@ def noise_of_targets(target: Target, data: Data, size: int, generator: torch.Gen
         return None
     y = data.tensors[-1]
     return torch.randn((size, *y.shape), generator=generator, dtype=y.dtype, device=y.device)
-
-
-def anchored(target: Target, state: State, m: int, batch: Batch) -> tuple[Target, Batch]:
-    """The target and the rows as member m sees them."""
-    model = copy.copy(target.model)
-    assert isinstance(model, Model)
-    assert state.anchors is not None
-    model.prior = copy.copy(model.prior)
-    model.prior.loc = state.anchors[m]
-    *inputs, y, rows = batch
-    if state.noise is not None:
-        y = y + target.temperature**0.5 * noise_at(model, state.apart[m], tuple(inputs), y) * state.noise[m, rows]
-    return dataclasses.replace(target, model=model), (*inputs, y)
-
-
-def noise_at(model: Model, state: Any, inputs: Batch, y: Tensor) -> Tensor:
-    """The standard deviation of the targets as a member's vector has it, for each row."""
-    w = state.w[None]
-    with torch.no_grad():
-        varies = model.likelihood.slope is None  # it comes from the network
-        outputs = model.outputs(w, inputs, state.buffers, y.shape[1:]) if varies else y[None]
-        return model.likelihood.variance(outputs, model.learnt_at(w))[0].sqrt()

@@ -38,19 +38,23 @@ def learns(target: Target) -> bool:
 
 def settled(model: Model, draws: Tensor, held: Batch, buffers: Mapping[str, Tensor]) -> Tensor:
     """The likelihood's own parameters, (*B, k), where draws (S, *B, P) of the weights predict the held rows best."""
-    lead = draws.shape[:-1]
-    flat, event = draws.reshape(-1, draws.shape[-1]), held[-1].shape[1:]
     with torch.no_grad():
-        outputs = model.outputs(flat, held[:-1], buffers, event)
-    weights = flat[:, : model.learnt.start]
+        outputs = model.outputs(draws.reshape(-1, draws.shape[-1]), held[:-1], buffers, held[-1].shape[1:])
+    return settled_at(model, draws, outputs, held[-1])
+
+
+def settled_at(model: Model, draws: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The same, given the outputs of each draw and member at the held rows, (S x members, n, ...)."""
+    lead = draws.shape[:-1]
+    weights = draws.reshape(-1, draws.shape[-1])[:, : model.learnt.start]
     tail = draws[0][..., model.learnt].detach().clone()  # (*B, k), one for all draws
     adam = Adam.of(tail, rates("cosine", 0.1, SETTLE_STEPS, "MAP"))
     for _ in range(SETTLE_STEPS):
         leaf = tail.detach().requires_grad_()
         with torch.enable_grad():
-            each = leaf.expand(*lead, -1).reshape(len(flat), -1)
+            each = leaf.expand(*lead, -1).reshape(len(weights), -1)
             learnt = model.learnt_at(torch.cat([weights, each], -1))
-            loss = -model.likelihood.log_prob(outputs, held[-1], learnt).mean(-1).sum() / lead[0]
+            loss = -model.likelihood.log_prob(outputs, targets, learnt).mean(-1).sum() / lead[0]
             (gradient,) = torch.autograd.grad(loss, leaf)
         adam.descend(tail, gradient)
     return tail

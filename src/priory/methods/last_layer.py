@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 LIMIT = 1 << 32  # bytes
 MATRICES = 5  # of (K D)^2 numbers at a time: the prior's, the curvature twice, their sum and its factor
+NUMBER = 8  # bytes of a number in double precision, in which they are
 
 
 @dataclass
@@ -80,7 +81,7 @@ class LastLayer(Options):
         if not isinstance(model, Model):
             raise InputError("LastLayer needs a Model: a Density has no layers.")
         layer = Layer.of(model, data.some(2)[:-1])
-        wanted = MATRICES * len(layer.places) ** 2 * model.network.initial.element_size()
+        wanted = MATRICES * len(layer.places) ** 2 * NUMBER
         got = f"{len(layer.places):,} weights, {wanted / 2**30:.1f} GiB: use Laplace('kron', over='last')"
         require(wanted <= LIMIT, "net", "LastLayer", f"have a last layer that fits into {LIMIT / 2**30:.0f} GiB", got)
         prior_of(target, layer)

@@ -28,7 +28,7 @@ from priory.curvature import STRUCTURES, select
 from priory.curvature.evidence import scaled, tune
 from priory.errors import InputError, require, whole
 from priory.methods.base import Info, Options, Plan
-from priory.methods.held_out import HELD_ROWS, SETTLE_EVERY, fraction_held, learns, settled
+from priory.methods.held_out import HELD_ROWS, SETTLE_EVERY, fraction_held, learns, settled_at
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.model import Model
 from priory.penalties.proximal import Corner, corners
@@ -161,7 +161,9 @@ def settle(target: Target, state: State) -> None:
     """Move the likelihood's own parameters to where they predict the held-out rows best, with the weights fixed."""
     assert isinstance(target.model, Model)
     assert state.held is not None
-    state.w[..., target.model.learnt] = settled(target.model, state.w[None], state.held, state.buffers)
+    *inputs, targets = state.held
+    outputs = target.outputs(state.w.reshape(-1, target.size), tuple(inputs), state.buffers)
+    state.w[..., target.model.learnt] = settled_at(target.model, state.w[None], outputs, targets)
 
 
 def factors_of(target: Target, shape: torch.Size) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from priory.posteriors.latent import LatentPoint
 from priory.posteriors.masked import Masked
 from priory.posteriors.mixture import Mixture
 from priory.posteriors.point import Point
+from priory.posteriors.prior_function import PriorFunction
 from priory.posteriors.variational import Variational
 
 __all__ = [
@@ -29,5 +30,6 @@ __all__ = [
     "Mixture",
     "Point",
     "Posterior",
+    "PriorFunction",
     "Variational",
 ]
