@@ -70,3 +70,30 @@ def test_members_of_different_lengths_do_not_meet():
         step = scale[members]
         ends.append(method.follow(state, noise.flip(0)[members], step, (1.0 / step).ceil())[0])
     torch.testing.assert_close(ends[0], torch.cat(ends[1:]), rtol=1e-12, atol=1e-12)
+
+
+def test_what_a_chain_keeps_is_open_to_autograd():
+    target, data = Target(pr.Density(standard, {"w": Param((2,))}, batched=True), None), Data.of(None)
+    method, generator = HMC(chains=4, warmup=2), stream(0, "hmc")
+    state = method.init(target, method.plan(target, data, 2, 0), generator)
+    for _ in range(3):
+        state, _ = method.step(target, state, data, generator)
+    state, info = method.step(target, state, data, generator)
+    assert state.joint.recorded
+    kept = (state.w, state.value, state.gradient, info.draw, *state.statistics.values())
+    assert not any(t is not None and t.is_inference() for t in kept)
+
+
+def test_a_state_in_another_order_in_memory_moves_in_the_same_way():
+    """As one that comes from a checkpoint, in the usual order."""
+    target, data = Target(pr.Density(standard, {"w": Param((3,))}), None), Data.of(None)
+    method, ends = HMC(chains=5, warmup=6), []
+    for change in (False, True):
+        generator = stream(0, "hmc")
+        state = method.init(target, method.plan(target, data, 1, 0), generator)
+        for _ in range(4):
+            state, _ = method.step(target, state, data, generator)
+            if change:
+                state.w, state.gradient = state.w.contiguous(), state.gradient.contiguous()
+        ends.append((state.w, state.gradient, state.length.log))
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))

@@ -63,7 +63,7 @@ def test_a_density_with_distributions_is_recorded_and_agrees_with_autograd():
     expected, slope = one_by_one(target, w, ())
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient, slope, rtol=1e-12, atol=1e-12)
-    assert torch.equal(joint.gradient(w), gradient)
+    torch.testing.assert_close(joint.gradient(w), gradient, rtol=1e-12, atol=1e-12)
 
 
 def test_the_gradient_alone_needs_fewer_operations():
@@ -75,7 +75,7 @@ def test_the_gradient_alone_needs_fewer_operations():
 def test_what_no_chain_can_change_is_taken_out_of_the_graph():
     target, w = Target(schools(), None), randn(3, 10)
     graph = record(gradients(target, ()), w).graph
-    assert len([node for node in graph.nodes if node.op == "call_function"]) < 80  # of 154
+    assert len([node for node in graph.nodes if node.op == "call_function"]) < 60  # of 154
 
 
 @pytest.mark.parametrize("batched", [False, True])

@@ -83,6 +83,17 @@ def test_momenta_have_the_inverse_of_the_covariance_and_squares_measure_by_it(na
 
 
 @pytest.mark.parametrize("name", METRICS)
+def test_a_velocity_is_the_same_in_any_order_in_memory_and_keeps_it(name):
+    w = draws()[:, 0]
+    metric = METRICS[name].unit(w[0]).learnt(heard(w, name))
+    p = w[0]
+    columns = metric.velocity(p.mT.contiguous().mT)
+    torch.testing.assert_close(columns, metric.velocity(p), rtol=1e-12, atol=1e-12)
+    assert columns.mT.is_contiguous()
+    assert metric.velocity(p).is_contiguous()
+
+
+@pytest.mark.parametrize("name", METRICS)
 def test_a_coordinate_that_did_not_move_keeps_its_scale(name):
     w = draws().clone()
     w[..., 2] = 1.5

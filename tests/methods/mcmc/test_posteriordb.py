@@ -11,6 +11,7 @@ import importlib.util
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,8 +32,13 @@ posteriordb = sys.modules["posteriordb"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(posteriordb)
 
 FUNNEL = "eight_schools-eight_schools_centered"
-# a loop over time in the density, 26 coordinates, chains that must be many
-LONG = ("hmm_example-hmm_example", "garch-garch11", "diamonds-diamonds", "low_dim_gauss_mix-low_dim_gauss_mix")
+# a loop over time in the density, 26 coordinates, chains that must be many, chains that must be long
+LONG = ("hmm_example-hmm_example", "garch-garch11", "diamonds-diamonds", "low_dim_gauss_mix-low_dim_gauss_mix", FUNNEL)
+# Small steps, for the neck of the funnel, and short trajectories: beyond a length of 1 a transition brings tau hardly
+# any further. Its autocorrelation time is about 40 transitions, and R-hat is below 1.01 where half a chain is worth 50
+# independent draws: so few chains, and about ten thousand transitions of each. The smallest tau stay out of reach, and
+# its mean is a little too large, within the standard errors.
+IN_THE_NECK: dict[str, Any] = {"chains": 16, "warmup": 1000, "accept": 0.99}
 HIERARCHY = "eight_schools-eight_schools_noncentered"  # no normal fits it, so that it starts from its own starts
 SIGMAS = 4.0
 REFERENCE = (10, 1000)  # chains and draws
@@ -68,10 +74,7 @@ def is_the_reference(name: str, method: Sampler, draws: int, folder: Path) -> No
 
 
 def sized(name: str) -> object:
-    """A posterior's name, marked slow where its density is, and where the samplers don't reach the reference."""
-    if name == FUNNEL:
-        reason = "chains stay in the neck of the funnel: the R-hat of 64 chains of 1,000 draws by HMC is 1.05"
-        return pytest.param(name, marks=[pytest.mark.xfail(reason=reason), pytest.mark.slow])
+    """A posterior's name, marked slow where its density is."""
     return pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
 
 
@@ -79,6 +82,8 @@ def sized(name: str) -> object:
 def test_nuts_has_the_means_and_standard_deviations_of_the_reference(name: str, shared_data: Path) -> None:
     short = pr.NUTS(chains=32, max_depth=6, start=pr.Pathfinder())
     method, draws = (pr.NUTS(chains=64, max_depth=6), 400) if name == HIERARCHY else (short, 250)
+    if name == FUNNEL:
+        method, draws = pr.NUTS(**IN_THE_NECK, max_depth=5, thin=8), 1000
     is_the_reference(name, method, draws, shared_data)
 
 
@@ -86,4 +91,6 @@ def test_nuts_has_the_means_and_standard_deviations_of_the_reference(name: str, 
 def test_hmc_has_the_means_and_standard_deviations_of_the_reference(name: str, shared_data: Path) -> None:
     short = pr.HMC(chains=32, start=pr.Pathfinder())
     method, draws = (pr.HMC(chains=64), 500) if name == HIERARCHY else (short, 250)
+    if name == FUNNEL:
+        method, draws = pr.HMC(**IN_THE_NECK, trajectory=1.0, integrator="leapfrog", thin=10), 1000
     is_the_reference(name, method, draws, shared_data)

@@ -15,7 +15,7 @@ from priory.errors import DivergedError, InputError, PrioryWarning
 from priory.loop import make_target
 from priory.methods.mcmc import HMC, MALA, NUTS, RandomWalk
 from priory.methods.mcmc.metrics import METRICS, Dense, Diagonal, LowRank
-from priory.methods.mcmc.sampler import Sampler, State, number_of_chains, rescue
+from priory.methods.mcmc.sampler import Sampler, State, number_of_chains, rescue, warn_of_drift
 from priory.streams import stream
 from priory.target import Target
 from priory.testing import assert_covariance_close, assert_mean_close
@@ -254,23 +254,41 @@ def test_divergences_are_counted_and_located():
     assert int(posterior.statistics["divergent"].sum()) > 0
 
 
+def ridge(slope: float, curvature: float) -> pr.Density:
+    """Improper along a + b alone: in either coordinate, the other being fixed, it is a normal distribution."""
+    return density_of(
+        lambda p: slope * p["w"].sum(-1) - 0.5 * curvature * (p["w"][..., 0] - p["w"][..., 1]).square(), 2
+    )
+
+
 def test_a_flat_direction_is_named():
-    density = density_of(lambda p: -0.5 * p["w"][..., 0].square() + 0 * p["w"][..., 1], 2)
-    with pytest.warns(PrioryWarning, match=r"still spread.*'w\[1\]'.*improper"):
-        pr.fit(density, None, HMC(chains=32, warmup=40, metric="diagonal"), steps=120, progress=False)
+    with pytest.warns(PrioryWarning, match=r"still spread.*'w\[\d\]'.*improper"):
+        pr.fit(ridge(0.0, 1.0), None, HMC(chains=32, warmup=40, metric="diagonal"), steps=120, progress=False)
 
 
 def test_chains_that_move_together_are_named():
     """A random walk up a slope without an end: too slow to be stopped, and hardly wider at its end."""
-    density = density_of(lambda p: p["w"].sum(-1))
-    with pytest.warns(PrioryWarning, match=r"RandomWalk still move.*'w'.*improper"):
-        pr.fit(density, None, RandomWalk(chains=32, warmup=0), steps=200, progress=False)
+    with pytest.warns(PrioryWarning, match=r"RandomWalk still move.*'w\[\d\]'.*improper"):
+        pr.fit(ridge(4.0, 1.0), None, RandomWalk(chains=32, warmup=0), steps=200, progress=False)
 
 
-def test_chains_that_run_away_are_stopped():
-    density = density_of(lambda p: p["w"].sum(-1))
-    with pytest.raises(DivergedError, match=r"chains of HMC drift off: 'w' has reached .* improper"):
-        pr.fit(density, None, HMC(chains=4, warmup=100), steps=10, progress=False)
+def test_chains_that_move_from_where_they_began_by_chance_are_not_named():
+    """Slow, in equilibrium: each has a way to go, and together they have none."""
+    density = density_of(lambda p: -0.5 * p["w"].square().sum(-1), 4)
+    target, wave = Target(density, None), torch.linspace(-1, 1, 100, dtype=DOUBLE)
+    place, way = torch.randn(2, 64, 1, 4, generator=stream(6, "samplers"), dtype=DOUBLE)
+    slow = place + way * wave[:, None]
+    warn_of_drift(target, slow, "HMC")  # a warning is an error here
+    with pytest.warns(PrioryWarning, match="still move"):
+        warn_of_drift(target, slow + 2 * wave[:, None], "HMC")
+
+
+@pytest.mark.parametrize("method", [HMC(warmup=100), NUTS(warmup=100, max_depth=6), HMC(warmup=0), MALA()], ids=repr)
+def test_chains_that_run_away_are_stopped(method):
+    """Whether the warm-up has windows in which the metric grows, or the draws run away from it."""
+    method = type(method)(**{**vars(method), "chains": 32})
+    with pytest.raises(DivergedError, match=r"chains of \w+ drift off: 'w\[\d\]' has reached .* improper"):
+        pr.fit(ridge(1.0, 1e-6), None, method, steps=3000, progress=False)
 
 
 def test_a_density_without_a_value_at_any_start_is_refused_with_its_parameters():

@@ -1,6 +1,7 @@
 """Where chains begin: draws of the prior are its own, and what can't be followed is refused in a sentence."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.distributions import constraints as whole
 import priory as pr
 from priory import Param, constraints
 from priory.data import Data
-from priory.errors import InputError
+from priory.errors import DivergedError, InputError
 from priory.methods.mcmc import HMC, MALA, NUTS, RandomWalk
 from priory.methods.mcmc.starts import from_prior
 from priory.streams import stream
@@ -160,6 +161,120 @@ def test_a_random_walk_takes_a_density_of_steps():
 
 
 # A posterior without an end.
+
+SAMPLERS = [HMC, NUTS, MALA, RandomWalk]
+ENDLESS = {
+    "constant": (lambda w: 0 * w, constraints.real),
+    "slope": (lambda w: w, constraints.real),
+    "slope downwards": (lambda w: -w, constraints.real),
+    "square": (lambda w: w.square(), constraints.real),
+    "tail of |w|^-1/2": (lambda w: -0.5 * torch.log1p(w.abs()), constraints.real),
+    "tail of 1 / |w|": (lambda w: -0.5 * torch.log1p(w.square()), constraints.real),
+    "one tail": (lambda w: torch.where(w > 0, -0.5 * torch.log1p(w.abs()), -0.5 * w.square()), constraints.real),
+    "constant on a half-line": (lambda w: 0 * w, constraints.positive),
+    "1 / w on a half-line": (lambda w: -w.log(), constraints.positive),
+    "1 / (1 + w) on a half-line": (lambda w: -torch.log1p(w), constraints.positive),
+    "1 / w on an interval": (lambda w: -w.log(), constraints.unit_interval),
+}
+ENDING = {
+    "Cauchy": (lambda w: -torch.log1p(w.square()), constraints.real),
+    "Student-t of 2": (lambda w: -1.5 * torch.log1p(w.square() / 2), constraints.real),
+    "tail of |w|^-1.01": (lambda w: -1.01 * torch.log1p(w.abs()), constraints.real),
+    "Cauchy far from the starts": (lambda w: -torch.log1p((w - 1e6).square()), constraints.real),
+    "wide normal": (lambda w: -0.5 * (w / 1e6).square(), constraints.real),
+    "half-Cauchy": (lambda w: -torch.log1p(w.square()), constraints.positive),
+    "1 / (w log^2 w) on a half-line": (lambda w: -w.log() - torch.log1p(w.log().square()), constraints.positive),
+    "Gamma of 0.001": (lambda w: -0.999 * w.log() - 0.001 * w, constraints.positive),
+    "uniform": (lambda w: 0 * w, constraints.unit_interval),
+}
+
+
+def on_a_line(case: tuple[Any, Any], **options: Any) -> pr.Density:
+    log_prob, support = case
+    return pr.Density(lambda p: log_prob(p["w"]), {"w": Param((), support)}, batched=True, **options)
+
+
+@pytest.mark.parametrize("warmup", [None, 60])
+@pytest.mark.parametrize("method", SAMPLERS)
+@pytest.mark.parametrize("case", ENDLESS.values(), ids=ENDLESS.keys())
+def test_an_improper_posterior_is_refused_before_the_first_draw(case, method, warmup):
+    with pytest.raises(DivergedError, match=rf"that {method.__name__} is to draw from seems to be improper in 'w'"):
+        pr.fit(on_a_line(case), None, method(warmup=warmup), progress=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", ENDLESS.values(), ids=ENDLESS.keys())
+def test_an_improper_posterior_is_refused_in_either_type(case, dtype):
+    with pytest.raises(DivergedError, match="seems to be improper in 'w'"):
+        pr.fit(on_a_line(case, dtype=dtype), None, HMC(chains=1, warmup=0), steps=1, progress=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", ENDING.values(), ids=ENDING.keys())
+def test_a_proper_posterior_is_not_refused_however_heavy_its_tails(case, dtype):
+    target, data = Target(on_a_line(case, dtype=dtype), None), Data.of(None)
+    for sampler in (method(chains=32) for method in SAMPLERS):
+        sampler.init(target, sampler.plan(target, data, 1, 0), stream(0, "starts"))
+
+
+@pytest.mark.parametrize("method", [HMC(warmup=60), NUTS(warmup=60, max_depth=5), MALA(), RandomWalk()], ids=repr)
+@pytest.mark.parametrize("name", ["Cauchy", "Student-t of 2"])
+def test_heavy_tails_are_drawn_from(name, method):
+    """Half of a Cauchy is within 1 of its middle, and P(|t| < sqrt(2 / 3)) = 1 / 2 for two degrees of freedom.
+
+    The share of each of 64 chains is independent of the others; 8 comparisons at 5 standard errors, false alarms at
+    5e-6.
+    """
+    method = replace(method, chains=64)
+    posterior: Any = pr.fit(on_a_line(ENDING[name]), None, method, steps=100, progress=False)
+    half = {"Cauchy": 1.0, "Student-t of 2": math.sqrt(2 / 3)}[name]
+    assert_mean_close((posterior.w[..., 0].abs() < half).double().mean(1), 0.5)
+
+
+@pytest.mark.parametrize("chains", [1, 4, 64])
+def test_the_coordinate_without_an_end_is_named(chains):
+    """Whether there are more chains than coordinates or fewer."""
+    bound = torch.tensor([1, 1, 1, 1, 0, 1, 1])
+    density = pr.Density(
+        lambda p: -0.5 * (p["a"].square().sum(-1) + (bound * p["b"]).square().sum(-1)),
+        {"a": Param((3,)), "b": Param((7,))},
+        batched=True,
+    )
+    with pytest.raises(DivergedError, match=r"improper in 'b\[4\]': .* is -\d.* at 1e\+10 and -\d.* at 1e\+12\. Give"):
+        pr.fit(density, None, HMC(chains=chains, warmup=0), steps=1, progress=False)
+
+
+def test_a_scale_that_vanishes_without_a_prior_is_refused():
+    """In a hierarchy of standard normals z the data say nothing against a tau of zero, and 1 / tau is no prior."""
+    y = torch.tensor([1.0, -0.5, 2.0]).double()
+
+    def log_prob(p: dict[str, Tensor]) -> Tensor:
+        return -0.5 * (p["z"].square() + (y - p["tau"] * p["z"]).square()).sum() - p["tau"].log()
+
+    density = pr.Density(log_prob, {"z": Param((3,)), "tau": Param((), constraints.positive)})
+    with pytest.raises(DivergedError, match="improper in 'tau'"):
+        pr.fit(density, None, NUTS(chains=8, warmup=0), steps=1, progress=False)
+
+
+def test_a_tail_that_no_chain_would_find_is_not_refused():
+    """Rounding ends the fall of log(probability) at -708, so that it looks flat from there."""
+    density = pr.Density(
+        lambda p: (p["w"].sigmoid() + 1e-300).log() + ((-p["w"]).sigmoid() + 1e-300).log(), {"w": Param()}, batched=True
+    )
+    posterior: Any = pr.fit(density, None, HMC(chains=32, warmup=60), steps=50, progress=False)
+    assert_mean_close(posterior.w.mean(1), 0.0)  # of the logistic distribution; one comparison, false alarms at 6e-7
+
+
+def test_a_density_that_fails_far_out_is_left_to_the_chains():
+    """A matrix that is positive definite for |w| < 1e9 and has no Cholesky factor beyond."""
+
+    def log_prob(p: dict[str, Tensor]) -> Tensor:
+        one = torch.ones_like(p["w"])
+        matrix = torch.stack([torch.stack([one, p["w"] / 1e9], -1), torch.stack([p["w"] / 1e9, one], -1)], -2)
+        return torch.linalg.cholesky(matrix)[..., 0, 0] - 0.5 * p["w"].square()
+
+    density = pr.Density(log_prob, {"w": Param()}, batched=True)
+    pr.fit(density, None, HMC(chains=4, warmup=0), steps=1, progress=False)
 
 
 @pytest.mark.parametrize(("value", "got"), [(math.nan, "nan"), (-math.inf, "-inf")])

@@ -61,13 +61,15 @@ class HMC(Sampler):
         return len(INTEGRATORS[self.integrator][1])
 
     def transition(self, state: State, generator: torch.Generator) -> Move:
+        order = state.joint.order  # in which what comes from a checkpoint may not be
+        state.w, state.gradient = order(state.w), order(state.gradient)
         # a member without a density, whose steps shrink to none, goes nowhere
         length = ((1 - JITTER * halton(state.step + 1)) * self.furthest(state)).nan_to_num(nan=0.0)
         steps = (length / state.step_size.log.exp()).nan_to_num(nan=1.0).round().clamp(1, self.longest)  # (*B,)
         if steps.ndim:  # nor do the others wait for it
             steps = torch.where(torch.isfinite(state.value + state.w.sum(-1)).any(-1), steps, 1.0)
         step = length / steps
-        p = state.metric.momentum(normal(state.w, generator))
+        p = order(state.metric.momentum(normal(state.w, generator)))
         before = kinetic(state.metric, p) - state.value
         w, p, value, gradient = self.follow(state, p, step, steps)
         after = kinetic(state.metric, p) - value

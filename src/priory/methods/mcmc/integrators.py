@@ -31,7 +31,14 @@ INTEGRATORS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 
 def integrate(
-    integrator: str, joint: Joint, metric: Metric, w: Tensor, p: Tensor, gradient: Tensor, step: Tensor, count: int = 1
+    integrator: str,
+    joint: Joint,
+    metric: Metric,
+    w: Tensor,
+    p: Tensor,
+    gradient: Tensor,
+    step: Tensor,
+    count: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Some steps: position, momentum, log p and its gradient after them; `step` (*B, 1 or K, 1), may be negative.
 
@@ -39,13 +46,15 @@ def integrate(
     """
     kicks, drifts = INTEGRATORS[integrator]
     inner = [*kicks[1:-1], kicks[-1] + kicks[0]] * count  # the last of them is replaced by the last kick
-    p = torch.addcmul(p, gradient, step, value=kicks[0])
-    for kick, drift in zip(inner[:-1], (drifts * count)[:-1], strict=True):
-        w = torch.addcmul(w, metric.velocity(p), step, value=drift)
-        p = torch.addcmul(p, joint.gradient(w), step, value=kick)
-    w = torch.addcmul(w, metric.velocity(p), step, value=drifts[-1])
-    value, gradient = joint(w)
-    return w, torch.addcmul(p, gradient, step, value=kicks[-1]), value, gradient
+    with torch.inference_mode(joint.recorded):  # an operation takes a sixth less time where autograd need not look on
+        by = {part: part * step for part in {*inner, *kicks, *drifts}}
+        p = torch.addcmul(p, gradient, by[kicks[0]])
+        for kick, drift in zip(inner[:-1], (drifts * count)[:-1], strict=True):
+            w = torch.addcmul(w, metric.velocity(p), by[drift])
+            p = torch.addcmul(p, joint.gradient(w), by[kick])
+        w = torch.addcmul(w, metric.velocity(p), by[drifts[-1]])
+        value, gradient = joint(w)
+        return w, torch.addcmul(p, gradient, by[kicks[-1]]), value, gradient
 
 
 def kinetic(metric: Metric, p: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class MALA(Sampler):
     accept: float = 0.574
 
     draws: ClassVar[int] = 2000
-    patience: ClassVar[int] = 1000
+    patience: ClassVar[tuple[int, int, int]] = (3000, 1000, 1000)
 
     def transition(self, state: State, generator: torch.Generator) -> Move:
         metric: Metric = state.metric

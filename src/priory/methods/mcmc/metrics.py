@@ -78,7 +78,7 @@ class Dense:
         return Dense(torch.where(lost, diagonal, covariance), torch.where(lost, diagonal.sqrt(), factor))
 
     def velocity(self, p: Tensor) -> Tensor:
-        return p @ self.covariance
+        return product(p, self.covariance)
 
     def momentum(self, noise: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(self.factor, noise, upper=False, left=False)
@@ -129,7 +129,7 @@ class LowRank:
 
     def _stretched(self, x: Tensor, by: Tensor) -> Tensor:
         """(I + Q diag(by) Q') x."""
-        return x + ((x @ self.basis) * by) @ self.basis.mT
+        return x + product(product(x, self.basis) * by, self.basis.mT)
 
 
 Metric = Diagonal | Dense | LowRank
@@ -138,6 +138,11 @@ METRICS: dict[str, type[Diagonal] | type[Dense] | type[LowRank]] = {
     "dense": Dense,
     "low_rank": LowRank,
 }
+
+
+def product(x: Tensor, matrix: Tensor) -> Tensor:
+    """x @ matrix, in the order of x in memory."""
+    return x @ matrix if x.is_contiguous() else (matrix.mT @ x.mT).mT
 
 
 def spread(moments: Moments, before: Tensor) -> Tensor:

@@ -12,8 +12,11 @@ new half progressively, and between the old half and the new with a bias towards
 
 There is no recursion. All chains double together, so that the number of a point in its half says which subtrees it
 ends, and for these it is enough to remember one point a level (Phan, Pradhan and Jankowiak 2019; Lao and Dillon 2019):
-at an even point its momentum, the one before it, and the sum up to it. A chain that has stopped is masked; a transition
-takes as long as the longest of its chains.
+at an even point its momentum, the one before it, and the sum up to it. A chain that has stopped is masked.
+
+A transition takes as long as the longest of its chains, and in a heavy tail a single one may need a thousand steps. So
+when no more than one chain in WAITED is left, it stops with its trajectory as it is. The draws stay exact: from
+whichever point of its trajectory each chain begins, the same chains are left after each doubling.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 EARLY, SHALLOW = 10, 5  # the depth is capped in the first tenth of the warm-up, when scales are not known
 LOOK = 4  # points between two looks at whether any chain goes on
+WAITED = 32  # a chain in so many is not waited for
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ def walk(state: State, p: Tensor, deepest: int, noise: torch.Generator) -> Tree:
     for depth in range(deepest):
         coins = torch.rand(2, *energy.shape, generator=noise, dtype=energy.dtype, device=energy.device)
         double(tree, state, depth, coins[0] < 0.5, coins[1], noise)
+        tree.active = tree.active & (tree.active.sum(-1, keepdim=True) > energy.shape[-1] // WAITED)
         if not bool(tree.active.any()):
             break
     return tree

@@ -36,7 +36,7 @@ class RandomWalk(Sampler):
     accept: float = 0.234
 
     draws: ClassVar[int] = 4000
-    patience: ClassVar[int] = 1000
+    patience: ClassVar[tuple[int, int, int]] = (3000, 1000, 1000)
     slopes: ClassVar[bool] = False
 
     def transition(self, state: State, generator: torch.Generator) -> Move:

@@ -19,11 +19,12 @@ from torch import Tensor
 from priory.density import Density
 from priory.errors import DivergedError, PrioryWarning, require, whole
 from priory.methods.base import Info, Options, Plan
+from priory.methods.flatness import name_of
 from priory.methods.mcmc.adaptation import Length, Moments, StepSize, first_step, windows
 from priory.methods.mcmc.integrators import integrate, kinetic
 from priory.methods.mcmc.joint import log_joint
 from priory.methods.mcmc.metrics import METRICS, Metric
-from priory.methods.mcmc.starts import begin, from_prior, learnt_from, refuse_discrete, replaced
+from priory.methods.mcmc.starts import begin, from_prior, learnt_from, refuse_discrete, refuse_improper, replaced
 from priory.posteriors.chains import Chains
 
 if TYPE_CHECKING:
@@ -38,11 +39,12 @@ DIVERGED = 1000.0  # nats of energy that no accurate trajectory gains
 FAR = 1e10  # free coordinates from which a posterior is taken to have no end
 MOST, FEWEST = 256, 4  # chains
 MANY = 16  # chains from which a short warm-up teaches enough, and a full covariance
+CROWD = 128  # chains from which a still shorter one does
 SMALL = 128  # coordinates up to which a full covariance is learnt
 WORK = 1 << 24  # rows or draws x coordinates x chains that there is room for
 SPREADING, ENOUGH = 2.0, 20  # how much wider the draws may end than they began, and how many tell
-MOVING = 2.0  # widths of their middle half by which draws may move, ten standard errors of 32 independent chains
-RESCUE_EVERY = 10  # transitions of the first window
+MOVING, SURE = 0.5, 6.0  # widths of their middle half by which draws may move, and standard errors beyond doubt
+LOOK_EVERY = 10  # transitions between two looks at chains that are lost or drift off
 BEHIND = (20.0, 5.0)  # nats below the middle chain, and as many more a coordinate, at which a chain is lost
 
 
@@ -89,10 +91,9 @@ class Sampler(Options):
     size is tuned to. `metric` is "diagonal", "dense" or "low_rank"; if it is not given, dense where many chains teach
     it and there are few coordinates, and diagonal otherwise. Chains start where the model does; `start="prior"` starts
     them at draws of a model's prior, `start=Pathfinder()` at its draws, and a posterior at its own. `compile` puts the
-    log density through torch's compiler, which takes 10 to 60 seconds and a C++ compiler; with many chains of a small
-    density, draws then come about 1.5 times as fast. Sampling ends before `steps` draws where the least bulk effective
-    sample size of a coordinate reaches `until_ess`. `store` names a folder for the draws, where memory is too small for
-    them.
+    log density through torch's compiler, which takes 10 to 60 seconds and a C++ compiler, and about halves the time of
+    a gradient of a small density. Sampling ends before `steps` draws where the least bulk effective sample size of a
+    coordinate reaches `until_ess`. `store` names a folder for the draws, where memory is too small for them.
     """
 
     chains: int | None = None
@@ -109,7 +110,7 @@ class Sampler(Options):
     draws: ClassVar[int] = 500
     reads_start: ClassVar[bool] = True  # by name
     slopes: ClassVar[bool] = True  # whether it follows the gradient
-    patience: ClassVar[int] = 300  # steps of warm-up, and three times as many where there are few chains
+    patience: ClassVar[tuple[int, int, int]] = (900, 300, 200)  # steps of warm-up of few chains, many, and a crowd
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -134,7 +135,8 @@ class Sampler(Options):
     def _warmup(self, target: Target) -> int:
         if self.warmup is not None:
             return int(self.warmup)
-        return self.patience if self._chains(target) >= MANY else 3 * self.patience
+        chains = self._chains(target)
+        return self.patience[(chains >= MANY) + (chains >= CROWD)]
 
     def _chains(self, target: Target) -> int:
         return int(self.chains or number_of_chains(target))
@@ -161,6 +163,7 @@ class Sampler(Options):
         w, value, gradient = begin(joint, w, target, name)
         if self.slopes and isinstance(target.model, Density):
             refuse_discrete(target.model, joint, w, value, gradient, name)
+        refuse_improper(target, joint, w, value, name)
         warmup = self._warmup(target)
         few = lead[-1] >= MANY and w.shape[-1] <= SMALL
         metric = METRICS[self.metric or ("dense" if few else "diagonal")]
@@ -220,6 +223,8 @@ class Sampler(Options):
             self.adapt(target, state, move, accepted, generator)
         kept, rest = divmod(state.step - state.warmup, self.thin)
         state.step += 1
+        if state.step % LOOK_EVERY == 0:
+            refuse_drift(target, state.w, type(self).__name__)
         if state.step <= state.warmup or rest != self.thin - 1:
             return state, Info(metrics)
         write(state.statistics, move, kept)
@@ -232,12 +237,11 @@ class Sampler(Options):
             step = state.step_size.log.exp()
             state.length.hear(move.slope, step / 2, self.longest * step)
         ends, now = windows(state.warmup), state.step + 1
-        if ends and now < ends[0] and now % RESCUE_EVERY == 0:
+        if ends and now < ends[0] and now % LOOK_EVERY == 0:
             rescue(state)
         if ends and ends[0] // 2 < now <= ends[-1]:
             state.moments.hear(state.w)
         if now in ends:
-            refuse_drift(target, state.w, type(self).__name__)
             state.metric, state.scaled = state.metric.learnt(state.moments), True
             self.restart(state, generator)
             state.moments = Moments.none(state.w, type(state.metric).__name__)
@@ -260,7 +264,7 @@ class Sampler(Options):
         planned = state.warmup + self.thin * next(iter(state.statistics.values())).shape[-1]
         if state.step >= planned or self.until_ess is not None:
             warn_of_drift(target, w, type(self).__name__)
-            warn_of_divergences(target, w, statistics["divergent"], type(self).__name__)
+            warn_of_divergences(target, w, statistics["divergent"], type(self).__name__, self.accept)
         return Chains(target, w, state.buffers, statistics)
 
 
@@ -338,7 +342,7 @@ def metropolis(
 
 def blank_statistics(value: Tensor, kept: int, trees: bool) -> dict[str, Tensor]:
     """Room for a number a draw, (*B, K, S)."""
-    room = value.new_zeros(*value.shape, kept)
+    room = value.new_zeros(*value.shape[:-1], kept, value.shape[-1]).mT  # all chains of a draw are one piece
     found = {"energy": room, "acceptance": room.clone(), "divergent": room.bool(), "steps": room.int()}
     return {**found, "tree_depth": room.int()} if trees else found
 
@@ -366,13 +370,19 @@ def refuse_drift(target: Target, w: Tensor, owner: str) -> None:
 
 
 def warn_of_drift(target: Target, w: Tensor, owner: str) -> None:
-    """Say when draws (K, S, P) still spread or move: from a first fifth to a last, in width or in place."""
+    """Say when draws (K, S, P) still spread or move: from a first fifth to a last, in width or in place.
+
+    The way of each chain is independent of the others', so that the mean way has a standard error.
+    """
     fifth = w.shape[1] // 5
     if w.shape[0] < 2 * MANY or fifth < ENOUGH:
         return
     early, late = (quartiles(some.flatten(0, 1)) for some in (w[:, :fifth], w[:, -fifth:]))
     before, after = ((q[2] - q[0]).clamp(min=torch.finfo(w.dtype).tiny) for q in (early, late))
-    growth, way = (after / before).nan_to_num(nan=1.0), ((late[1] - early[1]).abs() / after).nan_to_num(nan=0.0)
+    growth = (after / before).nan_to_num(nan=1.0)
+    ways = w[:, -fifth:].mean(1) - w[:, :fifth].mean(1)  # (K, P)
+    sure = ways.mean(0).abs() > SURE * ways.std(0) / math.sqrt(len(ways))
+    way = torch.where(sure, (late[1] - early[1]).abs() / after, 0.0)
     if float(growth.max()) >= SPREADING:
         what, place, size = "spread", int(growth.argmax()), f"{float(growth.max()):.1f} times as wide as they began"
     elif float(way.max()) >= MOVING:
@@ -389,17 +399,11 @@ def warn_of_drift(target: Target, w: Tensor, owner: str) -> None:
 
 def quartiles(w: Tensor) -> Tensor:
     """The quartiles of draws (n, P), which long tails don't move: (3, P)."""
-    ordered = w.sort(0).values
-    return ordered[[len(w) // 4, len(w) // 2, 3 * len(w) // 4]]
+    ordered = w.mT.contiguous().sort(-1).values
+    return ordered[:, [len(w) // 4, len(w) // 2, 3 * len(w) // 4]].mT
 
 
-def name_of(target: Target, place: int) -> str:
-    """The parameter that a coordinate belongs to, with its entry where there are several."""
-    block = next(b for b in target.model.layout.blocks if b.start <= place < b.stop)
-    return block.name + (f"[{place - block.start}]" if block.stop - block.start > 1 else "")
-
-
-def warn_of_divergences(target: Target, w: Tensor, divergent: Tensor, owner: str) -> None:
+def warn_of_divergences(target: Target, w: Tensor, divergent: Tensor, owner: str, accept: float) -> None:
     """Say how many transitions diverged, and what is special about the draws (K, S, P) where they did."""
     count = int(divergent.sum())
     if count == 0:
@@ -413,7 +417,8 @@ def warn_of_divergences(target: Target, w: Tensor, divergent: Tensor, owner: str
     warnings.warn(
         f"{count} of the {divergent.numel():,} transitions of {owner} diverged, most where '{name_of(target, place)}' "
         f"is {side}, {abs(float(off[place])):.1f} standard deviations from its mean: what is drawn there can't be "
-        "trusted. Write the model so that its parameters are less dependent, or raise 'accept'.",
+        "trusted. Write the model so that its parameters are less dependent, or raise 'accept', which is "
+        f"{accept:g}, with fewer chains that are longer.",
         PrioryWarning,
         stacklevel=5,
     )

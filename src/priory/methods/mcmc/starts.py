@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from priory.density import Density
-from priory.errors import InputError, require
+from priory.errors import DivergedError, InputError, require
+from priory.methods.flatness import name_of
 from priory.methods.mcmc.adaptation import Moments
 from priory.model import Model
 from priory.priors.base import flattens
@@ -24,7 +25,7 @@ from priory.target import summed
 if TYPE_CHECKING:
     from torch.distributions import Distribution
 
-    from priory.flat import Block
+    from priory.flat import Block, Layout
     from priory.methods.mcmc.joint import Joint
     from priory.posteriors import Posterior
     from priory.target import Target
@@ -34,6 +35,10 @@ STARTS = 256  # draws of a posterior that chains start from, whose covariance is
 TEACHING = 16  # with the coordinates, half of the different draws without which there is no such metric
 WHOLE = {"Integer": "whole numbers", "Boolean": "zero and one", "OneHot": "one-hot vectors", "Multinomial": "counts"}
 FLAT = 1e-10  # of a gradient that is none, beside what rounding leaves of it
+ASKED = 128  # coordinates up to which each is asked whether the posterior has an end in it
+LINE = (1e10, 1e12)  # distances on the line: no posterior with an end is so wide
+BARE = 1e-3  # nats of a fall that are but rounding
+UNSEEN = 10.0  # nats below the best start at which a tail is so small that no chain finds it
 
 
 def from_prior(target: Target, shape: torch.Size, generator: torch.Generator, owner: str) -> Tensor:
@@ -178,3 +183,61 @@ def refuse_discrete(density: Density, joint: Joint, w: Tensor, value: Tensor, gr
                 f"The parameters of {owner} must be continuous. Got '{block.name}' instead, with which the density "
                 "changes though it has no slope in it, as if it were rounded: sum it out of the density."
             )
+
+
+def refuse_improper(target: Target, joint: Joint, w: Tensor, value: Tensor, owner: str) -> None:
+    """Refuse a posterior that has no end in one coordinate, the others being where a chain w (*B, K, P) starts.
+
+    If the integral over one coordinate is infinite wherever the others are in some volume, so is that over all. Over a
+    line it is infinite if log p falls no faster than -log |w|. Each chain is asked about another coordinate. What is
+    improper across coordinates alone is left to the chains, which will be seen to drift off.
+    """
+    size, chains, alive = w.shape[-1], value.numel(), torch.isfinite(value)
+    if size > ASKED or not bool(alive.any()):
+        return
+    near, far, least = tails(target.model.layout, w)
+    best = value[alive].max()
+    for turn in range(-(-size // chains)):
+        place = (torch.arange(chains, device=w.device).view(value.shape) + turn * chains) % size
+        for sign in (1, -1):
+            there = along(joint, w, place, sign * near)
+            seen = there + near[place].log() > best - UNSEEN
+            if not bool(seen.any()):
+                continue
+            beyond = along(joint, w, place, sign * far)
+            endless = seen & torch.isfinite(beyond) & (there - beyond <= least[place])
+            if bool(endless.any()):
+                at, first, second = (float(x[endless][0]) for x in (place, there, beyond))
+                raise DivergedError(
+                    f"The posterior that {owner} is to draw from seems to be improper in "
+                    f"'{name_of(target, int(at))}': in free coordinates its log density is {first:.4g} at "
+                    f"{sign * float(near[int(at)]):.0e} and {second:.4g} at {sign * float(far[int(at)]):.0e}. Give it "
+                    "a prior, or a narrower one."
+                )
+
+
+def tails(layout: Layout, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Two distances for each coordinate and the least fall of log p between them where there is an end, (P,) each.
+
+    A parameter that is exp or a sigmoid of its coordinate is asked about where its square is still a number, and may
+    not stay as it is there. Coordinates that are mapped together are not asked about, at no distance.
+    """
+    near, far, least = (w.new_zeros(w.shape[-1]) for _ in range(3))
+    limit = math.log(torch.finfo(w.dtype).max)
+    for block in layout.blocks:
+        here = slice(block.start, block.stop)
+        if block.bijector.identity:
+            near[here], far[here] = LINE
+            least[here] = math.log(LINE[1] / LINE[0]) + BARE
+        elif block.bijector.elementwise:
+            near[here], far[here], least[here] = limit / 4, limit / 2, BARE
+    return near, far, least
+
+
+def along(joint: Joint, w: Tensor, place: Tensor, distance: Tensor) -> Tensor:
+    """log p (*B, K) where one coordinate of each chain, its `place` (*B, K), is so far away (P,); NaN if it fails."""
+    step = torch.zeros_like(w).scatter(-1, place[..., None], distance[place][..., None])
+    try:
+        return joint(w + step)[0]
+    except RuntimeError:  # a matrix without a factor
+        return torch.full_like(w[..., 0], math.nan)

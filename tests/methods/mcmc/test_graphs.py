@@ -1,0 +1,189 @@
+"""A graph that was made smaller gives the same numbers, and the same infinities, as what was recorded."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import HalfCauchy, Normal
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import softplus
+
+import priory as pr
+from priory import Param, constraints
+from priory.data import Data
+from priory.methods.mcmc.graphs import function, tidy
+from priory.methods.mcmc.joint import by_coordinate, by_vector, log_joint
+from priory.streams import stream
+from priory.target import Target
+
+DOUBLE = torch.float64
+ODD = [0.0, -0.0, 1.0, -2.5, 700.0, -800.0, 1e200, -1e200, 1e-200, math.inf, -math.inf, math.nan]
+ROW = torch.tensor([0.5, 2.0, -3.0, 4.0], dtype=DOUBLE)
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=stream(0, "graphs"), dtype=DOUBLE)
+
+
+def odd(columns: int) -> Tensor:
+    """Every special number beside every other, and beside ordinary ones, (n, columns)."""
+    values = torch.tensor(ODD, dtype=DOUBLE)
+    pairs = torch.cartesian_prod(values, values)
+    return torch.cat([pairs.repeat(1, columns)[:, :columns], randn(8, columns)])
+
+
+def operations(module: GraphModule) -> int:
+    return sum(node.op == "call_function" for node in module.graph.nodes)
+
+
+def slices_of_a_gradient(w: Tensor) -> Tensor:
+    """What the gradient of a vector that is read in slices is made of: zeros around each, added up."""
+    back, sizes = torch.ops.aten.slice_backward.default, list(w.shape)
+    pieces = back(w[:, 1:3] * w[:, :2], sizes, 1, 1, 3, 1) + back(w[:, :1].exp(), sizes, 1, 0, 1, 1)
+    return pieces + torch.zeros_like(w).index_fill(1, torch.tensor([1]), 1.0)
+
+
+CASES: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {  # with the operations that are left of them
+    "factors": (lambda w: -((w * 2.0) * ROW / 4.0) * ROW, 1),
+    "factors inside": (lambda w: (w * 2.0) * (w[:, :1] * 3.0) / (w.exp() * 4.0) * 5.0, 5),
+    "a factor for two uses": (lambda w: (w * 2.0).exp() + (w * 2.0).sin(), 4),
+    "terms": (lambda w: ((w + 1.0) - ROW) + 5.0, 1),
+    "terms that cancel": (lambda w: (w + 1.0) - 1.0, 2),
+    "powers and ones": (lambda w: (w**1 * 1.0 + 0.0) ** 2, 1),
+    "large factors": (lambda w: (w * 1e200) * 1e-200, 2),
+    "small factors": (lambda w: (w * 1e-200) / 1e-200, 2),
+    "no factor": (lambda w: (w * 0.0) * 2.0, 2),
+    "an infinite factor": (lambda w: (w * math.inf) * 2.0, 2),
+    "wider than it was": (lambda w: w[:, :1] * ROW * 2.0, 3),
+    "a choice": (lambda w: -torch.where(w > 0, ROW, 2 * ROW) * 3.0, 2),
+    "a choice of one": (lambda w: -torch.where(w > 0, w, 2 * ROW) * 3.0, 3),
+    "changes of shape": (lambda w: w[:, 1:2].squeeze(1).unsqueeze(1).sum(1) * w[:, 2], 3),
+    "twice the same": (lambda w: w.exp() * w.exp() + w.exp(), 3),
+    "twice a product": (lambda w: (w * w) + (w * w), 2),
+    "a column and a row": (lambda w: torch.bmm(w[:, :, None], w[:, None, :]), 3),
+    "two transpositions": (lambda w: w[:, :, None].transpose(1, 2).transpose(1, 2) * w[:, None, :], 3),
+    "a product added": (lambda w: w + w * w.exp() - w * ROW, 5),
+    "slices": (slices_of_a_gradient, 7),
+    "other types": (lambda w: ((w.float() / 3.0) * 2.0).double() * w, 4),
+    "bounds": (lambda w: w.clamp(min=0.5) * (w >= 1.0) + w.exp().clamp(max=3.0), 6),
+}
+
+
+@pytest.mark.parametrize("order", [by_coordinate, by_vector])
+@pytest.mark.parametrize("case", CASES)
+def test_every_number_is_as_it_was_and_so_is_every_infinity(case, order):
+    given, left = CASES[case]
+    w = order(odd(4))
+    module = make_fx(given)(w)
+    tidy(module)
+    assert operations(module) == left
+    found, expected = function(module, w)(w), given(w)
+    close = 1e-6 if case == "other types" else 1e-12
+    torch.testing.assert_close(found, expected, rtol=close, atol=close, equal_nan=True)
+    torch.testing.assert_close(module(w), expected, rtol=close, atol=close, equal_nan=True)  # what a compiler is given
+
+
+def test_slices_that_overlap_are_added_up():
+    def overlapping(w: Tensor) -> Tensor:
+        back = torch.ops.aten.slice_backward.default
+        return back(w[:, :3], [5, 4], 1, 0, 3, 1) + back(w[:, 1:], [5, 4], 1, 1, 4, 1)
+
+    w = randn(5, 4)
+    module = make_fx(overlapping)(w)
+    tidy(module)
+    torch.testing.assert_close(function(module, w)(w), overlapping(w), rtol=0, atol=0)
+
+
+def test_what_nothing_reads_of_a_vector_has_no_gradient_between_slices():
+    def gaps(w: Tensor) -> Tensor:
+        back = torch.ops.aten.slice_backward.default
+        return back(w[:, 1:2], [5, 6], 1, 1, 2, 1) + back(w[:, 3:5], [5, 6], 1, 3, 5, 1) + w
+
+    w = randn(5, 6)
+    module = make_fx(gaps)(w)
+    tidy(module)
+    for order in (by_coordinate, by_vector):
+        torch.testing.assert_close(function(module, order(w))(order(w)), gaps(w), rtol=0, atol=0)
+
+
+# Densities, against autograd one vector at a time.
+
+X, Y = randn(30, 3), (randn(30) > 0).double()
+
+
+def schools(p: dict[str, Tensor]) -> Tensor:
+    tau = HalfCauchy(torch.tensor(5.0, dtype=DOUBLE)).log_prob(p["tau"])
+    prior = Normal(0.0, 5.0).log_prob(p["mu"]) + tau + Normal(0.0, 1.0).log_prob(p["z"]).sum(-1)
+    effects = p["mu"][..., None] + p["tau"][..., None] * p["z"]
+    return prior + Normal(effects, torch.tensor([15.0, 10.0, 16.0], dtype=DOUBLE)).log_prob(Y[:3]).sum(-1)
+
+
+def regression(p: dict[str, Tensor]) -> Tensor:
+    z = p["beta"] @ X.T + p["a"][..., None]
+    noise = -p["s"] - 2 * p["s"].log()
+    return noise - 0.5 * (p["beta"] / p["s"][..., None]).square().sum(-1) + (Y * z - softplus(z)).sum(-1)
+
+
+def half_empty(p: dict[str, Tensor]) -> Tensor:
+    """No density for x below -1/2, no number for y below zero."""
+    inside = torch.where(p["x"] > -0.5, -0.5 * p["x"].square(), -torch.inf)
+    return inside + p["y"].log() - p["y"] + (p["x"] + p["x"]) * 0.25
+
+
+def matrices(p: dict[str, Tensor]) -> Tensor:
+    product = p["m"] @ p["m"].mT + torch.eye(2, dtype=DOUBLE)
+    return -0.5 * product.diagonal(dim1=-2, dim2=-1).sum(-1) - product.logdet() - (p["v"] - 1).abs().sum(-1) / 3.0
+
+
+positive = constraints.positive
+DENSITIES = {
+    "schools": (schools, {"mu": Param(), "tau": Param((), positive), "z": Param((3,))}),
+    "regression": (regression, {"beta": Param((3,)), "a": Param(), "s": Param((), positive)}),
+    "half empty": (half_empty, {"x": Param(), "unread": Param((2,)), "y": Param()}),
+    "matrices": (matrices, {"m": Param((2, 2)), "v": Param((3,))}),
+    "bounded": (lambda p: 2 * p["p"].log() + 3 * torch.log1p(-p["p"]), {"p": Param((), constraints.unit_interval)}),
+}
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (2, 5)])
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("name", DENSITIES)
+def test_a_density_and_its_gradient_are_those_of_autograd(name, batched, shape):
+    given, params = DENSITIES[name]
+    target = Target(pr.Density(given, params, batched=batched), None)
+    w = 1.5 * randn(*shape, target.size)
+    joint = log_joint(target, Data.of(None), w)
+    assert joint.recorded
+    found, slope = joint(w)
+    for i, one in enumerate(w.reshape(-1, target.size)):
+        leaf = one.clone().requires_grad_()
+        value = given(target.model.layout.constrain(leaf)) + target.model.layout.log_det(leaf)
+        (gradient,) = torch.autograd.grad(value, leaf, materialize_grads=True)
+        close = {"rtol": 1e-10, "atol": 1e-10, "equal_nan": True}
+        torch.testing.assert_close(found.flatten()[i], value.detach(), **close)
+        torch.testing.assert_close(slope.reshape(-1, target.size)[i], gradient, **close)
+        torch.testing.assert_close(joint.gradient(w).reshape(-1, target.size)[i], gradient, **close)
+
+
+def test_the_order_in_memory_of_what_is_given_changes_nothing():
+    given, params = DENSITIES["schools"]
+    target, w = Target(pr.Density(given, params), None), randn(6, 5)
+    joint = log_joint(target, Data.of(None), w)
+    for a, b in zip(joint(by_vector(w)), joint(by_coordinate(w)), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(joint.gradient(by_vector(w)), joint.gradient(by_coordinate(w)))
+    assert joint.order(w).mT.is_contiguous()
+
+
+def test_a_function_that_needs_its_vectors_in_one_piece_is_given_them_so():
+    def viewed(p: dict[str, Tensor]) -> Tensor:
+        return -0.5 * p["w"].view(-1).square().reshape(p["w"].shape).sum(-1)
+
+    target, w = Target(pr.Density(viewed, {"w": Param((3,))}, batched=True), None), randn(5, 3)
+    joint = log_joint(target, Data.of(None), w)
+    assert joint.recorded
+    assert joint.order(w).is_contiguous()
+    torch.testing.assert_close(joint.gradient(w), -w, rtol=1e-12, atol=1e-12)
