@@ -14,14 +14,13 @@ last column is the difference in NLL to the first row, image by image.
 from __future__ import annotations
 
 import argparse
-import gzip
-import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from _images import read
 from torch import Tensor, nn
 
 import priory as pr
@@ -45,13 +44,8 @@ class Images:
 
 
 def load(folder: Path, name: str) -> Images:
-    with gzip.open(folder / f"{name}-images-idx3-ubyte.gz") as file:
-        _, n, height, width = struct.unpack(">4I", file.read(16))
-        x = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).view(n, 1, height, width)
-    with gzip.open(folder / f"{name}-labels-idx1-ubyte.gz") as file:
-        file.read(8)
-        y = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).long()
-    return Images((x.float() / 255 - 0.2860) / 0.3530, y)
+    pixels, labels = read(folder, name)
+    return Images((pixels[:, None] - 0.2860) / 0.3530, labels)
 
 
 def lenet() -> nn.Module:

@@ -18,8 +18,6 @@ forward passes.
 from __future__ import annotations
 
 import argparse
-import gzip
-import struct
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -27,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from _images import auroc, mlp, read
+from torch import Tensor
 
 import priory as pr
 
@@ -55,11 +54,7 @@ class Scores:
     @property
     def auroc(self) -> float:
         """The chance that an image from inside has the higher confidence, ties counting half."""
-        order = torch.cat([self.inside, self.outside]).double()
-        _, place, counts = order.unique(return_inverse=True, return_counts=True)
-        ranks = (counts.cumsum(0) - 0.5 * (counts - 1).double())[place]  # from 1, the mean of equal ones
-        n, m = len(self.inside), len(self.outside)
-        return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
+        return auroc(self.outside, self.inside)
 
     def line(self, first: Scores) -> str:
         gap, root = 100 * (self.right - first.right), len(self.right) ** 0.5
@@ -71,18 +66,8 @@ class Scores:
 
 def images(folder: Path, name: str) -> tuple[Tensor, Tensor]:
     """Images as rows of 784 numbers, and their labels."""
-    with gzip.open(folder / f"{name}-images-idx3-ubyte.gz") as file:
-        _, n, height, width = struct.unpack(">4I", file.read(16))
-        x = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).view(n, height * width)
-    with gzip.open(folder / f"{name}-labels-idx1-ubyte.gz") as file:
-        file.read(8)
-        y = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).long()
-    return (x.float() / 255 - CENTRE) / SPREAD, y
-
-
-def network(width: int) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    pixels, labels = read(folder, name)
+    return (pixels.flatten(1) - CENTRE) / SPREAD, labels
 
 
 def main() -> None:
@@ -103,7 +88,7 @@ def main() -> None:
     test = images(options.data / "mnist", "t10k")
     inside = (test[0][: options.test], test[1][: options.test])
     outside = images(options.data / "fashion-mnist", "t10k")[0][: options.test]
-    model = pr.Model(network(options.width), pr.Categorical(), prior=options.prior)
+    model = pr.Model(mlp(options.width), pr.Categorical(), prior=options.prior)
 
     def fit(method: Any, epochs: int | None = None) -> Any:
         return pr.fit(model, data, method, epochs=epochs, batch_size=BATCH, progress=False)
