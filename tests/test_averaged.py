@@ -108,6 +108,16 @@ def test_averaging_by_evidence_is_bayes_rule():
     )
 
 
+@pytest.mark.parametrize("temperatures", [(1.0, 10.0), (10.0, 10.0)])
+def test_tempered_evidence_is_of_no_data_and_is_not_averaged(temperatures):
+    X = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
+    model = pr.Model(nn.Linear(1, 1, dtype=X.dtype), pr.Gaussian(0.1), prior=1.0)
+    last = pr.LastLayer(at="network")
+    fits = [pr.fit(model, (X, X[:, 0].sin()), last, temperature=t) for t in temperatures]
+    with pytest.raises(pr.InputError, match=r"must be of the temperature 1, .* Got T = 10 instead"):
+        pr.average(fits)
+
+
 def test_posteriors_of_different_networks_are_stacked_and_say_what_they_lack(tmp_path):
     _, X, (line, _) = points([1.0, 0.5])
     wide = pr.Model(nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)).double(), pr.Gaussian(0.2))
@@ -123,7 +133,16 @@ def test_posteriors_of_different_networks_are_stacked_and_say_what_they_lack(tmp
     ("ask", "sentence"),
     [
         (lambda fits: pr.stack([], None), "The 'posteriors' of stack must be a list of posteriors"),
-        (lambda fits: pr.stack(fits, None), "The 'data' of stack must be rows that were held out"),
+        (lambda fits: pr.stack(fits, None), "The 'data' of stack must be inputs and targets, such as (X, y). Got None"),
+        (lambda fits: pr.stack(fits, torch.zeros(3, 1)), "The 'data' of stack must be inputs and targets"),
+        (
+            lambda fits: pr.stack(fits, (torch.zeros(3, 1), torch.zeros(2))),
+            "The 'data' of stack must have the same number of rows in each part",
+        ),
+        (
+            lambda fits: pr.average(fits, prior="a"),
+            "The 'prior' of average must be 2 numbers from 0, not all of them 0",
+        ),
         (lambda fits: pr.average(fits[0]), "The 'posteriors' of average must be a list of posteriors"),
         (lambda fits: pr.average(fits), "gives no evidence"),
         (lambda fits: Mixture(fits, [0.5]), "The 'weights' of Mixture must be 2 numbers from 0 that add"),

@@ -481,3 +481,45 @@ def test_inputs_that_cannot_be_predicted_at_are_refused(x: object, samples: int,
     posterior, _ = posterior_of(pr.Gaussian(), (), 1)
     with pytest.raises(pr.InputError, match=sentence):
         posterior.predict(x, samples=samples)
+
+
+class Branches(nn.Module):
+    """A network whose forward asks for a number, which a batch of draws doesn't have."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        return self.last(h if h.sum() > 0 else -h)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pr.MeanField(),
+        pr.SWAG(snapshots=4, rank=2, every=1),
+        pr.Ensemble(size=2),
+        pr.Ensemble(size=2, anchored="function"),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_a_network_that_vmap_can_not_take_is_looped_over_in_predictions_too_with_one_warning(method):
+    X = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
+    model = pr.Model(Branches(), pr.Gaussian(0.1), prior=1.0)
+    with pytest.warns(pr.PrioryWarning, match="looped over") as warned:
+        outputs = pr.fit(model, (X, X[:, 0]), method, steps=4).predict(X[:5], samples=3).outputs
+    assert len(warned) == 1
+    assert outputs.shape[1:] == (5,)
+
+
+def test_a_looped_prediction_has_the_outputs_of_each_draw():
+    X = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
+    model = pr.Model(Branches(), pr.Gaussian(0.1), prior=1.0)
+    w = torch.stack([model.network.fresh(torch.Generator().manual_seed(seed)) for seed in range(3)])
+    with pytest.warns(pr.PrioryWarning, match="looped over"):
+        outputs = model.outputs(w, (X,), {}, torch.Size())
+    for v, found in zip(w, outputs, strict=True):
+        wanted = torch.func.functional_call(model.net, model.layout.constrain(v), (X,))[:, 0]
+        assert torch.allclose(found, wanted, atol=1e-6)

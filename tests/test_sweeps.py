@@ -182,6 +182,15 @@ def test_the_statement_says_what_a_temperature_means_for_what_the_method_learns(
     assert found.certificate.valid == (learnt == "point")
 
 
+def test_learnt_rates_of_dropout_are_bayesian_at_one_only():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    found = sweep(pr.Model(net, pr.Gaussian(0.3)), method=pr.Dropout("learn"), grid=(0.1,), steps=20, samples=4)
+    assert (found.learnt, found.certificate) == ("rates", None)
+    assert "with learnt rates" in found.statement
+    assert "T = 0.1 is Bayesian for no prior" in found.statement
+    assert "T = 1 is Bayesian. With fixed rates" in statement(1.0, "rates", "likelihood")
+
+
 def test_a_gaussian_around_a_mode_counts_each_row_so_many_times():
     found = sweep(method=pr.Laplace(at=pr.MAP()), grid=(0.1,), steps=1500, batch_size=48)
     assert found.learnt == "draws"

@@ -20,6 +20,7 @@ from priory.flat import Layout, Param
 from priory.vectorise import Vectorised, value_and_grad
 
 Params = dict[str, Tensor]
+TRIES = 64  # starts of chains that are tried where there is no density in the origin
 
 
 class Density:
@@ -65,6 +66,8 @@ class Density:
         self.learnt = slice(self.layout.size, self.layout.size)
         self._sum = Vectorised(self._factored, "This density")
         self._pointwise = Vectorised(self._values, "This density")
+        self.origin = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)  # where one vector begins
+        self.no_slope = ""  # why it has no gradient, if it has none
 
     def __repr__(self) -> str:
         return f"Density({', '.join(f'{b.name}: {b.shape}' for b in self.layout.blocks)})"
@@ -89,14 +92,37 @@ class Density:
         return tuple(t.to(self.device, self.dtype if t.is_floating_point() else None) for t in batch)
 
     def check(self, batch: Any) -> None:
-        """One trial evaluation at the starting point: scalar, finite, differentiable; one value a datum."""
+        """One trial evaluation where a fit starts: scalar and finite; one value a datum; whether it has a gradient.
+
+        A density may be zero in the origin, so that others of the places that chains start from are tried. Somewhere
+        it must be positive, and nowhere without a number: that is what a support is for.
+        """
         none = isinstance(batch, tuple) and not batch
         require(self.log_prob is None or none, "data", "fit", "be None for a Density that is one log_prob", "some")
         require(
             self.log_prob is not None or not none, "data", "fit", "be given to a Density with a log_likelihood", None
         )
-        w = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
-        params = self.layout.constrain(w)
+        zero = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
+        values = self._tried(zero, batch)
+        wrong = next((name for name, value in values.items() if not bool(torch.isfinite(value).all())), None)
+        origin = zero if wrong is None else self._elsewhere(batch)
+        if wrong is not None and origin is None:
+            value = values[wrong].flatten()
+            where = {n: x.tolist() if x.numel() < 6 else "..." for n, x in self.layout.constrain(zero).items()}
+            got = value[~torch.isfinite(value)][:1].tolist()
+            require(False, wrong, "Density", f"be finite at the start {where}", got)
+        assert origin is not None
+        self.origin = origin
+        own = lambda u: self._factored(u, batch, 1.0) + self.prior.log_prob_of_others(u, jacobian=False)  # noqa: E731
+        try:
+            value_and_grad(own, origin)  # without the volume element, which always has a slope
+            self.no_slope = ""
+        except RuntimeError as error:
+            self.no_slope = str(error).strip().split("\n")[0]
+
+    def _tried(self, w: Tensor, batch: Any) -> dict[str, Tensor]:
+        """The values of the functions at w, or the sentence that says what is wrong with one."""
+        params, values = self.layout.constrain(w), {}
         parts: dict[str, tuple[Callable[..., Tensor] | None, tuple[Any, ...]]] = {
             "log_prob": (self.log_prob, (params,)),
             "log_prior": (self.log_prior, (params,)),
@@ -114,43 +140,35 @@ class Density:
                     f"The '{name}' of Density must be a function of its parameters {names}. It raised {reason}"
                 ) from error
             require(isinstance(value, Tensor), name, "Density", "return a tensor", type(value).__name__)
+            shape, must = (), "return a single number"
             if name == "log_likelihood":
-                rows = len(batch) if isinstance(batch, Tensor) else len(next(iter(batch)))
-                require(
-                    value.shape == (rows,),
-                    name,
-                    "Density",
-                    f"return one value a datum, {(rows,)}",
-                    f"the shape {tuple(value.shape)}",
-                )
-            else:
-                require(
-                    value.shape == (),
-                    name,
-                    "Density",
-                    "return a single number",
-                    f"the shape {tuple(value.shape)}",
-                )
-            where = {n: x.tolist() if x.numel() < 6 else "..." for n, x in params.items()}
-            require(
-                bool(torch.isfinite(value).all()),
-                name,
-                "Density",
-                f"be finite at the start {where}",
-                value.flatten()[~torch.isfinite(value).flatten()][:1].tolist(),
-            )
-        try:
-            value_and_grad(lambda u: self._factored(u, batch, 1.0) + self.prior.log_prob(u), w)
-        except RuntimeError as error:
-            reason = str(error).strip().split("\n")[0]
-            raise InputError(f"The density must be differentiable in its parameters. Got: {reason}") from error
+                shape = (len(batch) if isinstance(batch, Tensor) else len(next(iter(batch))),)
+                must = f"return one value a datum, {shape}"
+            require(value.shape == shape, name, "Density", must, f"the shape {tuple(value.shape)}")
+            values[name] = value.detach()
+        return values
+
+    def _elsewhere(self, batch: Any) -> Tensor | None:
+        """The first of some starts of chains that has a density, unless one of them has no number."""
+        first = None
+        for w in self.start(None, torch.Size([TRIES]), torch.Generator(self.device).manual_seed(0)):
+            try:
+                value = torch.cat([value.reshape(-1) for value in self._tried(w, batch).values()])
+            except InputError:
+                return None
+            if bool(torch.isnan(value).any()):
+                return None
+            first = w if first is None and bool(torch.isfinite(value).all()) else first
+        return first
 
     # Where a fit begins.
 
     def start(self, targets: Tensor | None, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Zero in free coordinates for shape (); uniform on (-2, 2) otherwise, as Stan does, (*shape, P)."""
+        """Zero in free coordinates for shape (), or a place that has a density; else uniform on (-2, 2), as Stan does,
+        (*shape, P).
+        """
         if shape == ():
-            return torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
+            return self.origin.clone()
         u = torch.rand(*shape, self.layout.size, generator=generator, dtype=self.dtype, device=self.device)
         return 4 * u - 2
 
@@ -174,11 +192,20 @@ class Density:
         self, w: Tensor, batch: Any, factor: float, buffers: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """factor x sum_n log p(datum n | x) and its gradient, (*B, P) -> (*B,), (*B, P)."""
+        self.refuse_without_slope()
         return self.many(self._sum, w, batch, factor)
 
     def log_likelihood_sum(self, w: Tensor, batch: Any) -> Tensor:
         """sum_n log p(datum n | x) for one vector, as a function that autograd goes through."""
+        self.refuse_without_slope()
         return self._factored(w, batch, 1.0)
+
+    def refuse_without_slope(self) -> None:
+        """Say that a method that asks for a gradient gets none."""
+        if self.no_slope:
+            raise InputError(
+                f"The density must be differentiable in its parameters, but for RandomWalk. Got: {self.no_slope}"
+            )
 
     def many(self, function: Vectorised, w: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         """Values and gradients of one of the density's functions, over any leading dimensions."""
@@ -246,3 +273,24 @@ class DensityPrior:
     def _log_prior(self, w: Tensor) -> Tensor:
         assert self.density.log_prior is not None
         return self.density.log_prior(self.density.layout.constrain(w))
+
+
+class Values(Density):
+    """A density for who asks for values alone: whatever its functions are made of, its gradient is zero."""
+
+    def __init__(self, density: Density) -> None:
+        vars(self).update(vars(density))
+        self.prior = ValuesPrior(self)
+
+    def log_likelihood_and_grad(
+        self, w: Tensor, batch: Any, factor: float, buffers: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        return factor * self.log_likelihood(w, batch, buffers).sum(-1), torch.zeros_like(w)
+
+
+class ValuesPrior(DensityPrior):
+    """Its prior, which autograd doesn't see."""
+
+    def log_prob_of_others(self, w: Tensor, jacobian: bool = True) -> Tensor:
+        with torch.no_grad():
+            return super().log_prob_of_others(w.detach(), jacobian)

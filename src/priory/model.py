@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from priory.chain import Chain, Chains, differentiable
-from priory.data import Batch, check_finite, part
+from priory.data import Batch, Data, check_finite, part
 from priory.errors import InputError, require
 from priory.flat import Layout
 from priory.likelihoods import Likelihood
@@ -69,6 +69,7 @@ class Model:
         self.learnt = slice(self.network.size, self.layout.size - len(precisions))
         self._gradient = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
         self._sum = Vectorised(self._functional_sum, "This network")
+        self._forward = Vectorised(lambda v, inputs: self.network.functional(v, inputs, {}), "This network")
         self._example: Tensor | None = None  # one row of outputs, once a trial pass has shown them
         self._prior_text = str(prior)
 
@@ -229,7 +230,8 @@ class Model:
         if chain is not None:
             return chain(w, mirrored=False)
         if len(w) > 1 and network.dense and not buffers and len(x) * network.size <= SMALL_WORK:
-            return torch.vmap(lambda v: network.functional(v, inputs, {}))(w)
+            self._forward.loop = self._forward.loop or self._sum.loop  # one warning is enough
+            return self._forward.values(w, inputs)
         members = (self.member(buffers, first + i) for i in range(len(w)))
         return torch.stack([network(v, inputs, own, train=False) for v, own in zip(w.unbind(0), members, strict=True)])
 
@@ -267,6 +269,7 @@ class Model:
             if self._chained(batch[:-1]):
                 values, gradients = self._many(flat, batch, own)
             else:
+                self._sum.loop = self._sum.loop or self._forward.loop
                 values, gradients = self._sum.values_and_grads(flat, batch, {}, each=() if own is None else (own,))
             values, gradients = values * factor, gradients * factor
         else:
@@ -329,3 +332,15 @@ class Model:
         """What a stored posterior must agree with."""
         network = re.sub(r" at 0x[0-9a-f]+", "", repr(self.network.skeleton))
         return {"layout": self.layout.signature(), "likelihood": repr(self.likelihood), "network": network}
+
+
+def rows_given(data: Any, owner: str) -> Data:
+    """Inputs and targets that a person gives to something other than a fit, which the sentences then name."""
+    try:
+        rows = Data.of(data)
+    except InputError as error:
+        raise InputError(str(error).replace(" of fit ", f" of {owner} ", 1)) from error
+    parts = 0 if rows.num_data is None else len(rows.some(1))
+    got = "None" if rows.num_data is None else f"{parts} part"
+    require(parts >= 2, "data", owner, "be inputs and targets, such as (X, y)", got)
+    return rows

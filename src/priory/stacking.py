@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from priory.data import Data
 from priory.errors import InputError, require
-from priory.model import Model
+from priory.model import Model, rows_given
 from priory.posteriors import Mixture, Posterior
 
 if TYPE_CHECKING:
@@ -64,11 +63,19 @@ def average(posteriors: Sequence[Posterior], prior: Sequence[float] | None = Non
     """
     check_posteriors(posteriors, "average")
     count = len(posteriors)
-    believed = torch.full((count,), 1 / count) if prior is None else torch.as_tensor(prior, dtype=torch.float64)
+    must = f"be {count} numbers from 0, not all of them 0"
+    try:
+        believed = torch.full((count,), 1 / count) if prior is None else torch.as_tensor(prior, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"The 'prior' of average must {must}. Got {prior!r} instead.") from None
     ok = believed.shape == (count,) and bool((believed >= 0).all()) and float(believed.sum()) > 0
-    require(ok, "prior", "average", f"be {count} numbers from 0, not all of them 0", prior)
+    require(ok, "prior", "average", must, repr(prior))
     rows = {posterior.num_data for posterior in posteriors}
     require(len(rows) == 1, "posteriors", "average", "be of the same rows", f"{rows} rows")
+    # a hotter fit reads its data as fewer rows, and what it pays for them is no log p(D)
+    tempered = sorted({posterior.temperature for posterior in posteriors} - {1.0})
+    must = "be of the temperature 1, at which evidence is that of the data"
+    require(not tempered, "posteriors", "average", must, ", ".join(f"T = {t:g}" for t in tempered))
     logs = torch.tensor([posterior.log_evidence.value for posterior in posteriors], dtype=torch.float64)
     mixture = Mixture(posteriors, torch.softmax(logs + believed.double().log(), 0))
     mixture.method = f"average of {count}"
@@ -84,11 +91,8 @@ def check_posteriors(posteriors: Any, owner: str) -> None:
 
 def log_scores(posterior: Posterior, data: Any, samples: int, seed: int) -> Tensor:
     """log p(y_i | x_i, D) of each row, (n,)."""
-    rows = Data.of(data)
-    if rows.num_data is None:
-        raise InputError("The 'data' of stack must be rows that were held out, such as (X, y). Got None instead.")
     found = []
-    for *inputs, y in rows.blocks(ROWS):
+    for *inputs, y in rows_given(data, "stack").blocks(ROWS):
         found.append(posterior.predict(tuple(inputs), samples=samples, seed=seed).log_prob(y))
     return torch.cat(found)
 

@@ -44,7 +44,7 @@ GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 OWNER = "temperature_sweep"
 RESAMPLED = 200  # bootstrap sets behind the standard error of a calibration error
 TITLES = {"nll": "NLL", "accuracy": "accuracy", "ece": "ECE", "rmse": "RMSE"}
-Learnt = Literal["scales", "point", "draws"]
+Learnt = Literal["scales", "rates", "point", "draws"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class TemperatureSweep:
     """Scores against temperature; print it, plot it, or read `T`, `nll`, `accuracy`, `ece` or `rmse`, and `errors`.
 
     `scores` and `errors`, the standard errors over the held-out rows, are by name, in the order of `temperatures`, NaN
-    where a fit failed; `failures` says why. `learnt` is what the method learns: "scales" of q, a "point", or "draws"
-    for samplers and Gaussians around a mode.
+    where a fit failed; `failures` says why. `learnt` is what the method learns: "scales" of q, "rates" of dropout, a
+    "point", or "draws" for samplers and Gaussians around a mode.
     """
 
     temperatures: tuple[float, ...]
@@ -127,8 +127,8 @@ class TemperatureSweep:
 
     @cached_property
     def certificate(self) -> Certificate | None:
-        """What `prior_from_penalty` says of the penalty at T*, for a standard normal prior; None for draws."""
-        if self.learnt == "draws" or math.isnan(self.best):
+        """What `prior_from_penalty` says of the penalty at T*, for a standard normal prior; None for rates, draws."""
+        if self.learnt in ("rates", "draws") or math.isnan(self.best):
             return None
         return tempered_certificate(self.best, self.family if self.learnt == "scales" else "dirac", self.tempers)
 
@@ -234,10 +234,12 @@ def _temperatures(grid: Any) -> tuple[float, ...]:
 
 
 def learns(method: Any, posterior: Posterior | None) -> tuple[Learnt, str]:
-    """What a fit learns, by its posterior: the scales of q, with its family; a point; or draws of a distribution."""
+    """What a fit learns, by its posterior: the scales of q, with its family; rates; a point; or draws."""
     while isinstance(posterior, Mixture):
         posterior = posterior.members[0]
     inner = getattr(method, "inner", method)
+    if isinstance(posterior, Masked) and getattr(inner, "learns_rates", False):
+        return "rates", "dirac"
     if posterior is None or posterior.point or isinstance(posterior, Masked) or isinstance(inner, SWAG):
         return "point", "dirac"
     if isinstance(posterior, Variational):
@@ -273,6 +275,12 @@ def statement(temperature: float, learnt: Learnt, tempers: str, certificate: Cer
             f"Certificate: at a point, or with fixed scales, T (-log p) is minus the log of the prior p^T, so that "
             f"any T is Bayesian: {cold} is {width if temperature != 1 else 'the prior itself'}. With learnt scales it "
             f"would be Bayesian for no prior."
+        )
+    if learnt == "rates":
+        fixed = "only be a wider prior" if tempers == "likelihood" else "change nothing"
+        return (
+            f"Certificate: with learnt rates T multiplies the entropy of the masks too, which no prior can: {cold} is "
+            f"Bayesian{'' if temperature == 1 else ' for no prior'}. With fixed rates it would {fixed}."
         )
     if learnt == "draws":
         return (

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -243,22 +244,23 @@ class Kept(nn.Module):
         return self.second(self.dropout(h[:, 0]))
 
 
-def test_dropout_in_a_module_of_that_name_and_in_attention_is_silent():
+def test_dropout_in_a_module_of_that_name_is_silent_and_that_of_attention_is_off_with_a_warning():
     _, data = classification()
-    posterior = pr.fit(pr.Model(Kept().train(), pr.Categorical()), data, pr.Dropout(), steps=5)
+    with pytest.warns(pr.PrioryWarning, match="dropout of attention is off"):
+        posterior = pr.fit(pr.Model(Kept().train(), pr.Categorical()), data, pr.Dropout(), steps=5)
     assert posterior.rates == pytest.approx({"second.weight": 0.3})
 
 
 def test_dropout_on_channels_belongs_to_the_convolution_behind_it():
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout2d(0.3), nn.Conv2d(4, 2, 3), nn.Flatten())
     sites = in_network(Network(net), (torch.randn(2, 1, 6, 6),))
-    assert [(site.parameter, site.units, site.rate) for site in sites] == [("3.weight", 4, 0.3)]
+    assert [(site.parameters, site.units, site.rate) for site in sites] == [(("3.weight",), 4, 0.3)]
 
 
 def test_dropout_that_no_layer_follows_is_refused():
     _, data = classification()
     net = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.2), nn.Tanh(), nn.Linear(4, 3))
-    with pytest.raises(pr.InputError, match="must come right before a linear layer or a convolution"):
+    with pytest.raises(pr.InputError, match="must come right before linear, convolutional or recurrent layers"):
         pr.fit(pr.Model(net, pr.Categorical()), data, pr.Dropout(), steps=2)
 
 
@@ -268,6 +270,20 @@ def test_other_methods_still_refuse_dropout_that_is_on():
     pr.fit(model, data, pr.Dropout(), steps=2)
     with pytest.raises(pr.InputError, match=r"or fit with Dropout\(\)"):
         pr.fit(model, data, pr.MAP(), steps=2)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_batch_normalisation_in_training_mode_keeps_its_statistics(samples):
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    X = torch.randn(60, 4, generator=stream(0, "x"))
+    model = pr.Model(net, pr.Gaussian(0.1), prior=1.0)
+    posterior = pr.fit(model, (X, X[:, 0]), pr.Dropout(samples=samples), steps=30)
+    assert int(posterior.buffers["1.num_batches_tracked"]) == 30 * samples
+    assert posterior.buffers["1.running_mean"].shape == (8,)
+    features = X @ posterior.mean["0.weight"].T + posterior.mean["0.bias"]
+    assert torch.allclose(posterior.buffers["1.running_mean"], features.mean(0), atol=0.1)  # it lags behind by a little
+    members = pr.fit(model, (X, X[:, 0]), pr.Ensemble(pr.Dropout(samples=samples), 2), steps=30).members
+    assert not torch.equal(members[0].buffers["1.running_mean"], members[1].buffers["1.running_mean"])
 
 
 def test_an_ensemble_of_dropout_has_members_with_rates():
@@ -281,6 +297,13 @@ def test_an_ensemble_of_dropout_has_members_with_rates():
     [
         ({"rate": 0.0}, "The 'rate' of Dropout must lie between 0 and 1. Got 0.0 instead."),
         ({"rate": "all"}, "The 'rate' of Dropout must be a number, several, or 'learn'. Got 'all' instead."),
+        ({"rate": True}, "The 'rate' of Dropout must be a number, several, or 'learn'. Got True instead."),
+        ({"rate": {"a": 1}}, "The 'rate' of Dropout must be a number, several, or 'learn'. Got {'a': 1} instead."),
+        (
+            {"rate": torch.tensor(0.5)},
+            "The 'rate' of Dropout must be a number, several, or 'learn'. Got tensor(0.5000) instead.",
+        ),
+        ({"rate": [0.1, None]}, "The 'rate' of Dropout must be a number, several, or 'learn'. Got None instead."),
         ({"rate": (0.1,)}, "The 'rate' of Dropout must be two rates or more if it is a list. Got (0.1,) instead."),
         ({"rate": [0.1, 2]}, "The 'rate' of Dropout must lie between 0 and 1. Got 2 instead."),
         ({"noise": "beta"}, "The 'noise' of Dropout must be 'bernoulli' or 'gaussian'. Got 'beta' instead."),
@@ -293,6 +316,11 @@ def test_what_dropout_can_not_be_is_said_in_a_sentence(options, sentence):
     with pytest.raises(pr.InputError) as error:
         pr.Dropout(**options)
     assert str(error.value) == sentence
+
+
+def test_numbers_of_any_library_are_rates():
+    assert pr.Dropout(np.float32(0.25)).rate == 0.25
+    assert pr.Dropout((np.float32(0.25), 0.5)).rate == (0.25, 0.5)
 
 
 def test_a_density_has_no_units_to_drop():

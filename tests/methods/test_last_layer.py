@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import priory as pr
+from priory.data import Data
+from priory.loop import make_target
 from priory.streams import stream
 from priory.testing.contract import CLAUSES, classification
 
@@ -141,12 +143,119 @@ def test_what_has_no_last_layer_is_refused_in_a_sentence():
     with pytest.raises(pr.InputError, match="needs a Gaussian prior over every weight of the last layer"):
         pr.fit(flat, (X, y), pr.LastLayer(at="network"))
     wide = pr.Model(nn.Linear(2000, 20), pr.Categorical(), prior=1.0)
-    with pytest.raises(pr.InputError, match=r"have a last layer that fits into 4 GiB\. Got 40,020 weights"):
+    with pytest.raises(
+        pr.InputError, match=r"have a last layer that fits into 4 GiB for LastLayer\. Got 40,020 weights"
+    ):
         pr.fit(wide, (torch.zeros(3, 2000), torch.arange(3)), pr.LastLayer(at="network"))
+
+    class Beside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(2, 1), nn.Linear(2, 1)
+
+        def forward(self, x):
+            return self.first(x) + self.last(x)
+
+    beside = pr.Model(Beside().double(), pr.Gaussian(0.3), prior=1.0)
+    with pytest.raises(
+        pr.InputError, match="LastLayer needs a network with one last layer: its output comes from last"
+    ):
+        pr.fit(beside, (X, y), pr.LastLayer(at="network"))
     with pytest.raises(pr.InputError, match="needs a Model"):
         pr.fit(pr.Density(lambda p: -(p["x"] ** 2), {"x": pr.Param()}), None, pr.LastLayer(at="network"))
     with pytest.raises(pr.InputError, match="The 'data' of update must be inputs and targets"):
         pr.fit(model, (X, y), pr.LastLayer(at="network")).update(None)
+
+
+def test_rows_and_numbers_that_it_can_not_take_are_refused_in_a_sentence():
+    model, X, y = problem()
+    last = pr.fit(model, (X, y), pr.LastLayer(at="network"))
+    for ask, sentence in (
+        (
+            lambda: last.update(X),
+            "The 'data' of update must be inputs and targets, such as (X, y). Got 1 part instead.",
+        ),
+        (lambda: last.update((X[:3], y[:2])), "The 'data' of update must have the same number of rows in each part"),
+        (lambda: last.update((X[:3, :1], y[:3])), "The network must take the inputs. Got (1, 1)"),
+        (lambda: last.predict(X, samples=0), "The 'samples' of predict must be a whole number from 1. Got 0 instead."),
+        (lambda: last.predict(X, seed="a"), "The 'seed' of predict must be a whole number. Got 'a' instead."),
+    ):
+        with pytest.raises(pr.InputError) as error:
+            ask()
+        assert sentence in str(error.value)
+
+
+def test_evidence_of_a_tempered_fit_says_that_it_is_no_log_p_of_the_data():
+    model, X, y = problem()
+    for likelihood, t, kind in (
+        (pr.Gaussian(0.3), 1.0, "log p(D) of the last layer, given the other layers"),
+        (pr.Gaussian(0.3), 10.0, "the tempered log p(D), T = 10, and no log p(D), of the last layer, given the other"),
+        (pr.StudentT(3.0, 0.3), 2.5, "Laplace estimate of the tempered log p(D), T = 2.5, and no log p(D), of the"),
+    ):
+        model = pr.Model(model.net, likelihood, prior=0.7)
+        found = pr.fit(model, (X, y), pr.LastLayer(at="network"), temperature=t).log_evidence
+        assert found.kind.startswith(kind)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "columns"),
+    [(pr.StudentT(3.0, 0.1), 1, 1), (pr.StudentT(1.0, 0.01), 1, 1), (pr.StudentT(3.0, 0.1), 2, 2),
+     (pr.Gaussian("network"), 2, 1), (pr.Gaussian("network"), 4, 2), (pr.StudentT(3.0, "network"), 4, 2)],
+    ids=repr,
+)  # fmt: skip
+@pytest.mark.parametrize("exact", [True, False])
+def test_noise_whose_log_joint_is_not_concave_has_a_mode_with_the_fisher_curvature(likelihood, outputs, columns, exact):
+    """Rows that lie on a function of the features have twice the Fisher information, whose steps would never end."""
+    model, X, y = problem(outputs, likelihood=likelihood)
+    phi = design(model, X)
+    y = phi @ torch.ones(phi.shape[1], 2, dtype=X.dtype) if exact else torch.stack([X[:, 0], -2 * X[:, 1]], 1)
+    y = y[:, 0] if columns == 1 else y
+    posterior = pr.fit(model, (X, y), pr.LastLayer(at="network"))
+    theta = posterior.belief.mean.clone().requires_grad_()
+
+    def joint(theta):
+        f = likelihood.arrange(phi @ theta.view(outputs, -1).T, y.shape[1:])
+        return likelihood.log_prob(f, y, {}).sum() - 0.5 * theta.square().sum() / 0.49
+
+    (slope,) = torch.autograd.grad(joint(theta), theta)
+    bend = -torch.autograd.functional.hessian(joint, theta.detach())
+    assert bool((torch.linalg.eigvalsh(bend) > 0).all())  # a mode, and no saddle
+    assert float(slope @ torch.linalg.solve(bend, slope)) < 1e-8  # nats that are left to gain, twice
+    step = torch.autograd.functional.jacobian(
+        lambda t: likelihood.arrange(phi @ t.view(outputs, -1).T, y.shape[1:]).reshape(len(X), -1), theta.detach()
+    )  # (n, K, Q), in the order of the arranged outputs
+    f = likelihood.arrange(phi @ theta.detach().view(outputs, -1).T, y.shape[1:])
+    roots = likelihood.roots(f, {}).reshape(-1, len(X), outputs)
+    pulled = torch.einsum("cnk,nkq->cnq", roots, step)
+    precision = torch.einsum("cnq,cnr->qr", pulled, pulled) + torch.eye(len(theta), dtype=X.dtype) / 0.49
+    assert torch.allclose(posterior.belief.precision, precision, rtol=1e-6, atol=1e-6)
+    covariance = step[:3] @ torch.linalg.inv(precision) @ step[:3].mT
+    assert torch.allclose(posterior.predict(X[:3]).covariance, covariance, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("flat", [nn.Flatten(0), nn.Flatten(0, 1)])
+def test_a_network_that_flattens_its_one_output_has_the_same_last_layer(flat):
+    model, X, y = problem()
+    squeezed = pr.Model(nn.Sequential(*model.net, flat), pr.Gaussian(0.3), prior=0.7)
+    one, two = (pr.fit(m, (X, y), pr.LastLayer(at="network")) for m in (model, squeezed))
+    assert torch.allclose(one.belief.precision, two.belief.precision, rtol=1e-12)
+    assert torch.allclose(one.belief.mean, two.belief.mean, rtol=0, atol=1e-12)
+    assert torch.allclose(one.predict(X[:4]).std, two.predict(X[:4]).std, rtol=0, atol=1e-12)
+    later = [fitted.update((X[:7], y[:7])).belief.mean for fitted in (one, two)]
+    assert torch.allclose(*later, rtol=0, atol=1e-12)
+
+
+def test_in_a_loop_of_ones_own_it_reads_all_rows_and_says_so():
+    model, X, y = problem()
+    data = Data.of((X, y)).prepared(model.prepare)
+    target, generator, method = make_target(model, data), stream(0, "loop"), pr.LastLayer(at="network")
+    plan = method.plan(target, data, 1, 0)
+    state = method.init(target, plan, generator)
+    with pytest.raises(pr.InputError, match=r"must be all rows as one Data, plan.rows\(step\), and no minibatch"):
+        method.step(target, state, next(iter(plan.data.batches(0, 0))), generator)
+    state, info = method.step(target, state, plan.rows(0), generator)
+    assert info.done
+    assert torch.equal(method.posterior(target, state).w, pr.fit(model, (X, y), method).w)
 
 
 def test_many_rows_in_single_precision_have_the_mode_that_double_precision_has():

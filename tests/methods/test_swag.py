@@ -73,7 +73,7 @@ def test_a_noise_that_is_learnt_stays_where_the_mode_had_it():
     ("options", "sentence"),
     [
         ({"rank": 1}, "The 'rank' of SWAG must be a whole number from 2. Got 1 instead."),
-        ({"snapshots": 3}, "The 'snapshots' of SWAG must be a whole number from the rank, 20. Got 3 instead."),
+        ({"snapshots": 1}, "The 'snapshots' of SWAG must be a whole number from 2. Got 1 instead."),
         ({"every": 0}, "The 'every' of SWAG must be a whole number from 1, or None. Got 0 instead."),
         ({"learning_rate": -1.0}, "The 'learning_rate' of SWAG must be a positive number. Got -1.0 instead."),
     ],
@@ -82,3 +82,13 @@ def test_what_swag_can_not_be_is_said_in_a_sentence(options, sentence):
     with pytest.raises(pr.InputError) as error:
         pr.SWAG(**options)
     assert str(error.value) == sentence
+
+
+def test_fewer_snapshots_than_the_rank_all_make_the_low_rank_part():
+    X = torch.linspace(-1, 1, 12)[:, None]
+    model = pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1), prior=1.0)
+    few, named = (
+        pr.fit(model, (X, X[:, 0]), method, steps=5, batch_size=4)
+        for method in (pr.SWAG(snapshots=10), pr.SWAG(snapshots=10, rank=10))
+    )
+    assert all(torch.equal(t, named.tensors()[name]) for name, t in few.tensors().items())

@@ -7,7 +7,10 @@ N(m, P^-1) over theta the log joint is concave wherever the likelihood is in f, 
     curvature  P + a sum_n F_n (x) phi_n phi_n'              F_n, the Fisher information in f_n;  a = 1/T
 
 Newton's steps with it (Fisher scoring) reach the mode; with Gaussian noise one step does, and N(mode, curvature^-1) is
-the exact posterior. Rows that come later need only this Gaussian, which is their prior.
+the exact posterior. Rows that come later need only this Gaussian, which is their prior. Where minus the second
+derivative of log p(y | f) depends on y (Student-t noise, or a noise that comes from the network), it is up to twice the
+Fisher information and more, whose steps then go back and forth for ever. There the second derivative itself bends the
+steps, and one that gains too little is halved.
 
 Cost of a pass over n rows with D features and K outputs: the network's own, and n K^2 D^2; memory (K D)^2.
 """
@@ -28,10 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from priory.data import Batch, Data
+    from priory.likelihoods import Likelihood
     from priory.model import Model
 
 ROWS = 1024  # of a pass at a time
-STEPS = 100
+STEPS = 500
+ENOUGH = 1e-4  # of the gain that the slope promises, below which a step is halved
+FLAT = 1e-6  # relative, of a bend that is taken for none
+ROUNDING = 1e-9  # relative, of a log joint
 SMALL = 1e-10  # of the Newton decrement, in nats: half of it is what is left to gain
 AGREES = 1e-4  # relative, of the layer's output and the network's
 
@@ -49,11 +56,15 @@ class Layer:
     @classmethod
     def of(cls, model: Model, inputs: Batch) -> Layer:
         """The layer whose output is the network's."""
-        names = last_layer(model, inputs)
+        try:
+            names = last_layer(model, inputs)
+        except InputError as error:
+            reason = str(error).partition(": ")[2].partition(" Got ")[0]
+            raise InputError(f"LastLayer needs a network with one last layer: {reason}") from error
         name = names[0].rpartition(".")[0]
         module = model.network.skeleton.get_submodule(name)
         kind = f"{type(module).__name__} '{name}'"
-        require(isinstance(module, nn.Linear), "net", "LastLayer", "end in a linear layer", kind)
+        require(isinstance(module, nn.Linear), "net", "Model", "end in a linear layer for LastLayer", kind)
         assert isinstance(module, nn.Linear)
         block = model.layout[f"{name}.weight" if name else "weight"]
         index = torch.arange(block.start, block.stop, device=model.device).view(module.weight.shape)
@@ -65,8 +76,9 @@ class Layer:
         features, outputs = layer.features(model, model.network.initial, inputs, {})
         theta = model.network.initial[layer.places].view(layer.outputs, -1)
         bias = 0 if biased or module.bias is None else module.bias.detach()
-        same = outputs.ndim == 2 and torch.allclose(features @ theta.T + bias, outputs, rtol=AGREES, atol=AGREES)
-        require(same, "net", "LastLayer", "give the output of its last linear layer as its own", kind)
+        own = features @ theta.T + bias
+        same = outputs.shape == own.shape and torch.allclose(own, outputs, rtol=AGREES, atol=AGREES)
+        require(same, "net", "Model", "give the output of its last linear layer as its own for LastLayer", kind)
         return layer
 
     def features(self, model: Model, w: Tensor, inputs: Batch, buffers: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -79,8 +91,15 @@ class Layer:
         finally:
             handle.remove()
         h = seen[-1]
-        require(h.ndim == 2, "net", "LastLayer", "have rows of features before its last layer", tuple(h.shape))
+        must = "have rows of features before its last layer for LastLayer"
+        require(h.ndim == 2, "net", "Model", must, tuple(h.shape))
+        outputs = outputs[:, None] if outputs.shape == (len(h),) else outputs  # one that a squeeze made flat
         return torch.cat([h, torch.ones_like(h[:, :1])], 1) if self.biased else h, outputs
+
+    def order(self, likelihood: Likelihood, event: torch.Size) -> Tensor:
+        """Which output of the layer stands where in the arranged outputs of a datum, (K,)."""
+        numbers = torch.arange(self.outputs, device=self.places.device)
+        return likelihood.arrange(numbers[None], event).reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -102,7 +121,8 @@ class Look:
 
     value: Tensor  # a log p(D | theta)
     gradient: Tensor  # (Q,)
-    curvature: Tensor  # (Q, Q)
+    curvature: Tensor  # (Q, Q), of the Fisher information
+    bend: Tensor  # (Q, Q), minus the second derivative; the curvature where the two are one
 
 
 def look(
@@ -116,23 +136,45 @@ def look(
     rows: int | None,
 ) -> Look:
     """One pass over the data where theta is `moved` from w (Q,); `power` is a = 1/T, `rows` what they stand for."""
-    k, learnt = layer.outputs, model.learnt_at(w)
+    k, learnt, likelihood = layer.outputs, model.learnt_at(w), model.likelihood
     size = len(layer.places) // k
     value, gradient = moved.new_zeros(()), moved.new_zeros(k, size)
-    curvature, seen = moved.new_zeros(k * k, size * size), 0
+    curvature, bend, seen = moved.new_zeros(k * k, size * size), moved.new_zeros(k * k, size * size), 0
     for *inputs, y in data.blocks(ROWS):
         h, outputs = layer.features(model, w, tuple(inputs), buffers)
-        phi = h.to(moved.dtype)
-        f = model.likelihood.arrange(outputs + phi @ moved.view(k, size).T, y.shape[1:])
-        value = value + model.likelihood.log_prob(f, y, learnt).sum()
-        gradient += model.likelihood.score(f, y, learnt).reshape(len(phi), k).T @ phi
-        roots = model.likelihood.roots(f, learnt).reshape(-1, len(phi), k).to(moved.dtype)
-        fisher = torch.einsum("cnk,cnl->kln", roots, roots).reshape(k * k, -1)
-        curvature += fisher @ (phi[:, :, None] * phi[:, None, :]).reshape(len(phi), -1)
+        phi, event = h.to(moved.dtype), y.shape[1:]
+        back = layer.order(likelihood, event).argsort()  # from the arranged outputs to the layer's
+        f = likelihood.arrange(outputs + phi @ moved.view(k, size).T, event)
+        value = value + likelihood.log_prob(f, y, learnt).sum()
+        gradient += likelihood.score(f, y, learnt).reshape(len(phi), k)[:, back].T @ phi
+        squares = (phi[:, :, None] * phi[:, None, :]).reshape(len(phi), -1)
+        roots = likelihood.roots(f, learnt).reshape(-1, len(phi), k)[..., back].to(moved.dtype)
+        curvature += torch.einsum("cnk,cnl->kln", roots, roots).reshape(k * k, -1) @ squares
+        if not expects_what_it_sees(likelihood):
+            seconds = second_derivatives(likelihood, f, y, learnt)[:, back][:, :, back]
+            bend -= seconds.permute(1, 2, 0).reshape(k * k, -1).to(moved.dtype) @ squares
         seen += len(phi)
     factor = power if rows is None else power * rows / seen
-    blocks = curvature.view(k, k, size, size).permute(0, 2, 1, 3).reshape(k * size, k * size)
-    return Look(factor * value, factor * gradient.reshape(-1), factor * blocks)
+    in_blocks = lambda c: factor * c.view(k, k, size, size).permute(0, 2, 1, 3).reshape(k * size, k * size)  # noqa: E731
+    fisher = in_blocks(curvature)
+    own = fisher if expects_what_it_sees(likelihood) else in_blocks(bend)
+    return Look(factor * value, factor * gradient.reshape(-1), fisher, own)
+
+
+def expects_what_it_sees(likelihood: Likelihood) -> bool:
+    """Whether d^2 log p(y | f) / df^2 doesn't depend on y, so that the Fisher information is minus it."""
+    return likelihood.slope is not None or likelihood.classes or likelihood.discrete
+
+
+def second_derivatives(likelihood: Likelihood, f: Tensor, y: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+    """d^2 log p(y | f) / df^2 at each datum, (n, K, K), at arranged outputs (n, ...)."""
+    leaf = f.detach().requires_grad_()
+    with torch.enable_grad():
+        total = likelihood.log_prob(leaf, y, learnt).sum()  # data don't meet
+        (slope,) = torch.autograd.grad(total, leaf, create_graph=True)
+        columns = slope.reshape(len(f), -1).sum(0)
+        rows = [torch.autograd.grad(c, leaf, retain_graph=True)[0].reshape(len(f), -1) for c in columns]
+    return torch.stack(rows, 1)
 
 
 def newton(
@@ -144,32 +186,50 @@ def newton(
     buffers: Mapping[str, Tensor],
     power: float = 1.0,
 ) -> tuple[Tensor, Belief, float]:
-    """The mode, the Gaussian there, and log p(D) under it: Newton's steps, halved where they go too far.
+    """The mode, the Gaussian there, and log p(D) under it: Newton's steps, halved where they gain too little.
 
     All in double precision, whatever the network's: a sum over many rows in single precision is coarser than the last
     steps are.
     """
     w, prior = w.detach().clone(), Belief(prior.mean.double(), prior.precision.double())
     first = w[layer.places].double()
-    theta, stride, before = first.clone(), torch.zeros_like(first), -math.inf
+    theta, stride, before, promised = first.clone(), torch.zeros_like(first), -math.inf, 0.0
     for _ in range(STEPS):
         found = look(model, layer, w, theta - first, data, buffers, power, data.num_data)
         joint = float(found.value + prior.log_prob(theta))
-        if not math.isfinite(joint) or joint < before - 1e-9 * abs(before):
-            stride = 0.5 * stride
+        if not joint >= before + ENOUGH * promised - ROUNDING * abs(before):  # NaN is not
+            stride, promised = 0.5 * stride, 0.5 * promised
             theta -= stride
             continue
         precision = prior.precision + found.curvature
         slope = found.gradient - prior.precision @ (theta - prior.mean)
         root = cholesky(precision)
-        stride = torch.cholesky_solve(slope[:, None], root)[:, 0]
-        if float(slope @ stride) < SMALL or (model.likelihood.slope is not None and before > -math.inf):
+        stride = uphill(prior.precision + found.bend, slope)
+        promised = float(slope @ stride)
+        if promised < SMALL or (model.likelihood.slope is not None and before > -math.inf):
             log_evidence = joint + 0.5 * len(theta) * math.log(2 * math.pi) - float(root.diagonal().log().sum())
             w[layer.places] = theta.to(w.dtype)
             return w, Belief(w[layer.places], precision.to(w.dtype)), log_evidence
         before = joint
         theta += stride
-    raise InputError(f"Newton's steps for the last layer must end. Got {STEPS} of them without: is the prior flat?")
+    raise InputError(
+        f"Newton's steps for the last layer must end at a mode. Got {STEPS} of them without one under "
+        f"{model.likelihood!r}: use Laplace(over='last') instead."
+    )
+
+
+def uphill(bend: Tensor, slope: Tensor) -> Tensor:
+    """Newton's step bend^-1 slope; where the log joint isn't concave, the one with the signs of its bends turned round.
+
+    (Dauphin et al. 2014, "Identifying and attacking the saddle point problem in high-dimensional non-convex
+    optimization".)
+    """
+    root, failed = torch.linalg.cholesky_ex(bend)
+    if not int(failed):
+        return torch.cholesky_solve(slope[:, None], root)[:, 0]
+    values, vectors = torch.linalg.eigh(bend)
+    values = values.abs().clamp_min(FLAT * values.abs().max())
+    return vectors @ (vectors.T @ slope / values)
 
 
 def cholesky(precision: Tensor) -> Tensor:

@@ -33,8 +33,7 @@ from torch.nn.functional import softplus
 from priory.distributions import LogUniform
 from priory.divergences import kl
 from priory.errors import InputError, require, warn, whole
-from priory.masks import Units, by_layer, in_network
-from priory.masks import check_rate as check_drop
+from priory.masks import Quiet, Units, by_layer, drop_rate, in_network
 from priory.methods.base import Info, Options, Plan
 from priory.methods.held_out import HELD_ROWS, SETTLE_EVERY, fraction_held, learns, settled
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
@@ -98,15 +97,11 @@ class Dropout(Options):
     drops: ClassVar[bool] = True  # masks are drawn here: the network's own dropout is to be silent
 
     def __post_init__(self) -> None:
-        if isinstance(self.rate, list):
-            object.__setattr__(self, "rate", tuple(self.rate))
-        if isinstance(self.rate, tuple):
-            require(len(self.rate) > 1, "rate", "Dropout", "be two rates or more if it is a list", self.rate)
-        if isinstance(self.rate, str):
-            require(self.rate == "learn", "rate", "Dropout", "be a number, several, or 'learn'", repr(self.rate))
-        else:
-            for rate in () if self.rate is None else self.rate if isinstance(self.rate, tuple) else (self.rate,):
-                check_drop(rate, "Dropout")
+        if isinstance(self.rate, (list, tuple)):
+            require(len(self.rate) > 1, "rate", "Dropout", "be two rates or more if it is a list", tuple(self.rate))
+            object.__setattr__(self, "rate", tuple(drop_rate(rate, "Dropout") for rate in self.rate))
+        elif self.rate is not None and not (isinstance(self.rate, str) and self.rate == "learn"):
+            object.__setattr__(self, "rate", drop_rate(self.rate, "Dropout"))
         known = self.noise in ("bernoulli", "gaussian")
         require(known, "noise", "Dropout", "be 'bernoulli' or 'gaussian'", repr(self.noise))
         require(isinstance(self.inputs, bool), "inputs", "Dropout", "be True or False", repr(self.inputs))
@@ -169,8 +164,7 @@ class Dropout(Options):
         with torch.enable_grad():
             loc, logits = leaf[..., : target.size], leaf[..., target.size :]
             w = loc * state.units.spread(self._factors(logits, state.units, generator))  # (S, *B, R, P)
-            few = w.detach() if w[..., 0].numel() > 1 else w.detach().reshape(-1)
-            value, gradient = target.log_likelihood_and_grad(few, batch, state.buffers)
+            value, gradient = self._likelihood(target, w.detach(), batch, state.buffers)
             value, gradient = value.reshape(w.shape[:-1]), gradient.reshape(w.shape)
             cross, entropy = self._parts(target, loc, logits, state.units, w)
             penalty = target.prior_weight * cross - target.entropy_weight * entropy
@@ -194,6 +188,13 @@ class Dropout(Options):
         return Masked(target, loc, p, state.units, self.noise, own)
 
     # The mathematics.
+
+    def _likelihood(self, target: Target, w: Tensor, batch: Batch, buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """log p(D | w) and its gradient at vectors (S, *B, R, P); a single one takes the way of one vector."""
+        if w[..., 0].numel() > 1:
+            return target.log_likelihood_and_grad(w, batch, buffers)
+        assert isinstance(target.model, Model)
+        return target.log_likelihood_and_grad(w.reshape(-1), batch, target.model.member(buffers, 0))
 
     def _factors(self, logits: Tensor, units: Units, generator: torch.Generator) -> Tensor:
         """Factors of the units, (S, *B, R, U), through which gradients reach rates that are learnt."""
@@ -234,11 +235,13 @@ class Dropout(Options):
             return
         assert isinstance(model, Model)
         if learns(target) and step < state.turn and step % SETTLE_EVERY == 0:
-            tail = settled(model, self._drawn(target, state, generator), state.held, state.buffers)
+            with Quiet():
+                tail = settled(model, self._drawn(target, state, generator), state.held, state.buffers)
             state.theta[..., model.learnt] = tail
         if isinstance(self.rate, tuple) and step == state.turn:
             draws = self._drawn(target, state, generator)
-            scores = target.pointwise(draws, state.held, state.buffers)  # (S, *B, R, n)
+            with Quiet():
+                scores = target.pointwise(draws, state.held, state.buffers)  # (S, *B, R, n)
             best = (torch.logsumexp(scores, 0).sum(-1)).argmax(-1)
             state.chosen = best
 

@@ -19,8 +19,11 @@ their own form, in which the draw is a function that stays beside the network, a
     minimise  -log p(y + s e_m | f(x; w) + f(x; a_m)) - log p(w)
 
 For a model that is linear in its weights, with Gaussian noise, the two are the same with w + a_m for w, and each member
-is an exact and independent draw from the posterior. For other networks they differ: an anchor pulls at weights, a prior
-function shapes what is predicted far from the data. Labels have no noise to add; there only the prior is moved.
+is, once it has converged, an exact and independent draw from the posterior. For other networks they differ: an anchor
+pulls at weights, a prior function shapes what is predicted far from the data. Labels and counts have no noise to add;
+there only the prior is moved. A noise that is learnt is that of the members' mean on held-out rows: what one member
+misses by has the noise in it that was added to its targets, and a scale set by it would feed itself. So would one that
+the network gives, which is refused.
 
 With a process group of `torch.distributed` each process trains its share of the members (see `priory.distributed`).
 Cost of a step: one step of the method for all members together, or one for each; memory grows with M P.
@@ -68,7 +71,8 @@ class Ensemble(Options):
     `method` is `MAP()` unless given. The first member doesn't begin at the network's own weights: all are drawn anew by
     the layers' `reset_parameters`. The method's own `start` is fitted once a member. `anchored` is True for members
     whose priors have centres of their own, and "function" for randomised prior functions, whose posterior predicts and
-    has no parameters; both need `MAP`, a Gaussian prior over every weight and rows in memory.
+    has no parameters; both need `MAP`, a Gaussian prior over every weight, rows in memory, and Gaussian noise that
+    doesn't come from the network, or labels or counts.
 
     >>> Ensemble(MAP(), size=0)
     Traceback (most recent call last):
@@ -87,10 +91,14 @@ class Ensemble(Options):
             object.__setattr__(self, "method", MAP())
         method: Any = self.method
         got = f"the class {method.__name__}: write {method.__name__}()" if isinstance(method, type) else repr(method)
-        ok = isinstance(method, Method) and not isinstance(method, (type, Ensemble))
+        ok = isinstance(method, Method) and not isinstance(method, type)
         require(ok, "method", "Ensemble", "be a method such as MAP()", got)
+        require(not isinstance(method, Ensemble), "method", "Ensemble", "be that of one member, and no Ensemble", got)
         ok = not hasattr(method, "chains")
         require(ok, "method", "Ensemble", "be one that doesn't sample: a sampler has chains of its own", got)
+        at = getattr(method, "at", None)
+        ok = not (isinstance(at, str) and at == "network")
+        require(ok, "method", "Ensemble", "find weights of its own for each member: at the network's all are one", got)
         require(whole(self.size, 1), "size", "Ensemble", "be a whole number from 1", repr(self.size))
         ok = isinstance(self.anchored, bool) or self.anchored == "function"
         require(ok, "anchored", "Ensemble", "be True, False or 'function'", repr(self.anchored))
@@ -193,8 +201,12 @@ class Ensemble(Options):
             states = [member_of(state.together, m) for m in range(share(self.size))]
         if state.seen is not None and state.seen.beside is not None:
             pairs = zip(states, state.seen.anchors, strict=True)
-            return Mixture([PriorFunction(target, own.w, a, own.buffers) for own, a in pairs])
-        return Mixture([self.method.posterior(target, own) for own in states])
+            members: list[Posterior] = [PriorFunction(target, own.w, a, own.buffers) for own, a in pairs]
+        else:
+            members = [self.method.posterior(target, own) for own in states]
+        for member in members:
+            member.method = type(self.method).__name__
+        return Mixture(members)
 
 
 def share(size: int) -> int:
@@ -262,9 +274,14 @@ class Anchored(Target):
         return cls(**{**given, "model": model}, anchors=anchors, noise=noise, beside=beside)
 
     def outputs(self, w: Tensor, inputs: Batch, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The outputs of each member, (M, n, ...), with its function."""
+        """The mean of the members' outputs with their functions, for each member the same, (M, n, ...).
+
+        A learnt noise is set by it: the noise that was added to the targets all but averages out.
+        """
         outputs = super().outputs(w, inputs, buffers)
-        return outputs if self.beside is None else outputs + super().outputs(self.anchors, inputs)
+        if self.beside is not None:
+            outputs = outputs + super().outputs(self.anchors, inputs)
+        return outputs.mean(0, keepdim=True).expand_as(outputs)
 
     def log_likelihood_and_grad(
         self, w: Tensor, batch: Batch, buffers: Mapping[str, Tensor] | None = None
@@ -274,19 +291,15 @@ class Anchored(Target):
         assert isinstance(self.model, Model)
         offset = None if self.beside is None else self.beside[:, rows]
         if self.noise is not None:
-            moved = -(self.temperature**0.5) * self._scale(w, tuple(inputs), y, buffers) * self.noise[:, rows]
-            if self.model.likelihood.slope is None:  # the scale, which comes from the network too, stays
-                moved = torch.stack([moved, torch.zeros_like(moved)], -1)
+            moved = -(self.temperature**0.5) * self._scale(w, y) * self.noise[:, rows]
             offset = moved if offset is None else offset + moved
         return self.model.log_likelihood_and_grad(w, (*inputs, y), self.factor(batch), buffers or {}, offset)
 
-    def _scale(self, w: Tensor, inputs: Batch, y: Tensor, buffers: Mapping[str, Tensor] | None) -> Tensor:
+    def _scale(self, w: Tensor, y: Tensor) -> Tensor:
         """The standard deviation of the targets as each member has it, (M, n, *event)."""
         assert isinstance(self.model, Model)
         with torch.no_grad():
-            varies = self.model.likelihood.slope is None  # it comes from the network
-            outputs = self.outputs(w, inputs, buffers) if varies else y.expand(len(w), *y.shape)
-            return self.model.likelihood.variance(outputs, self.model.learnt_at(w)).sqrt()
+            return self.model.likelihood.variance(y.expand(len(w), *y.shape), self.model.learnt_at(w)).sqrt()
 
 
 def check_anchored(target: Target, data: Data) -> None:
@@ -294,6 +307,10 @@ def check_anchored(target: Target, data: Data) -> None:
     model = target.model
     if not isinstance(model, Model):
         raise InputError("The 'anchored' of Ensemble needs a Model: a Density has its prior inside.")
+    likelihood = model.likelihood
+    ok = likelihood.slope is not None or likelihood.classes or likelihood.discrete
+    must = "have Gaussian noise that doesn't come from the network, or labels or counts"
+    require(ok, "anchored", "Ensemble", must, repr(likelihood))
     weights = model.prior.precision[..., : model.network.size]
     gaussian = bool((weights > 0).all()) and not model.prior.hierarchical
     require(gaussian, "anchored", "Ensemble", "have a Gaussian prior over every weight", repr(model))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 
 from priory.curvature.last_layer import Belief, Layer, newton
+from priory.data import Data
 from priory.errors import InputError, require
 from priory.methods.base import Info, Options, Plan
 from priory.methods.map import MAP
@@ -28,7 +29,6 @@ from priory.posteriors import LastLayerPosterior, Posterior
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from priory.data import Data
     from priory.target import Target
 
 LIMIT = 1 << 32  # bytes
@@ -83,7 +83,8 @@ class LastLayer(Options):
         layer = Layer.of(model, data.some(2)[:-1])
         wanted = MATRICES * len(layer.places) ** 2 * NUMBER
         got = f"{len(layer.places):,} weights, {wanted / 2**30:.1f} GiB: use Laplace('kron', over='last')"
-        require(wanted <= LIMIT, "net", "LastLayer", f"have a last layer that fits into {LIMIT / 2**30:.0f} GiB", got)
+        must = f"have a last layer that fits into {LIMIT / 2**30:.0f} GiB for LastLayer"
+        require(wanted <= LIMIT, "net", "Model", must, got)
         prior_of(target, layer)
         return Plan(data, steps)
 
@@ -103,6 +104,8 @@ class LastLayer(Options):
         return State(w, w.new_zeros(*shape, size, size), w.new_zeros(shape), target.buffers(shape, start), layer)
 
     def step(self, target: Target, state: State, batch: Data, generator: torch.Generator) -> tuple[State, Info]:
+        must = "be all rows as one Data, plan.rows(step), and no minibatch"
+        require(isinstance(batch, Data), "batch", "LastLayer.step", must, type(batch).__name__)
         model, prior = target.model, prior_of(target, state.layer)
         assert isinstance(model, Model)
         size, q = target.size, len(state.layer.places)

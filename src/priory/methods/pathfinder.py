@@ -161,7 +161,8 @@ class Pathfinder(Options):
         start: Posterior | None = None,
     ) -> State:
         written = ", ".join(target.buffers())
-        require(not written, "model", "Pathfinder", "have no buffers that training writes, as BatchNorm has", written)
+        must = "have no buffers that training writes, as BatchNorm has: call net.eval() before Model"
+        require(not written, "model", "Pathfinder", must, written)
         w = target.start(plan.data, torch.Size([*shape, self.paths]), generator, start)
         w, value, gradient, alive = begin(log_joint(target, plan.data), w)
         none = w.new_zeros(*w.shape[:-1], self.history, w.shape[-1])

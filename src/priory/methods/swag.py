@@ -6,8 +6,10 @@ From a mode, Adam goes on at a constant rate and wanders around it. Of the n sna
     m = 1/n sum_i w_i,    v = 1/n sum_i (w_i - m)^2,    D = (w_i - m) for the last r of them, as columns
     q(w) = N(m, diag(v) / 2 + D D' / (2 (r - 1)))
 
-The mean alone is stochastic weight averaging (Izmailov et al. 2018). How far the path wanders depends on the rate and
-on the size of a batch, and not on the data alone: SWAG is a heuristic, whose k-hat and calibration are worth a look.
+The deviations are from the mean of all snapshots; in the paper each is from the mean of those up to it, so that early
+ones are smaller. The mean alone is stochastic weight averaging (Izmailov et al. 2018). How far the path wanders depends
+on the rate and on the size of a batch, and not on the data alone: SWAG is a heuristic, whose k-hat and calibration are
+worth a look.
 `Ensemble(SWAG(), size)` is multi-SWAG (Wilson and Izmailov 2020).
 
 Cost of a step: that of MAP, and O(P) a snapshot; memory O(r P).
@@ -54,8 +56,9 @@ class State:
 class SWAG(Options):
     """A Gaussian of low rank plus a diagonal, from snapshots of a walk around the mode.
 
-    `snapshots` are taken every `every` steps (unless given, once an epoch), `rank` of them make the low-rank part. The
-    mode is found by `start`, which is `MAP()` unless given, with the epochs or steps that `fit` was asked for.
+    `snapshots` are taken every `every` steps (unless given, once an epoch), the last `rank` of them, or all where there
+    are fewer, make the low-rank part. The mode is found by `start`, which is `MAP()` unless given, with the epochs or
+    steps that `fit` was asked for.
 
     >>> SWAG(rank=1)
     Traceback (most recent call last):
@@ -73,11 +76,15 @@ class SWAG(Options):
 
     def __post_init__(self) -> None:
         require(whole(self.rank, 2), "rank", "SWAG", "be a whole number from 2", repr(self.rank))
-        ok = whole(self.snapshots, self.rank)
-        require(ok, "snapshots", "SWAG", f"be a whole number from the rank, {self.rank}", repr(self.snapshots))
+        require(whole(self.snapshots, 2), "snapshots", "SWAG", "be a whole number from 2", repr(self.snapshots))
         ok = self.every is None or whole(self.every, 1)
         require(ok, "every", "SWAG", "be a whole number from 1, or None", repr(self.every))
         check_rate(self.learning_rate, "constant", "SWAG")
+
+    @property
+    def columns(self) -> int:
+        """How many snapshots the low-rank part is made of."""
+        return min(self.rank, self.snapshots)
 
     def default_start(self, model: Any) -> MAP:
         """The mode to walk around."""
@@ -102,7 +109,7 @@ class SWAG(Options):
     ) -> State:
         w = target.start(plan.data, shape, generator, start)
         adam = Adam.of(w, rates("constant", self.learning_rate, plan.steps, "SWAG"))
-        last = w.new_zeros(*shape, self.rank, target.size)
+        last = w.new_zeros(*shape, self.columns, target.size)
         zeros = torch.zeros_like(w)
         return State(w, adam, target.buffers(shape, start), zeros, zeros.clone(), last, 0, self._every(plan.data))
 
@@ -120,7 +127,7 @@ class SWAG(Options):
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Variational:
         if state.count == 0:
             take(state)
-        form = LowRankForm(target.size, self.rank)
+        form = LowRankForm(target.size, self.columns)
         return Variational(target, form, theta_of(state), state.buffers)
 
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from priory.curvature.last_layer import Belief, Layer, cholesky, newton
-from priory.data import Data
-from priory.errors import InputError, require, whole
-from priory.model import Model
+from priory.errors import require, whole
+from priory.model import Model, rows_given
 from priory.posteriors.base import Evidence, Posterior, taking
 from priory.predictive import LINKS, Linearised
 
@@ -59,8 +58,8 @@ class LastLayerPosterior(Posterior):
 
     def predict(self, x: Any, samples: int = 64, seed: int = 0, link: str = "samples") -> Prediction:
         """What is known of y at new inputs, whose outputs are Gaussian; `link` is as for `Laplace`."""
-        for name, number, least in (("samples", samples, 1), ("seed", seed, -(2**63))):
-            require(whole(number, least), name, "predict", "be a whole number", repr(number))
+        require(whole(samples, 1), "samples", "predict", "be a whole number from 1", repr(samples))
+        require(whole(seed, -(2**63)), "seed", "predict", "be a whole number", repr(seed))
         require(link in ("samples", *LINKS), "link", "predict", f"be among samples, {', '.join(LINKS)}", repr(link))
         inputs, model = self._inputs(x), self.model
         assert isinstance(model, Model)
@@ -70,8 +69,10 @@ class LastLayerPosterior(Posterior):
             phi, outputs = self.layer.features(model, self.w, inputs, self.buffers)
         k = self.layer.outputs
         s = self.covariance.view(k, -1, k, phi.shape[1])
-        v = torch.einsum("nd,kdle,ne->nkl", phi, s, phi)
-        f, event = model.likelihood.arrange(outputs, self.target.event), self.target.event
+        event = self.target.event
+        order = self.layer.order(model.likelihood, event)
+        v = torch.einsum("nd,kdle,ne->nkl", phi, s, phi)[:, order][:, :, order]
+        f = model.likelihood.arrange(outputs, event)
         learnt = model.learnt_at(self.w)
         return Linearised.of(
             model.likelihood, f, v, learnt, event, model.prepare_targets, int(seed), int(samples), link
@@ -81,12 +82,12 @@ class LastLayerPosterior(Posterior):
         """The posterior after more rows, given the same features: exact with Gaussian noise, in whatever pieces."""
         model = self.model
         assert isinstance(model, Model)
-        rows = Data.of(data).prepared(model.prepare)
-        if rows.num_data is None:
-            raise InputError("The 'data' of update must be inputs and targets, such as (X, y). Got None instead.")
+        rows = rows_given(data, "update").prepared(model.prepare)
+        with taking(inputs := rows.some(1)[:-1]):
+            self.layer.features(model, self.w, inputs, self.buffers)
         power = 1 / self.target.temperature
         w, belief, gained = newton(model, self.layer, self.w, rows, self.belief, self.buffers, power)
-        target = replace(self.target, num_data=(self.num_data or 0) + rows.num_data)
+        target = replace(self.target, num_data=(self.num_data or 0) + (rows.num_data or 0))
         found = LastLayerPosterior(target, w, belief, self.layer, self._value + gained, self.buffers)
         found.method, found.seed = self.method, self.seed
         return found
@@ -94,7 +95,9 @@ class LastLayerPosterior(Posterior):
     def evidence(self) -> Evidence:
         assert isinstance(self.model, Model)
         exact = self.model.likelihood.slope is not None
-        kind = "log p(D) of the last layer" if exact else "Laplace estimate of log p(D) of the last layer"
+        t = self.target.temperature
+        what = "log p(D)" if t == 1 else f"the tempered log p(D), T = {t:g}, and no log p(D),"
+        kind = f"{what} of the last layer" if exact else f"Laplace estimate of {what} of the last layer"
         return Evidence(self._value, f"{kind}, given the other layers")
 
     def tensors(self) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from priory.errors import InputError
-from priory.masks import Site, Units
+from priory.masks import Quiet, Site, Units
 from priory.posteriors.base import Evidence, Posterior
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from priory.predictive import Prediction
     from priory.target import Target
 
 
@@ -42,7 +43,8 @@ class Masked(Posterior):
     @property
     def rates(self) -> dict[str, float]:
         """The probability of dropping an input unit, by the parameter whose units they are."""
-        return {site.parameter: float(p) for site, p in zip(self.units.sites, self._rates, strict=True)}
+        both = zip(self.units.sites, self._rates, strict=True)
+        return {name: float(p) for site, p in both for name in site.parameters}
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         p = self._rates[self.units.site].expand(n, -1)
@@ -52,6 +54,11 @@ class Masked(Posterior):
     def mean(self) -> dict[str, Tensor]:
         return self.model.layout.constrain(self.loc)  # factors have mean one, and only weights have any
 
+    def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
+        """What is known of y at new inputs, with a mask a draw; dropout that the network has always on does nothing."""
+        with Quiet():
+            return super().predict(x, samples=samples, seed=seed)
+
     def evidence(self) -> Evidence:
         raise InputError(f"{self.method or 'Dropout'} gives no evidence: its masks have no density to compare.")
 
@@ -59,15 +66,21 @@ class Masked(Posterior):
         return {"loc": self.loc, "rates": self._rates, "unit": self.units.unit, "site": self.units.site}
 
     def own(self) -> dict[str, Any]:
-        return {"noise": self.noise, "sites": [[site.parameter, site.units] for site in self.units.sites]}
+        return {"noise": self.noise, "sites": [site_kept(site) for site in self.units.sites]}
 
     @classmethod
     def of_tensors(
         cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
     ) -> Masked:
-        sites = tuple(Site(name, units) for name, units in own["sites"])
+        sites = tuple(Site((name, *others), units) for name, units, *others in own["sites"])
         units = Units(sites, tensors["unit"], tensors["site"])
         return cls(target, tensors["loc"], tensors["rates"], units, own["noise"], buffers)
+
+
+def site_kept(site: Site) -> list[str | int]:
+    """A site as a file has it: a weight, the number of its units, and the other weights that read them."""
+    first, *others = site.parameters
+    return [first, site.units, *others]
 
 
 def factors(p: Tensor, noise: str, generator: torch.Generator) -> Tensor:

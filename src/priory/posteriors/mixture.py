@@ -120,7 +120,8 @@ class Mixture(Posterior):
 
     def own(self) -> dict[str, Any]:
         self._of_one_model("file")
-        return {"members": [[member.kind, member.own()] for member in self.members]}
+        methods = [member.method for member in self.members]
+        return {"members": [[member.kind, member.own()] for member in self.members], "methods": methods}
 
     @classmethod
     def of_tensors(
@@ -131,6 +132,8 @@ class Mixture(Posterior):
             mine = {name[len(f"{k}.") :]: t for name, t in tensors.items() if name.startswith(f"{k}.")}
             theirs = {name[len(BUFFER) :]: mine.pop(name) for name in list(mine) if name.startswith(BUFFER)}
             members.append(KINDS[kind].of_tensors(target, mine, theirs, **options))
+        for member, method in zip(members, own.get("methods", []), strict=False):  # older files don't have them
+            member.method = method
         return cls(members, tensors["weights"])
 
     def join(self) -> None:
@@ -141,6 +144,7 @@ class Mixture(Posterior):
                 tensors = {name: gather(t[None])[process] for name, t in member.tensors().items()}
                 buffers = {name: gather(t[None])[process] for name, t in member.buffers.items()}
                 others.append(type(member).of_tensors(member.target, tensors, buffers, **member.own()))
+                others[-1].method = member.method
         self.members = others
         self.weights = self.weights.repeat(world()) / world()
 

@@ -37,3 +37,58 @@ def test_the_proposal_is_a_normal_step_and_its_acceptance_the_ratio_of_densities
     moved = (move.w != w).any(-1)
     assert 0 < int(moved.sum()) < 50
     torch.testing.assert_close(move.w[moved], proposal[moved], rtol=1e-12, atol=1e-12)
+
+
+WITHOUT_SLOPES = {
+    "detached": lambda w: -0.5 * (w.detach() - 1).square().sum(),
+    "numpy": lambda w: torch.as_tensor(-0.5 * float(((w.numpy() - 1) ** 2).sum()), dtype=w.dtype),
+}
+
+
+@pytest.mark.filterwarnings("ignore:This density can't be vectorised")
+@pytest.mark.parametrize("name", WITHOUT_SLOPES)
+def test_a_density_without_a_gradient_is_walked_over_as_one_with(name):
+    log_prob = WITHOUT_SLOPES[name]
+    density = pr.Density(lambda p: log_prob(p["w"]), {"w": Param((2,))})
+    smooth = pr.Density(lambda p: -0.5 * (p["w"] - 1).square().sum(), {"w": Param((2,))})
+    method = RandomWalk(chains=4, warmup=20)
+    ours, theirs = (pr.fit(d, None, method, steps=10, progress=False).draws["w"] for d in (density, smooth))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    for other in (pr.MAP(), pr.NUTS(chains=4), pr.MALA(chains=4), pr.Pathfinder(), pr.MeanField()):
+        with pytest.raises(pr.InputError, match="must be differentiable in its parameters, but for RandomWalk"):
+            pr.fit(density, None, other, steps=5, progress=False)
+
+
+@pytest.mark.parametrize("support", [torch.distributions.constraints.positive, torch.distributions.constraints.real])
+def test_a_density_of_its_volume_element_alone_has_no_gradient_for_others(support):
+    density = pr.Density(lambda p: -p["s"].detach().square(), {"s": Param((), support)})
+    with pytest.raises(pr.InputError, match="must be differentiable in its parameters"):
+        pr.fit(density, None, pr.HMC(chains=4, warmup=5), steps=5, progress=False)
+
+
+@pytest.mark.filterwarnings("ignore:This density can't be vectorised")
+def test_a_prior_and_a_likelihood_without_a_gradient_are_walked_over_with_the_volume_of_their_support():
+    y = torch.tensor([1.0, 2.5], dtype=torch.float64)
+    support = torch.distributions.constraints.positive
+
+    def parts(of):
+        return pr.Density(
+            log_prior=lambda p: -of(p["s"]),
+            log_likelihood=lambda p, y: -0.5 * (y - of(p["s"])).square(),
+            params={"s": Param((), support)},
+        )
+
+    blind, smooth = parts(lambda s: torch.as_tensor(float(s.detach()), dtype=y.dtype)), parts(lambda s: s)
+    w = torch.tensor([[0.3], [-1.0], [0.7]], dtype=y.dtype)
+    data, generator = Data.of(y), stream(0, "walk")
+    method = RandomWalk(chains=3, warmup=5)
+    states = []
+    for density in (blind, smooth):
+        target = Target(density, 2, single=True)
+        density.check(y)
+        states.append(method.init(target, method.plan(target, data, 1, 0), generator))
+    torch.testing.assert_close(states[0].joint(w)[0], states[1].joint(w)[0], rtol=1e-12, atol=1e-12)
+    assert bool((states[0].joint(w)[1] == 0).all())
+    s = w[:, 0].exp()
+    wanted = -s - 0.5 * (y - s[:, None]).square().sum(-1) + w[:, 0]
+    torch.testing.assert_close(states[0].joint(w)[0], wanted, rtol=1e-12, atol=1e-12)

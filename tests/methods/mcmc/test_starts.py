@@ -282,3 +282,30 @@ def test_no_value_at_the_start_is_refused_with_the_parameters(value, got):
     density = pr.Density(lambda p: value + 0 * p["w"].sum() + p["s"], {"w": Param((2,)), "s": Param()})
     with pytest.raises(InputError, match=rf"be finite at the start .*'w': .*'s': .*{got}"):
         pr.fit(density, None, NUTS(), progress=False)
+
+
+def two_hills():
+    """A proper density that is zero in the origin: w^2 exp(-w^2 / 2), whose modes are at w^2 = 2."""
+    return pr.Density(lambda p: (2 * p["w"].abs().log() - 0.5 * p["w"] ** 2).sum(), {"w": Param((2,))})
+
+
+def test_a_density_that_is_zero_in_the_origin_is_fitted_and_drawn_from():
+    mode = pr.fit(two_hills(), None, pr.MAP(learning_rate=0.05), steps=600, progress=False).mean["w"]
+    assert torch.allclose(mode.square(), torch.full((2,), 2.0, dtype=mode.dtype), atol=1e-6)
+    draws = pr.fit(two_hills(), None, pr.RandomWalk(chains=16, warmup=200), steps=400, progress=False).draws["w"]
+    assert bool((draws.square().mean((0, 1)) - 3).abs().max() < 0.6)  # four errors of 300 draws
+
+
+def test_a_density_with_a_number_at_some_starts_alone_begins_at_one_of_them():
+    beyond = pr.Density(lambda p: torch.where(p["w"] > 1, -p["w"], -math.inf).sum(), {"w": Param()})
+    beyond.check(())
+    start = beyond.start(None, torch.Size(), torch.Generator())
+    assert float(start) > 1
+    assert float(two_hills().start(None, torch.Size(), torch.Generator()).abs().sum()) == 0  # nobody has looked yet
+
+
+@pytest.mark.parametrize("log_prob", [lambda w: w.log().sum(), lambda w: -math.inf + 0 * w.sum()])
+def test_a_density_without_a_number_at_other_starts_or_without_any_is_refused_where_it_was_tried(log_prob):
+    density = pr.Density(lambda p: log_prob(p["w"]), {"w": Param((2,))})
+    with pytest.raises(InputError, match=r"be finite at the start \{'w': \[0.0, 0.0\]\}. Got \[-inf\]"):
+        pr.fit(density, None, NUTS(), progress=False)

@@ -151,7 +151,8 @@ class Sampler(Options):
     ) -> State:
         name = type(self).__name__
         written = ", ".join(target.buffers())
-        require(not written, "model", name, "have no buffers that training writes, as BatchNorm has", written)
+        must = "have no buffers that training writes, as BatchNorm has: call net.eval() before Model"
+        require(not written, "model", name, must, written)
         empirical = bool(getattr(target.model.prior, "empirical", ()))
         require(not empirical, "prior", name, "be a distribution, as infer='variational' makes it", "infer='empirical'")
         lead = torch.Size([*shape, self._chains(target)])

@@ -93,7 +93,7 @@ def drawn(believed: Distribution, block: Block, shape: torch.Size, generator: to
 def begin(joint: Joint, w: Tensor, target: Target, owner: str) -> tuple[Tensor, Tensor, Tensor]:
     """Starts that have a density, with their values and gradients.
 
-    A start without is halved until it has: zero is where a density is tried when a fit begins. One that never has
+    A start without is halved until it has: zero is where a density is tried first. One that never has
     begins where another chain does. A member none of whose chains has a density stays where it is, at minus infinity.
     """
     first = w
