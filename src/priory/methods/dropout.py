@@ -163,6 +163,7 @@ class Dropout(Options):
         leaf = state.theta.detach().requires_grad_()
         with torch.enable_grad():
             loc, logits = leaf[..., : target.size], leaf[..., target.size :]
+            logits = logits if self.learns_rates else logits.detach()
             w = loc * state.units.spread(self._factors(logits, state.units, generator))  # (S, *B, R, P)
             value, gradient = self._likelihood(target, w.detach(), batch, state.buffers)
             value, gradient = value.reshape(w.shape[:-1]), gradient.reshape(w.shape)
@@ -171,8 +172,6 @@ class Dropout(Options):
             total = (penalty - torch.linalg.vecdot(gradient, w).mean(0)).sum()  # members don't meet
             (down,) = torch.autograd.grad(total, leaf)
         down[..., target.model.learnt.start : target.size] = 0  # set on held-out rows
-        if not self.learns_rates:
-            down[..., target.size :] = 0
         state.adam.descend(state.theta, down)
         if self.log_uniform:
             state.theta[..., target.size :].clamp_max_(WIDEST)
@@ -199,9 +198,9 @@ class Dropout(Options):
     def _factors(self, logits: Tensor, units: Units, generator: torch.Generator) -> Tensor:
         """Factors of the units, (S, *B, R, U), through which gradients reach rates that are learnt."""
         each = logits[..., units.site].expand(self.samples, *logits.shape[:-1], -1)
-        if not self.learns_rates or self.noise == "gaussian":
-            if not self.learns_rates:
-                return factors(each.detach().sigmoid(), self.noise, generator)
+        if not self.learns_rates:
+            return factors(each.sigmoid(), self.noise, generator)
+        if self.noise == "gaussian":
             z = torch.randn(each.shape, generator=generator, dtype=each.dtype, device=each.device)
             return 1 + (0.5 * each).exp() * z
         u = torch.rand(each.shape, generator=generator, dtype=each.dtype, device=each.device)
