@@ -23,7 +23,7 @@ LAYERS = (
     ("errors", "streams", "constraints", "flat", "data", "distributed"),
     ("distributions", "divergences", "families"),
     ("likelihoods", "priors", "penalties"),
-    ("chain", "masks", "network", "vectorise", "model", "density", "latent", "target"),
+    ("chain", "masks", "own_dropout", "network", "vectorise", "model", "density", "latent", "target"),
     ("estimators", "curvature"),
     ("diagnostics", "predictive", "averaged", "posteriors"),
     ("methods", "optim"),

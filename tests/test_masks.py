@@ -9,8 +9,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 import priory as pr
-from priory.masks import CHANNELS, DROPOUTS, Units, in_network
+from priory.masks import Units
 from priory.network import Network
+from priory.own_dropout import CHANNELS, DROPOUTS, in_network
 from priory.streams import stream
 
 

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from priory.network import Network
 
 IN_PLACE = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoid_}
@@ -108,13 +110,17 @@ class Chain:
         return torch.baddbmm(bias.unsqueeze(-1), weight, h, out=out)
 
 
-def differentiable(network: Network, w: Tensor, x: Tensor) -> Tensor:
-    """The outputs (S, n, out) of a network's chain at vectors (S, P) and inputs (n, in), for autograd to go through."""
-    pieces, h = network.cut(w), x.mT
+def differentiable(network: Network, w: Tensor, x: Tensor, factors: Mapping[int, Tensor] | None = None) -> Tensor:
+    """The outputs (S, n, out) of a network's chain at vectors (S, P) and inputs (n, in), for autograd to go through.
+
+    `factors` (S, width, n) multiply what comes into a layer, by the identity of its weight.
+    """
+    pieces, h, factors = network.cut(w), x.mT, factors or {}
     each = lambda p: pieces[id(p)] if id(p) in pieces else p.detach().expand(len(w), *p.shape)  # noqa: E731
     for layer in network.chain:
         if isinstance(layer, nn.Linear):
-            weight, h = each(layer.weight), h.expand(len(w), *h.shape[-2:])
+            weight, by = each(layer.weight), factors.get(id(layer.weight))
+            h = h.expand(len(w), *h.shape[-2:]) if by is None else h * by
             bias = None if layer.bias is None else each(layer.bias).unsqueeze(-1)
             h = torch.bmm(weight, h) if bias is None else torch.baddbmm(bias, weight, h)
         else:

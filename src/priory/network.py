@@ -26,7 +26,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from priory.errors import InputError, require
 from priory.flat import Param
-from priory.masks import Quiet
+from priory.own_dropout import Quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -141,6 +141,11 @@ class Network:
     def places(self) -> list[slice]:
         """Where each parameter lies in the vector, in their order."""
         return [place for _, place in self._places]
+
+    @property
+    def place_of(self) -> dict[str, slice]:
+        """The same by name."""
+        return dict(zip(self._leaves, self.places, strict=True))
 
     # One vector: the skeleton's parameters are views of it.
 

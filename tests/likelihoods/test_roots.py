@@ -91,6 +91,13 @@ def test_the_roots_add_up_to_minus_the_second_derivative_whatever_y_is(name: str
         torch.testing.assert_close(information(case), observed(case, targets), **EXACT)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_a_likelihood_says_whether_its_second_derivative_depends_on_y(name: str) -> None:
+    likelihood, outputs, learnt = case = ALL[name]
+    one, other = (observed(case, likelihood.draw(outputs, learnt, stream(seed, "y"))) for seed in (0, 1))
+    assert torch.allclose(one, other, **EXACT) == likelihood.canonical
+
+
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_roots_add_up_to_the_expected_second_derivative_by_quadrature(name: str) -> None:
     likelihood, outputs, learnt = case = EXPECTED[name]

@@ -12,8 +12,9 @@ from torch.nn import functional
 import priory as pr
 from priory.data import Data
 from priory.loop import make_target
-from priory.masks import Units, by_layer, in_network
+from priory.masks import Units, by_layer
 from priory.network import Network
+from priory.own_dropout import in_network
 from priory.streams import stream
 from priory.testing.contract import CLAUSES, classification, regression
 
@@ -110,7 +111,7 @@ def tiny(method, **tempered):
 
 def kl_of(method, target, loc, logits, units):
     """-E_q[log p(w)] - H, as the method has them."""
-    cross, entropy = method._parts(target, loc, logits, units, loc[None])
+    cross, entropy = method._parts(target, loc, logits, units)
     return float(cross - entropy)
 
 
@@ -118,7 +119,7 @@ def kl_of(method, target, loc, logits, units):
 def test_the_loss_is_the_bound_by_enumeration_of_masks(temperature, tempers):
     method = pr.Dropout(0.3)
     target, state, data = tiny(method, temperature=temperature, tempers=tempers)
-    units, size, p = state.units, target.size, 0.3
+    units, size, p = state.masks.units, target.size, 0.3
     loc = state.theta[0, :size]
     cross = entropy = 0.0
     for dropped in itertools.product([0, 1], repeat=3):  # KL = -H(q) - E_q[log p(w)], over eight masks
@@ -136,7 +137,7 @@ def test_the_loss_is_the_bound_by_enumeration_of_masks(temperature, tempers):
 def test_weight_decay_in_the_lectures_form_is_the_same_number():
     method = pr.Dropout(0.3)
     target, state, _ = tiny(method)
-    size, units = target.size, state.units
+    size, units = target.size, state.masks.units
     loc = state.theta[:, :size]
     gal = torch.where(units.masked, loc / 0.7, loc)  # M without the factor on what is kept
     decay = 0.5 / 0.49 * torch.where(units.masked, 0.7 * gal.square(), gal.square()).sum()
@@ -148,15 +149,17 @@ def test_weight_decay_in_the_lectures_form_is_the_same_number():
 def test_the_step_follows_the_gradient_of_the_bound_in_means_and_rates():
     method = pr.Dropout("learn")
     target, state, data = tiny(method)
-    batch, size, units = next(data.batches(0, 0)), target.size, state.units
+    batch, size, units = next(data.batches(0, 0)), target.size, state.masks.units
     before = state.theta.clone()
 
     def loss(theta):
         loc, logits = theta[..., :size], theta[..., size:]
-        w = loc * units.spread(method._factors(logits, units, stream(5, "u")))
-        value = torch.stack([target.differentiable(v, batch) for v in w.reshape(-1, size)])
-        cross, entropy = method._parts(target, loc, logits, units, w)
-        return (cross - entropy - value).sum()
+        z = method._factors(logits, units, len(batch[0]), stream(5, "u"))
+        vectors = (loc * units.spread(z[..., i]) for i in range(len(batch[0])))  # each row has weights of its own
+        rows = zip(*(part.split(1) for part in batch), strict=True)
+        each = [target.differentiable(w.view(-1), row) for w, row in zip(vectors, rows, strict=True)]
+        cross, entropy = method._parts(target, loc, logits, units)
+        return cross - entropy - torch.stack(each).mean()  # a row alone stands for all
 
     (wanted,) = torch.autograd.grad(loss(leaf := before.clone().requires_grad_()), leaf)
     method.step(target, state, batch, stream(5, "u"))
@@ -167,7 +170,7 @@ def test_the_step_follows_the_gradient_of_the_bound_in_means_and_rates():
 def test_learnt_gaussian_factors_have_the_log_uniform_prior_and_say_so():
     with pytest.warns(pr.PrioryWarning, match="improper prior"):
         method, (target, state, _) = pr.Dropout("learn", noise="gaussian"), tiny(pr.Dropout("learn", noise="gaussian"))
-    size, units = target.size, state.units
+    size, units = target.size, state.masks.units
     alpha = state.theta[0, size:].exp()
     each = pr.kl(torch.distributions.Normal(torch.ones_like(alpha), alpha.sqrt()), pr.distributions.LogUniform()).value
     loc = state.theta[:, :size]

@@ -150,20 +150,15 @@ def look(
         squares = (phi[:, :, None] * phi[:, None, :]).reshape(len(phi), -1)
         roots = likelihood.roots(f, learnt).reshape(-1, len(phi), k)[..., back].to(moved.dtype)
         curvature += torch.einsum("cnk,cnl->kln", roots, roots).reshape(k * k, -1) @ squares
-        if not expects_what_it_sees(likelihood):
+        if not likelihood.canonical:
             seconds = second_derivatives(likelihood, f, y, learnt)[:, back][:, :, back]
             bend -= seconds.permute(1, 2, 0).reshape(k * k, -1).to(moved.dtype) @ squares
         seen += len(phi)
     factor = power if rows is None else power * rows / seen
     in_blocks = lambda c: factor * c.view(k, k, size, size).permute(0, 2, 1, 3).reshape(k * size, k * size)  # noqa: E731
     fisher = in_blocks(curvature)
-    own = fisher if expects_what_it_sees(likelihood) else in_blocks(bend)
+    own = fisher if likelihood.canonical else in_blocks(bend)
     return Look(factor * value, factor * gradient.reshape(-1), fisher, own)
-
-
-def expects_what_it_sees(likelihood: Likelihood) -> bool:
-    """Whether d^2 log p(y | f) / df^2 doesn't depend on y, so that the Fisher information is minus it."""
-    return likelihood.slope is not None or likelihood.classes or likelihood.discrete
 
 
 def second_derivatives(likelihood: Likelihood, f: Tensor, y: Tensor, learnt: dict[str, Tensor]) -> Tensor:

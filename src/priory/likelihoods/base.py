@@ -42,6 +42,11 @@ class Likelihood(ABC):
         return None
 
     @property
+    def canonical(self) -> bool:
+        """Whether d^2 log p(y | f) / df^2 doesn't depend on y, so that the Fisher information in f is minus it."""
+        return self.slope is not None
+
+    @property
     def declared(self) -> dict[str, Declared]:
         """The learnt parameters by their short names ("noise"); a Model calls them "likelihood.noise"."""
         return {}

@@ -26,6 +26,10 @@ class Bernoulli(Likelihood):
     def __repr__(self) -> str:
         return "Bernoulli()"
 
+    @property
+    def canonical(self) -> bool:
+        return True
+
     def prepare(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         y = as_float(targets, dtype, "Bernoulli")
         wrong = y[(y != 0) & (y != 1)]

@@ -30,6 +30,10 @@ class Categorical(Likelihood):
     def __repr__(self) -> str:
         return "Categorical()"
 
+    @property
+    def canonical(self) -> bool:
+        return True
+
     def prepare(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         whole = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
         must = "be whole numbers, the labels 0 to K - 1, as y.long() gives"

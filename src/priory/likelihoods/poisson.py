@@ -25,6 +25,10 @@ class Poisson(Likelihood):
     def __repr__(self) -> str:
         return "Poisson()"
 
+    @property
+    def canonical(self) -> bool:
+        return True
+
     def prepare(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         y = as_float(targets, dtype, "Poisson")
         wrong = y[(y < 0) | (y != y.round())]

@@ -7,7 +7,8 @@ unit (see `priory.masks`). Under a prior N(m0, 1/lambda) over each weight the lo
 
 which is the bound up to a constant that depends on neither m nor p: weight decay divided by 1 - p, and the entropy of
 the masks, H(p) = -p log p - (1 - p) log(1 - p). (In the lectures' form, without the factor 1 / (1 - p) on what is kept,
-the decay is multiplied by 1 - p: the same number.) Every step draws one mask for the batch; predictions draw one each.
+the decay is multiplied by 1 - p: the same number.) In a step each row has masks of its own where a layer allows it
+(`priory.estimators.row_masks`); in predictions each draw of the weights has one.
 
 Rates are given; or `"learn"`ed with the weights through a relaxed mask (concrete dropout, Gal, Hron and Kendall 2017),
 which the entropy keeps away from 0; or searched: several are fitted side by side and rows held out choose one.
@@ -33,11 +34,13 @@ from torch.nn.functional import softplus
 from priory.distributions import LogUniform
 from priory.divergences import kl
 from priory.errors import InputError, require, warn, whole
-from priory.masks import Quiet, Units, by_layer, drop_rate, in_network
+from priory.estimators.row_masks import RowMasks
+from priory.masks import Units, by_layer, drop_rate
 from priory.methods.base import Info, Options, Plan
-from priory.methods.held_out import HELD_ROWS, SETTLE_EVERY, fraction_held, learns, settled
+from priory.methods.held_out import HELD_ROWS, fraction_held, learns, settled, settles
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.model import Model
+from priory.own_dropout import Quiet, in_network
 from priory.posteriors import Masked, Posterior
 from priory.posteriors.masked import factors
 
@@ -64,7 +67,7 @@ class State:
     adam: Adam
     buffers: dict[str, Tensor]
     chosen: Tensor  # (*B,), which of the R rates the held-out rows have chosen
-    units: Units = field(metadata={"fixed": True})
+    masks: RowMasks = field(metadata={"fixed": True})
     held: Batch | None = field(metadata={"fixed": True})
     turn: int = field(metadata={"fixed": True})  # the step from which every row is seen
 
@@ -146,7 +149,8 @@ class Dropout(Options):
     ) -> State:
         model = target.model
         assert isinstance(model, Model)
-        units, own = sites_of(model, plan.data.some(2)[:-1], self.inputs)
+        some = plan.data.some(2)[:-1]
+        units, own = sites_of(model, some, self.inputs)
         searched = self.rate if isinstance(self.rate, tuple) else (self.rate,)
         p = torch.stack([rates_of(rate, own, model.network.initial) for rate in searched])  # (R, L)
         w = target.start(plan.data, shape, generator, start)
@@ -156,25 +160,32 @@ class Dropout(Options):
         adam = Adam.of(theta, rates(self.schedule, self.learning_rate, plan.steps, "Dropout"))
         held = None if plan.held is None else plan.held.some(HELD_ROWS)
         buffers = target.buffers(torch.Size(lead), start)
-        return State(theta, adam, buffers, torch.zeros(shape, dtype=torch.int64), units, held, plan.turn)
+        masks = RowMasks(model, units, some, model.buffers())
+        return State(theta, adam, buffers, torch.zeros(shape, dtype=torch.int64), masks, held, plan.turn)
 
     def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
         self._look(target, state, generator)
-        leaf = state.theta.detach().requires_grad_()
-        with torch.enable_grad():
-            loc, logits = leaf[..., : target.size], leaf[..., target.size :]
-            logits = logits if self.learns_rates else logits.detach()
-            w = loc * state.units.spread(self._factors(logits, state.units, generator))  # (S, *B, R, P)
-            value, gradient = self._likelihood(target, w.detach(), batch, state.buffers)
-            value, gradient = value.reshape(w.shape[:-1]), gradient.reshape(w.shape)
-            cross, entropy = self._parts(target, loc, logits, state.units, w)
+        units, size = state.masks.units, target.size
+        loc, logits = state.theta[..., :size], state.theta[..., size:]
+        with torch.set_grad_enabled(self.learns_rates):
+            logits = logits.detach().requires_grad_(self.learns_rates)
+            z = self._factors(logits, units, len(batch[0]), generator)  # (S, *B, R, U, n)
+            value, toward, along = self._likelihood(target, state, loc, z.detach(), batch)
+            cross, entropy = self._parts(target, loc, logits, units)
             penalty = target.prior_weight * cross - target.entropy_weight * entropy
-            total = (penalty - torch.linalg.vecdot(gradient, w).mean(0)).sum()  # members don't meet
-            (down,) = torch.autograd.grad(total, leaf)
-        down[..., target.model.learnt.start : target.size] = 0  # set on held-out rows
+            down = torch.zeros_like(state.theta)
+            down[..., :size] = self._decay(target, loc, logits.detach(), units).mul_(target.prior_weight)
+            down[..., :size] -= toward.mean(0)
+            if along is not None:
+                total = penalty.sum() - (along * z).sum() / self.samples  # members don't meet
+                down[..., size:] = torch.autograd.grad(total, logits, retain_graph=True)[0]
+        if target.model.prior.others:
+            others = self._others(target, loc, logits, z, units, down)
+            cross, penalty = cross - others, penalty - target.prior_weight * others
+        down[..., target.model.learnt.start : size] = 0  # set on held-out rows
         state.adam.descend(state.theta, down)
         if self.log_uniform:
-            state.theta[..., target.size :].clamp_max_(WIDEST)
+            state.theta[..., size:].clamp_max_(WIDEST)
         nll = -value.mean(0)
         told = {"loss": nll + penalty.detach(), "nll": nll, "kl": (cross - entropy).detach()}
         return state, Info({name: at(number, state.chosen) for name, number in told.items()})
@@ -184,46 +195,76 @@ class Dropout(Options):
         loc, p = theta[: target.size], theta[target.size :].sigmoid()
         assert isinstance(target.model, Model)
         own = {name: at(b, state.chosen) for name, b in state.buffers.items()}
-        return Masked(target, loc, p, state.units, self.noise, own)
+        return Masked(target, loc, p, state.masks.units, self.noise, own)
 
     # The mathematics.
 
-    def _likelihood(self, target: Target, w: Tensor, batch: Batch, buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """log p(D | w) and its gradient at vectors (S, *B, R, P); a single one takes the way of one vector."""
-        if w[..., 0].numel() > 1:
-            return target.log_likelihood_and_grad(w, batch, buffers)
-        assert isinstance(target.model, Model)
-        return target.log_likelihood_and_grad(w.reshape(-1), batch, target.model.member(buffers, 0))
+    def _likelihood(
+        self, target: Target, state: State, loc: Tensor, z: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """log p(D | w) of each draw, (S, *B, R), and its gradients in the means and, if rates are learnt, in z."""
+        means = loc.expand(self.samples, *loc.shape)
+        value, toward, along = state.masks.log_likelihood_and_grads(
+            means.reshape(-1, target.size),
+            z.reshape(-1, *z.shape[-2:]),
+            batch,
+            target.factor(batch),
+            state.buffers,
+            along=self.learns_rates,
+        )
+        return value.view(z.shape[:-2]), toward.view(means.shape), None if along is None else along.view(z.shape)
 
-    def _factors(self, logits: Tensor, units: Units, generator: torch.Generator) -> Tensor:
-        """Factors of the units, (S, *B, R, U), through which gradients reach rates that are learnt."""
-        each = logits[..., units.site].expand(self.samples, *logits.shape[:-1], -1)
+    def _factors(self, logits: Tensor, units: Units, rows: int, generator: torch.Generator) -> Tensor:
+        """Factors of the units for each row, (S, *B, R, U, n), through which gradients reach rates that are learnt."""
+        each = logits[..., units.site, None]
+        shape = torch.Size([self.samples, *each.shape[:-1], rows])
         if not self.learns_rates:
-            return factors(each.sigmoid(), self.noise, generator)
+            return factors(each.sigmoid(), shape, self.noise, generator)
         if self.noise == "gaussian":
-            z = torch.randn(each.shape, generator=generator, dtype=each.dtype, device=each.device)
+            z = torch.randn(shape, generator=generator, dtype=each.dtype, device=each.device)
             return 1 + (0.5 * each).exp() * z
-        u = torch.rand(each.shape, generator=generator, dtype=each.dtype, device=each.device)
+        u = torch.rand(shape, generator=generator, dtype=each.dtype, device=each.device)
         dropped = torch.sigmoid((each + torch.logit(u, eps=1e-6)) / RELAXED)
         return (1 - dropped) * (1 + each.exp())  # 1 / (1 - p) = 1 + p / (1 - p)
 
-    def _parts(self, target: Target, loc: Tensor, logits: Tensor, units: Units, w: Tensor) -> tuple[Tensor, Tensor]:
-        """-E_q[log p(w)] from the second moments, and the entropy of the factors up to a constant, (*B, R) each."""
-        prior = target.model.prior
-        spread = units.spread(logits.exp()[..., units.site]) * units.masked  # a of each coordinate, 0 where none
-        precision = prior.precision * ~units.masked if self.log_uniform else prior.precision
-        square = (loc - prior.loc).square() + loc.square() * spread
-        cross = 0.5 * (precision * square).sum(-1) - prior.log_normaliser
-        if prior.others:
-            cross = cross - prior.log_prob_of_others(w).mean(0)
-        counts = torch.bincount(units.site, minlength=logits.shape[-1]).to(logits)
+    def _precision(self, target: Target, units: Units) -> Tensor:
+        """Of the Gaussian priors, (P,); none of weights whose factors have a prior in its place."""
+        precision = target.model.prior.precision
+        return precision * ~units.masked if self.log_uniform else precision
+
+    def _parts(self, target: Target, loc: Tensor, logits: Tensor, units: Units) -> tuple[Tensor, Tensor]:
+        """-E_q[log p(w)] of the Gaussian priors, and the entropy of the factors up to a constant, (*B, R) each."""
+        prior, precision = target.model.prior, self._precision(target, units)
+        spread = (logits.exp() * units.sums(precision * loc.square())).sum(-1)  # a is exp(logit)
+        cross = 0.5 * ((precision * (loc - prior.loc).square()).sum(-1) + spread) - prior.log_normaliser
         if self.log_uniform:  # with the factors' own prior
             each = -kl(Normal(torch.ones_like(logits), (0.5 * logits).exp()), LogUniform()).value
         elif self.noise == "gaussian":  # where rates are given, a constant
             each = torch.zeros_like(logits)
         else:
             each = softplus(logits) - logits.sigmoid() * logits  # H(p) at the logit of p
-        return cross, (counts * each).sum(-1)
+        return cross, (each * each.new_tensor(units.counts)).sum(-1)
+
+    def _decay(self, target: Target, loc: Tensor, logits: Tensor, units: Units) -> Tensor:
+        """The gradient of the first of them in the means, (*B, R, P)."""
+        precision = self._precision(target, units)
+        down, a = precision * (loc - target.model.prior.loc), logits.exp()
+        for i, places in enumerate(units.places):
+            for place in places:
+                down[..., place] += a[..., i, None] * precision[..., place] * loc[..., place]
+        return down
+
+    def _others(self, target: Target, loc: Tensor, logits: Tensor, z: Tensor, units: Units, down: Tensor) -> Tensor:
+        """E_q[log p(w)] of priors that are not Gaussian, (*B, R), by the draws of the first row; its gradient added."""
+        with torch.enable_grad():
+            leaf = loc.detach().requires_grad_()
+            others = target.model.prior.log_prob_of_others(leaf * units.spread(z[..., 0])).mean(0)
+            into = (leaf, logits) if self.learns_rates else (leaf,)
+            gradients = torch.autograd.grad(others.sum(), into, allow_unused=True)
+        for gradient, place in zip(gradients, (slice(0, target.size), slice(target.size, None)), strict=False):
+            if gradient is not None:
+                down[..., place].sub_(gradient, alpha=target.prior_weight)
+        return others.detach()
 
     # Held-out rows.
 
@@ -233,7 +274,7 @@ class Dropout(Options):
         if state.held is None or step > state.turn:
             return
         assert isinstance(model, Model)
-        if learns(target) and step < state.turn and step % SETTLE_EVERY == 0:
+        if learns(target) and settles(step, state.turn):
             with Quiet():
                 tail = settled(model, self._drawn(target, state, generator), state.held, state.buffers)
             state.theta[..., model.learnt] = tail
@@ -247,8 +288,8 @@ class Dropout(Options):
     def _drawn(self, target: Target, state: State, generator: torch.Generator) -> Tensor:
         """Draws of the weights, (S, *B, R, P)."""
         loc, logits = state.theta[..., : target.size], state.theta[..., target.size :]
-        p = logits.sigmoid()[..., state.units.site].expand(LOOKS, *logits.shape[:-1], -1)
-        return loc * state.units.spread(factors(p, self.noise, generator))
+        units, p = state.masks.units, logits.sigmoid()[..., state.masks.units.site]
+        return loc * units.spread(factors(p, torch.Size([LOOKS, *p.shape]), self.noise, generator))
 
 
 def sites_of(model: Model, inputs: Batch, first: bool) -> tuple[Units, list[float | None]]:

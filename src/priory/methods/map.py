@@ -28,7 +28,7 @@ from priory.curvature import STRUCTURES, select
 from priory.curvature.evidence import scaled, tune
 from priory.errors import InputError, require, whole
 from priory.methods.base import Info, Options, Plan
-from priory.methods.held_out import HELD_ROWS, SETTLE_EVERY, fraction_held, learns, settled_at
+from priory.methods.held_out import HELD_ROWS, fraction_held, learns, settled_at, settles
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.model import Model
 from priory.penalties.proximal import Corner, corners
@@ -129,7 +129,7 @@ class MAP(Options):
         return State(w, Adam.of(w, learning), buffers, factors, held, plan.turn, data, first, every, meets)
 
     def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
-        if state.held is not None and state.adam.step < state.turn and state.adam.step % SETTLE_EVERY == 0:
+        if state.held is not None and settles(state.adam.step, state.turn):
             settle(target, state)
         if state.data is not None and state.adam.step >= state.first and state.adam.step % state.every == 0:
             retune(target, state, state.data, self.structure)

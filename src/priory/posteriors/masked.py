@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from priory.errors import InputError
-from priory.masks import Quiet, Site, Units
+from priory.masks import Site, Units, places_of
+from priory.model import Model
+from priory.own_dropout import Quiet
 from priory.posteriors.base import Evidence, Posterior
 
 if TYPE_CHECKING:
@@ -47,8 +49,8 @@ class Masked(Posterior):
         return {name: float(p) for site, p in both for name in site.parameters}
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        p = self._rates[self.units.site].expand(n, -1)
-        return self.loc * self.units.spread(factors(p, self.noise, generator))
+        p = self._rates[self.units.site]
+        return self.loc * self.units.spread(factors(p, torch.Size([n, len(p)]), self.noise, generator))
 
     @property
     def mean(self) -> dict[str, Tensor]:
@@ -73,7 +75,8 @@ class Masked(Posterior):
         cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
     ) -> Masked:
         sites = tuple(Site((name, *others), units) for name, units, *others in own["sites"])
-        units = Units(sites, tensors["unit"], tensors["site"])
+        assert isinstance(target.model, Model)
+        units = Units(sites, tensors["unit"], tensors["site"], places_of(target.model.network, sites))
         return cls(target, tensors["loc"], tensors["rates"], units, own["noise"], buffers)
 
 
@@ -83,10 +86,10 @@ def site_kept(site: Site) -> list[str | int]:
     return [first, site.units, *others]
 
 
-def factors(p: Tensor, noise: str, generator: torch.Generator) -> Tensor:
-    """Factors with mean one for rates p of the same shape."""
+def factors(p: Tensor, shape: torch.Size, noise: str, generator: torch.Generator) -> Tensor:
+    """Factors of a shape with mean one, for rates p that broadcast to it."""
     if noise == "gaussian":
-        z = torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
+        z = torch.randn(shape, generator=generator, dtype=p.dtype, device=p.device)
         return 1 + (p / (1 - p)).sqrt() * z
-    u = torch.rand(p.shape, generator=generator, dtype=p.dtype, device=p.device)
-    return (u >= p).to(p.dtype) / (1 - p)
+    u = torch.rand(shape, generator=generator, dtype=p.dtype, device=p.device)
+    return (u >= p) * (1 / (1 - p))

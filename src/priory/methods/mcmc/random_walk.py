@@ -10,20 +10,15 @@ exact.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from priory.density import Density, Values
 from priory.methods.mcmc.sampler import Move, Sampler, State, metropolis, normal, probability, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from priory.methods.base import Plan
-    from priory.posteriors import Posterior
-    from priory.target import Target
 
 
 @dataclass(frozen=True)
@@ -43,18 +38,6 @@ class RandomWalk(Sampler):
     draws: ClassVar[int] = 4000
     patience: ClassVar[tuple[int, int, int]] = (3000, 1000, 1000)
     slopes: ClassVar[bool] = False
-
-    def init(
-        self,
-        target: Target,
-        plan: Plan,
-        generator: torch.Generator,
-        shape: torch.Size = torch.Size(),
-        start: Posterior | None = None,
-    ) -> State:
-        if isinstance(target.model, Density) and target.model.no_slope:
-            target = replace(target, model=Values(target.model))
-        return super().init(target, plan, generator, shape, start)
 
     def transition(self, state: State, generator: torch.Generator) -> Move:
         w = proposal(state, normal(state.w, generator), state.step_size.log.exp())

@@ -1,0 +1,89 @@
+"""What is said of chains that don't settle: those that drift off, spread or move, and those that diverge."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+
+from priory.errors import DivergedError, PrioryWarning
+from priory.methods.flatness import name_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from priory.target import Target
+
+FAR = 1e10  # free coordinates from which a posterior is taken to have no end
+SPREADING, ENOUGH = 2.0, 20  # how much wider the draws may end than they began, and how many tell
+MOVING, SURE = 0.5, 6.0  # widths of their middle half by which draws may move, and standard errors beyond doubt
+CHAINS = 32  # without which draws don't tell that they drift
+
+
+def refuse_drift(target: Target, w: Tensor, owner: str) -> None:
+    """Stop where chains run away: no posterior with an end is so wide in free coordinates."""
+    far = w.abs().flatten(0, -2).amax(0)
+    if float(far.max()) < FAR:
+        return
+    name = name_of(target, int(far.argmax()))
+    raise DivergedError(
+        f"The chains of {owner} drift off: '{name}' has reached {float(far.max()):.1g} in free coordinates. The "
+        "posterior seems to be improper in it: give it a prior, or a narrower one."
+    )
+
+
+def warn_of_drift(target: Target, w: Tensor, owner: str) -> None:
+    """Say when draws (K, S, P) still spread or move: from a first fifth to a last, in width or in place.
+
+    The way of each chain is independent of the others', so that the mean way has a standard error.
+    """
+    fifth = w.shape[1] // 5
+    if w.shape[0] < CHAINS or fifth < ENOUGH:
+        return
+    early, late = (quartiles(some.flatten(0, 1)) for some in (w[:, :fifth], w[:, -fifth:]))
+    before, after = ((q[2] - q[0]).clamp(min=torch.finfo(w.dtype).tiny) for q in (early, late))
+    growth = (after / before).nan_to_num(nan=1.0)
+    ways = w[:, -fifth:].mean(1) - w[:, :fifth].mean(1)  # (K, P)
+    sure = ways.mean(0).abs() > SURE * ways.std(0) / math.sqrt(len(ways))
+    way = torch.where(sure, (late[1] - early[1]).abs() / after, 0.0)
+    if float(growth.max()) >= SPREADING:
+        what, place, size = "spread", int(growth.argmax()), f"{float(growth.max()):.1f} times as wide as they began"
+    elif float(way.max()) >= MOVING:
+        what, place, size = "move", int(way.argmax()), f"{float(way.max()):.1f} of their widths from where they began"
+    else:
+        return
+    warnings.warn(
+        f"The chains of {owner} still {what}: the draws of '{name_of(target, place)}' end {size}. The posterior is "
+        "improper in it, which a prior mends, or the warm-up too short.",
+        PrioryWarning,
+        stacklevel=5,
+    )
+
+
+def quartiles(w: Tensor) -> Tensor:
+    """The quartiles of draws (n, P), which long tails don't move: (3, P)."""
+    ordered = w.mT.contiguous().sort(-1).values
+    return ordered[:, [len(w) // 4, len(w) // 2, 3 * len(w) // 4]].mT
+
+
+def warn_of_divergences(target: Target, w: Tensor, divergent: Tensor, owner: str, accept: float) -> None:
+    """Say how many transitions diverged, and what is special about the draws (K, S, P) where they did."""
+    count = int(divergent.sum())
+    if count == 0:
+        return
+    there, all_ = w[divergent], w.flatten(0, 1)
+    spread = all_.std(0).clamp(min=torch.finfo(w.dtype).tiny)
+    off = (there.mean(0) - all_.mean(0)) / spread
+    off = off.nan_to_num(nan=0.0)
+    place = int(off.abs().argmax())
+    side = "low" if float(off[place]) < 0 else "high"
+    warnings.warn(
+        f"{count} of the {divergent.numel():,} transitions of {owner} diverged, most where '{name_of(target, place)}' "
+        f"is {side}, {abs(float(off[place])):.1f} standard deviations from its mean: what is drawn there can't be "
+        "trusted. Write the model so that its parameters are less dependent, or raise 'accept', which is "
+        f"{accept:g}, with fewer chains that are longer.",
+        PrioryWarning,
+        stacklevel=5,
+    )

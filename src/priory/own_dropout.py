@@ -1,0 +1,314 @@
+"""The dropout that a network has of its own: which weights it masks, and how it is kept silent.
+
+It is followed through one pass: `Look` knows the unit of each entry of what it made. A weight
+reads the same units at every position, and takes their factors. Entries of a sequence that are dropped one by one are
+no factor of weights: they share one over all positions, and a warning says so. What goes into anything but a layer, or
+into a weight that is also used otherwise, is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from priory.errors import InputError, warn
+from priory.masks import Site
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from priory.data import Batch
+    from priory.network import Network
+
+ELEMENTWISE = (functional.dropout, torch.dropout)
+CHANNELS = (functional.dropout1d, functional.dropout2d, functional.dropout3d, torch.feature_dropout)
+ALPHA = (
+    *(functional.alpha_dropout, functional.feature_alpha_dropout),
+    *(torch.alpha_dropout, torch.feature_alpha_dropout),
+)
+DROPOUTS = (*ELEMENTWISE, *CHANNELS, *ALPHA)
+BATCHED = {functional.dropout1d: 3, functional.dropout3d: 5}  # dimensions; with fewer the rows are taken for channels
+PRODUCTS = (functional.linear, torch.conv1d, torch.conv2d, torch.conv3d)
+RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+# f(z x) = z f(x) for a factor z of zero or more on each entry
+THROUGH = (
+    *(functional.relu, torch.relu, Tensor.relu, torch.relu_, Tensor.relu_, functional.leaky_relu),
+    *(Tensor.clone, Tensor.detach, Tensor.to),
+)
+# entries only change their places
+MOVES = (
+    *(torch.flatten, Tensor.flatten, Tensor.view, torch.reshape, Tensor.reshape, Tensor.contiguous, Tensor.__getitem__),
+    *(torch.transpose, Tensor.transpose, torch.permute, Tensor.permute, torch.movedim, Tensor.movedim),
+    *(torch.squeeze, Tensor.squeeze, torch.unsqueeze, Tensor.unsqueeze),
+)
+# entries of one channel, and of one unit if channels are dropped, come together
+POOLS = (
+    *(functional.max_pool1d, functional.max_pool2d, functional.max_pool3d),
+    *(torch.max_pool1d, torch.max_pool2d, torch.max_pool3d),
+    *(functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d),
+    *(functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d),
+    *(functional.adaptive_max_pool1d, functional.adaptive_max_pool2d, functional.adaptive_max_pool3d),
+)
+MEANS = (torch.mean, Tensor.mean, torch.sum, Tensor.sum, torch.amax, Tensor.amax)
+
+
+def in_network(network: Network, inputs: Batch) -> list[Site]:
+    """The sites of the dropout that a network has of its own, with their rates; none if it has none."""
+    look = Look({id(leaf): name for name, leaf in network.leaves.items()}, len(inputs[0]))
+    before = network.silent, network.quiet
+    network.silence(modules=True)  # what a function drops, the look itself doesn't
+    buffers = {name: b.clone() for name, b in network.given.items()}
+    try:
+        with torch.enable_grad(), look:
+            outputs = network(network.initial.clone(), inputs, buffers, train=True)
+    finally:
+        network.silence(*before)
+    return look.sites(outputs)
+
+
+@dataclass
+class Call:
+    """A dropout that a pass met: its rate, and for each weight that reads it the unit of each of its inputs."""
+
+    rate: float
+    reads: dict[str, Tensor] = field(default_factory=dict)
+    ways: set[int] = field(default_factory=set)  # 0, or how many inputs share their factors over all positions
+
+
+@dataclass(frozen=True, eq=False)
+class Dropped:
+    """What a dropout made: the tensor, which is kept so that its id stays its own, and the unit of each entry."""
+
+    tensor: Tensor
+    call: Call
+    unit: Tensor
+
+
+class Look(TorchFunctionMode):
+    """Watches a pass: which weights read what a dropout made, and whether anything else does."""
+
+    def __init__(self, names: Mapping[int, str], rows: int) -> None:
+        super().__init__()
+        self.names, self.rows = names, rows
+        self.calls: list[Call] = []
+        self.attention = False
+        self._dropped: dict[int, Dropped] = {}  # by the id of the tensor
+        self._uses: dict[str, set[int | None]] = defaultdict(set)  # by parameter: the ids of calls, None without one
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in DROPOUTS:
+            return self._drop(func, *args, **kwargs)
+        if func is functional.scaled_dot_product_attention:
+            self.attention |= bool(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0))
+            args, kwargs = without_dropout(args, kwargs)
+        elif func is functional.multi_head_attention_forward:
+            self.attention |= bool(args[10] if len(args) > 10 else kwargs["dropout_p"])
+        out = func(*args, **kwargs)
+        if not any(isinstance(t, Tensor) for t in tree_leaves(out)):
+            return out  # a shape, a type: no number was read
+        followed = self._follow(func, args, kwargs, out)
+        for t in tree_leaves((args, kwargs)):
+            if id(t) in followed:
+                continue
+            if id(t) in self._dropped:
+                raise astray(self._dropped[id(t)].call.rate, f"'{func.__name__.strip('_')}'")
+            if id(t) in self.names:
+                self._uses[self.names[id(t)]].add(None)
+        return out
+
+    def sites(self, outputs: Tensor) -> list[Site]:
+        """What was found, once the pass has come to its outputs."""
+        if id(outputs) in self._dropped:
+            raise astray(self._dropped[id(outputs)].call.rate, "the network's output")
+        for call in self.calls:
+            if not call.reads:
+                raise astray(call.rate, "nothing that can be followed")
+            for name in call.reads:
+                if len(self._uses[name]) > 1:
+                    raise twice(name)
+        if any(call.ways != {0} for call in self.calls):
+            warn(
+                "The network's dropout drops entries at each position of a sequence. As a mask of weights it drops the "
+                "same units at all positions of it."
+            )
+        if self.attention:
+            warn("The network's dropout of attention is off: it drops no inputs of a layer, and masks no weights.")
+        return [site_of(call) for call in self.calls]
+
+    def _drop(self, func: Any, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """What a dropout makes of x, with nothing dropped, and its units by entry."""
+        if p == 0:
+            return x
+        must = "The network's dropout must"
+        if func in ALPHA:
+            raise InputError(
+                f"{must} set units to zero, as Dropout, Dropout1d, Dropout2d and Dropout3d do. Got alpha dropout, "
+                "which also shifts them and is no factor of weights, instead."
+            )
+        check_own(p)
+        if x.ndim != BATCHED.get(func, x.ndim):
+            raise InputError(f"{must} drop units of every row. Got {func.__name__} of {x.ndim} dimensions instead.")
+        if id(x) in self._dropped:
+            raise astray(self._dropped[id(x)].call.rate, "another dropout")
+        call, out = Call(float(p)), x if inplace else x.clone()
+        self.calls.append(call)
+        self._dropped[id(out)] = Dropped(out, call, entries(x, func in CHANNELS, self.rows))
+        return out
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> set[int]:
+        """Follow dropped units through a function; the ids of its arguments that it may read."""
+        if func in RECURRENT:
+            return self._recurrent(args)
+        x, *rest = args if args else (kwargs.get("input"),)
+        seen = self._dropped.get(id(x))
+        if seen is None:
+            return set()
+        if func in PRODUCTS:
+            return self._product(func, seen, rest[0] if rest else kwargs["weight"])
+        unit = carried(func, seen.unit, rest, {k: v for k, v in kwargs.items() if k != "input"}, out)
+        if unit is None:
+            return set()
+        self._dropped[id(out)] = Dropped(out, seen.call, unit)
+        return {id(x)}
+
+    def _product(self, func: Any, seen: Dropped, weight: Tensor) -> set[int]:
+        """A weight reads dropped units: the last dimension, or the channels."""
+        name, unit = self.names.get(id(weight)), seen.unit
+        if name is None or (func is not functional.linear and unit.ndim != weight.ndim):
+            return set()
+        if func is not functional.linear:
+            if not torch.equal(unit, first_of_channels(unit).expand_as(unit)):
+                raise InputError(
+                    f"The network's dropout before a convolution must drop whole channels. Got one that drops entries "
+                    f"before '{name}', which no mask of weights does, instead: use nn.Dropout{unit.ndim - 2}d."
+                )
+            unit = unit.movedim(1, -1)
+        self._read(seen.call, name, unit.reshape(-1, unit.shape[-1]))
+        return {id(seen.tensor), id(weight)}
+
+    def _recurrent(self, args: Any) -> set[int]:
+        """Recurrent layers: the first reads what comes in, the others what they drop between them."""
+        place = max(i for i, arg in enumerate(args) if isinstance(arg, (list, tuple)))
+        weights, layers, rate, both = args[place], args[place + 2], args[place + 3], args[place + 5]
+        followed, seen = set(), self._dropped.get(id(args[0]))
+        for level in range(layers):
+            key = re.compile(rf"(.*\.)?weight_ih_l{level}(_reverse)?")
+            reads = [t for t in weights if key.fullmatch(self.names.get(id(t), ""))]
+            trained = len(reads) == (2 if both else 1)
+            if level == 0 and seen is not None and trained:
+                call, unit = seen.call, seen.unit.reshape(-1, seen.unit.shape[-1])
+                followed.add(id(args[0]))
+            elif level > 0 and rate > 0:
+                check_own(rate)
+                if not trained:
+                    raise astray(rate, "a recurrent layer that isn't trained")
+                call, steps = Call(float(rate)), 2  # each step of a sequence has entries of its own
+                unit = torch.arange(steps * reads[0].shape[1]).view(steps, -1)
+                self.calls.append(call)
+            else:
+                continue
+            for weight in reads:
+                self._read(call, self.names[id(weight)], unit)
+                followed.add(id(weight))
+        return followed
+
+    def _read(self, call: Call, name: str, unit: Tensor) -> None:
+        """A weight reads units (positions, inputs): the same at each, or entries of their own that share a factor."""
+        inputs = unit.shape[-1]
+        way, columns = 0, unit[0]
+        if not torch.equal(unit, unit[:1].expand_as(unit)):
+            way, columns = inputs, torch.arange(inputs)
+            if bool((unit.sort(-1).values.diff(dim=-1) == 0).any()):  # a unit twice at one position
+                raise astray(call.rate, f"'{name}', which doesn't read the units that it drops")
+        call.ways.add(way)
+        if len(call.ways) > 1 or not torch.equal(call.reads.get(name, columns), columns):
+            raise twice(name)
+        call.reads[name] = columns
+        self._uses[name].add(id(call))
+
+
+def check_own(rate: float) -> None:
+    """Refuse a rate that a network can't be fitted with."""
+    if not 0 < rate < 1:
+        raise InputError(f"The network's dropout must have a rate below 1. Got {float(rate):g} instead.")
+
+
+def astray(rate: float, where: str) -> InputError:
+    """The sentence about dropout that masks no weights."""
+    return InputError(
+        "The network's dropout must come right before linear, convolutional or recurrent layers that are trained, "
+        f"whose weights it masks, and go nowhere else. Got one of rate {rate:g} that goes into {where} instead: move "
+        "it, or set every p to 0 and Dropout places its masks by layer."
+    )
+
+
+def twice(name: str) -> InputError:
+    """The sentence about a weight that no one mask fits."""
+    return InputError(
+        f"A layer behind the network's dropout must always read the same dropped units. Got '{name}', which is also "
+        "used with other dropout or without, instead: use two layers, or set every p to 0 and Dropout places its masks "
+        "by layer."
+    )
+
+
+def site_of(call: Call) -> Site:
+    """The units of a dropout that weights read, numbered from zero."""
+    read = torch.cat(list(call.reads.values())).unique()
+    columns = tuple(torch.searchsorted(read, unit.contiguous()) for unit in call.reads.values())
+    return Site(tuple(call.reads), len(read), call.rate, columns)
+
+
+def entries(x: Tensor, channels: bool, rows: int) -> Tensor:
+    """The unit of each entry of x that a dropout drops, the same for every row."""
+    lead = x.shape[:2] if channels else x.shape
+    count = math.prod(lead)
+    each = count // rows if len(x) % rows == 0 else count
+    unit = torch.arange(count, device=x.device) % each
+    return unit.view(*lead, *[1] * (x.ndim - len(lead))).expand(x.shape).contiguous()
+
+
+def first_of_channels(unit: Tensor) -> Tensor:
+    """The unit of the first entry of each channel, (n, C, 1, ...)."""
+    return unit.flatten(2)[..., :1].view(*unit.shape[:2], *[1] * (unit.ndim - 2)) if unit.ndim > 2 else unit
+
+
+def carried(func: Any, unit: Tensor, args: Any, kwargs: Any, out: Any) -> Tensor | None:
+    """The unit of each entry of what a function makes, or None if it doesn't carry a unit's factor through."""
+    if func in THROUGH:
+        return unit
+    if func in MOVES:
+        return (Tensor.reshape if func is Tensor.view else func)(unit, *args, **kwargs)
+    if func in POOLS and isinstance(out, Tensor) and unit.ndim > 2 and out.shape[:2] == unit.shape[:2]:
+        first = first_of_channels(unit)
+        return first.expand(out.shape).contiguous() if torch.equal(unit, first.expand_as(unit)) else None
+    if func in MEANS and kwargs.keys() <= {"dim", "keepdim"}:
+        low, high = unit.amin(*args, **kwargs), unit.amax(*args, **kwargs)
+        return high if torch.equal(low, high) else None
+    return None
+
+
+class Quiet(TorchFunctionMode):
+    """Dropout as a function does nothing while this is on."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if func is functional.scaled_dot_product_attention:
+            args, kwargs = without_dropout(args, kwargs)
+        return func(*args, **kwargs)
+
+
+def without_dropout(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of attention, with a rate of zero."""
+    return ((*args[:4], 0.0, *args[5:]), kwargs) if len(args) > 4 else (args, {**kwargs, "dropout_p": 0.0})
