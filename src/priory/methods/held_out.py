@@ -64,7 +64,8 @@ def settled_at(model: Model, draws: Tensor, outputs: Tensor, targets: Tensor) ->
         with torch.enable_grad():
             each = leaf.expand(*lead, -1).reshape(len(weights), -1)
             learnt = model.learnt_at(torch.cat([weights, each], -1))
-            loss = -model.likelihood.log_prob(outputs, targets, learnt).mean(-1).sum() / lead[0]
+            each_row = model.likelihood.log_prob(outputs, targets, learnt).view(*lead, -1)
+            loss = -torch.logsumexp(each_row, 0).mean(-1).sum()  # of what the draws predict together
             (gradient,) = torch.autograd.grad(loss, leaf)
         adam.descend(tail, gradient)
     return tail
