@@ -101,8 +101,8 @@ def test_a_draw_drops_whole_units_at_the_rate_and_keeps_the_mean():
 # The loss.
 
 
-def tiny(method, **tempered):
-    model = pr.Model(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double(), pr.Categorical(), prior=0.7)
+def tiny(method, prior=0.7, **tempered):
+    model = pr.Model(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double(), pr.Categorical(), prior=prior)
     X, y = classification()[1]
     data = Data.of((X.double(), (y > 0).long()), batch_size=20).prepared(model.prepare)
     target, generator = make_target(model, data, **tempered, drops=True), stream(0, "loss")
@@ -146,20 +146,29 @@ def test_weight_decay_in_the_lectures_form_is_the_same_number():
     assert found == pytest.approx(float(decay) - entropy - target.model.prior.log_normaliser, rel=1e-12)
 
 
-def test_the_step_follows_the_gradient_of_the_bound_in_means_and_rates():
-    method = pr.Dropout("learn")
-    target, state, data = tiny(method)
+@pytest.mark.parametrize("prior", [0.7, torch.distributions.Laplace(0.1, 0.7)], ids=["normal", "laplace"])
+@pytest.mark.parametrize(("rate", "noise"), [("learn", "bernoulli"), (0.3, "bernoulli"), (0.3, "gaussian")])
+@pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
+def test_the_step_follows_the_gradient_of_the_bound_in_means_and_rates(rate, noise, prior, tempers):
+    method = pr.Dropout(rate, noise=noise, samples=2)
+    target, state, data = tiny(method, prior, temperature=0.25, tempers=tempers)
     batch, size, units = next(data.batches(0, 0)), target.size, state.masks.units
     before = state.theta.clone()
 
     def loss(theta):
-        loc, logits = theta[..., :size], theta[..., size:]
+        loc, logits = theta[..., :size], theta[..., size:] if rate == "learn" else theta[..., size:].detach()
         z = method._factors(logits, units, len(batch[0]), stream(5, "u"))
         vectors = (loc * units.spread(z[..., i]) for i in range(len(batch[0])))  # each row has weights of its own
         rows = zip(*(part.split(1) for part in batch), strict=True)
-        each = [target.differentiable(w.view(-1), row) for w, row in zip(vectors, rows, strict=True)]
-        cross, entropy = method._parts(target, loc, logits, units)
-        return cross - entropy - torch.stack(each).mean()  # a row alone stands for all
+        each = [target.differentiable(v, row) for w, row in zip(vectors, rows, strict=True) for v in w.view(2, -1)]
+        a, p = units.spread(logits.exp()[..., units.site]) * units.masked, logits.sigmoid()
+        if prior == 0.7:
+            cross = 0.5 / 0.49 * (loc.square() * (1 + a)).sum()
+        else:
+            cross = -prior.log_prob(loc * units.spread(z[..., 0])).sum() / 2  # by two draws, of the first row
+        entropy = -3 * (p * p.log() + (1 - p) * (1 - p).log()).sum() if noise == "bernoulli" else 0.0
+        penalty = target.prior_weight * cross - target.entropy_weight * entropy
+        return penalty - torch.stack(each).mean()  # a row alone stands for all
 
     (wanted,) = torch.autograd.grad(loss(leaf := before.clone().requires_grad_()), leaf)
     method.step(target, state, batch, stream(5, "u"))
