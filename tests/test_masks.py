@@ -348,3 +348,18 @@ def test_dropout_that_is_always_on_is_off_in_fits_and_predictions():
         a, b = (posterior.predict(X[:5], seed=1).mean for _ in range(2))
         assert torch.equal(a, b)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_sums_over_the_weights_of_a_site_are_over_all_that_read_its_units():
+    def forward(net, x):
+        h = functional.dropout(torch.relu(net.first(x)), 0.3, net.training)
+        return net.left(h) + net.right(h)
+
+    net = of(forward, first=nn.Linear(3, 4), left=nn.Linear(4, 2), right=nn.Linear(4, 2))
+    network = Network(net)
+    units = Units.of(network, in_network(network, (torch.randn(5, 3, dtype=torch.float64),)), network.size)
+    values = torch.randn(2, network.size, dtype=torch.float64, generator=stream(0, "values"))
+    wanted = values[:, units.masked].sum(-1, keepdim=True)  # one site
+    assert units.sums(values).shape == (2, 1)
+    assert torch.allclose(units.sums(values), wanted, rtol=1e-12)
+    assert int(units.masked.sum()) == 16
