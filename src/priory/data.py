@@ -119,7 +119,8 @@ class Data:
         """Two disjoint parts, the second with this fraction of the rows, chosen by the seed."""
         if self.num_data is None or self.num_data < 2:
             raise InputError(
-                "Rows can be held out of two or more. Got fewer: give the noise, as in Gaussian(noise=0.1)."
+                "Rows can be held out of two or more. Got fewer: give the noise of the likelihood, and one rate where "
+                "several are searched."
             )
         rows = self._indices(seed)
         order = rows[torch.randperm(len(rows), generator=stream(seed, "holdout"))]

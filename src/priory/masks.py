@@ -101,18 +101,25 @@ def places_of(network: Network, sites: Sequence[Site]) -> tuple[tuple[slice, ...
 
 
 def by_layer(network: Network, inputs: bool) -> list[Site]:
-    """A site for every weight of a linear, convolutional or recurrent layer; the first one only with `inputs`."""
-    sites = []
+    """A site for every trained weight of a linear, convolutional or recurrent layer; the first one only with `inputs`.
+
+    A network that is one layer alone has its inputs dropped in either case.
+    """
+    found = []  # of every layer, whether or not it can be masked
     for name, module in network.skeleton.named_modules():
         prefix = f"{name}." if name else ""
         for key in weights_of(module):
             full = f"{prefix}{key}"
-            if full in network.params:
-                shape = network.params[full].shape
-                sites.append(Site((full,), shape[1] * getattr(module, "groups", 1)))
+            shape = network.params[full].shape if full in network.params else ()
+            found.append(Site((full,), shape[1] * getattr(module, "groups", 1)) if shape else None)
+    sites = [site for site in (found if inputs or len(found) == 1 else found[1:]) if site is not None]
     if not sites:
-        raise InputError("The network must have a linear, convolutional or recurrent layer whose units can be dropped.")
-    return sites if inputs or len(sites) == 1 else sites[1:]
+        raise InputError(
+            "The network must have a linear, convolutional or recurrent layer behind its first whose weights are "
+            "trained as they are, without a parametrisation, and whose units can be dropped. Got none: 'inputs' of "
+            "Dropout adds the first."
+        )
+    return sites
 
 
 def weights_of(module: nn.Module) -> list[str]:
@@ -120,7 +127,7 @@ def weights_of(module: nn.Module) -> list[str]:
     if isinstance(module, LAYERS):
         return ["weight"]
     if isinstance(module, nn.RNNBase):
-        return [key for key, _ in module.named_parameters(recurse=False) if key.startswith(("weight_ih", "weight_hh"))]
+        return [key for key in module._flat_weights_names if key.startswith(("weight_ih", "weight_hh"))]
     return []
 
 

@@ -246,7 +246,8 @@ def check_own(rate: float) -> None:
 def astray(rate: float, where: str) -> InputError:
     """The sentence about dropout that masks no weights."""
     return InputError(
-        "The network's dropout must come right before linear, convolutional or recurrent layers that are trained, "
+        "The network's dropout must come right before linear, convolutional or recurrent layers that are trained as "
+        "they are, without a parametrisation, "
         f"whose weights it masks, and go nowhere else. Got one of rate {rate:g} that goes into {where} instead: move "
         "it, or set every p to 0 and Dropout places its masks by layer."
     )

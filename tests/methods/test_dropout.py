@@ -339,3 +339,17 @@ def test_a_density_has_no_units_to_drop():
     density = pr.Density(lambda p: -(p["x"] ** 2), {"x": pr.Param()})
     with pytest.raises(pr.InputError, match="Dropout needs a Model"):
         pr.fit(density, None, pr.Dropout(), steps=2)
+
+
+def test_the_first_layer_is_the_first_of_all_whether_or_not_others_can_be_masked():
+    _, data = classification()
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
+    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), normed)
+    with pytest.raises(pr.InputError, match="behind its first whose weights are trained as they are"):
+        pr.fit(pr.Model(net, pr.Categorical()), data, pr.Dropout(0.2), steps=2)
+    given = pr.fit(pr.Model(net, pr.Categorical()), data, pr.Dropout(0.2, inputs=True), steps=2)
+    assert list(given.rates) == ["0.weight"]
+    frozen = nn.Sequential(nn.Linear(2, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 3))
+    assert list(pr.fit(pr.Model(frozen, pr.Categorical()), data, pr.Dropout(0.2), steps=2).rates) == ["2.weight"]
+    alone = pr.fit(pr.Model(nn.Linear(2, 3), pr.Categorical()), data, pr.Dropout(0.2), steps=2)
+    assert list(alone.rates) == ["weight"]

@@ -79,7 +79,8 @@ class Dropout(Options):
     `rate` is the probability of dropping a unit; or "learn"; or several, of which held-out rows choose one. Unless
     given it is that of the network's own dropout, as modules or functions, which is then off during the fit; or 0.1. A
     network without dropout gets it in front of every linear, convolutional and recurrent layer but the first, and with
-    `inputs` there too. `noise` is "bernoulli" or "gaussian". The other options are those of MAP and MeanField.
+    `inputs` there too (which changes nothing where a network has its own). `noise` is "bernoulli" or "gaussian". The
+    other options are those of MAP and MeanField.
 
     >>> Dropout(rate=1.5)
     Traceback (most recent call last):
