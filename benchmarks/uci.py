@@ -34,6 +34,10 @@ METHODS = {
     "MAP": lambda: pr.MAP(),
     "MeanField": lambda: pr.MeanField(),
     "NaturalGradient": lambda: pr.NaturalGradient(),
+    "LowRank": lambda: pr.LowRank(),
+    "MixtureOfGaussians": lambda: pr.MixtureOfGaussians(),
+    "Flow": lambda: pr.Flow(),
+    "FullRank": lambda: pr.FullRank(),
     "Laplace": lambda: pr.Laplace("kron", tune="layer"),
     "LastLayer": lambda: pr.LastLayer(),
     "Dropout": lambda: pr.Dropout(RATES),
@@ -42,9 +46,11 @@ METHODS = {
     "anchored": lambda: pr.Ensemble(pr.MAP(), 8, anchored=True),
     "Ensemble of Laplace": lambda: pr.Ensemble(pr.Laplace("kron", tune="layer"), 4),
     "SGHMC": lambda: pr.SGHMC(chains=4, start=pr.MAP()),
+    "SGLD": lambda: pr.SGLD(chains=4, start=pr.MAP()),
+    "NUTS": lambda: pr.NUTS(chains=4, warmup=30, accept=0.8, start=pr.MAP()),
     "HMC": lambda: pr.HMC(chains=4, warmup=30, accept=0.8, trajectory=1.0, start=pr.MAP()),
 }
-STEPS = {"Dropout": 20_000, "SGHMC": 10_000, "HMC": 25}  # in the place of epochs; of HMC, draws a chain
+STEPS = {"Dropout": 20_000, "SGHMC": 10_000, "SGLD": 10_000, "NUTS": 25, "HMC": 25}  # for epochs; of NUTS and HMC, draws
 PRIORS = {"MeanField": "glorot", "NaturalGradient": "glorot"}  # factorised normals underfit beneath a wide prior
 VI = "VI (Graves 2011)"
 ONE_LAYER = "1 layer x 50 ReLU (100 protein)"

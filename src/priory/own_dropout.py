@@ -1,9 +1,9 @@
 """The dropout that a network has of its own: which weights it masks, and how it is kept silent.
 
-It is followed through one pass: `Look` knows the unit of each entry of what it made. A weight
-reads the same units at every position, and takes their factors. Entries of a sequence that are dropped one by one are
-no factor of weights: they share one over all positions, and a warning says so. What goes into anything but a layer, or
-into a weight that is also used otherwise, is refused.
+It is followed through one pass: `Look` knows the unit of each entry of what it made. A weight reads the same units at
+every position, and takes their factors. Entries of a sequence that are dropped one by one are no factor of weights:
+they share one over all positions, and a warning says so. What goes into anything but a layer, or into a weight that is
+also used otherwise, is refused.
 """
 
 from __future__ import annotations

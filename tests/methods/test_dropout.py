@@ -104,7 +104,7 @@ def test_a_draw_drops_whole_units_at_the_rate_and_keeps_the_mean():
 def tiny(method, prior=0.7, **tempered):
     model = pr.Model(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double(), pr.Categorical(), prior=prior)
     X, y = classification()[1]
-    data = Data.of((X.double(), (y > 0).long()), batch_size=20).prepared(model.prepare)
+    data = Data.of((X.double(), (y > 0).long()), batch_size=8).prepared(model.prepare)
     target, generator = make_target(model, data, **tempered, drops=True), stream(0, "loss")
     return target, method.init(target, method.plan(target, data, 10, 0), generator), data
 
