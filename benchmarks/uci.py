@@ -50,7 +50,8 @@ METHODS = {
     "NUTS": lambda: pr.NUTS(chains=4, warmup=30, accept=0.8, start=pr.MAP()),
     "HMC": lambda: pr.HMC(chains=4, warmup=30, accept=0.8, trajectory=1.0, start=pr.MAP()),
 }
-STEPS = {"Dropout": 20_000, "SGHMC": 10_000, "SGLD": 10_000, "NUTS": 25, "HMC": 25}  # for epochs; of NUTS and HMC, draws
+# in the place of epochs; of NUTS and HMC, draws a chain
+STEPS = {"Dropout": 20_000, "SGHMC": 10_000, "SGLD": 10_000, "NUTS": 25, "HMC": 25}
 PRIORS = {"MeanField": "glorot", "NaturalGradient": "glorot"}  # factorised normals underfit beneath a wide prior
 VI = "VI (Graves 2011)"
 ONE_LAYER = "1 layer x 50 ReLU (100 protein)"
