@@ -6,7 +6,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 import priory as pr
 from priory.errors import InputError
-from priory.methods.full_rank import natural_step
+from priory.methods.full_rank import STRIP, lower_of_transposed_product, lower_product, natural_step
 from priory.methods.variational import VariationalMethod
 from priory.streams import stream
 from priory.testing import LinearRegression
@@ -92,7 +92,7 @@ def random_problem(size=4):
 
 def test_its_step_is_the_gradient_over_the_fisher_information():
     """The information by autograd: the second derivative of KL(q(d, M) || q(0, 0)), d and M the local coordinates."""
-    size, rate = 4, 1e-6  # so small that the second order of exp(M) does not show
+    size, rate = 4, 1e-6  # so small that the second order of exp(S) does not show
     loc, tril, toward, spread, _ = random_problem(size)
     rows, columns = torch.tril_indices(size, size)
 
@@ -130,6 +130,15 @@ def test_its_step_is_the_same_in_every_system_of_coordinates():
     there = natural_step(A @ loc + 1, A @ tril, back @ toward, (back @ spread).tril(), 0.3, samples=2)
     torch.testing.assert_close(there[0], A @ here[0] + 1, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(there[1], A @ here[1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, STRIP - 1, STRIP, STRIP + 1, 2 * STRIP + 3])
+def test_products_by_strips_are_whole_products(size):
+    generator = torch.Generator().manual_seed(size)
+    a, b = torch.randn(2, 3, size, size, generator=generator, dtype=F64)
+    a, lower = a.tril(), b.tril()
+    torch.testing.assert_close(lower_product(a, lower), a @ lower, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(lower_of_transposed_product(a, b), (a.mT @ b).tril(), rtol=1e-12, atol=1e-12)
 
 
 def test_a_step_of_any_length_leaves_the_diagonal_positive():
