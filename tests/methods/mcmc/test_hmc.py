@@ -56,6 +56,18 @@ def test_a_fixed_trajectory_takes_the_steps_that_its_length_needs():
     assert steps == [26, 28, 24, 29]  # of lengths 2.625, 2.8125, 2.4375, 2.90625: Halton's sequence
 
 
+def test_a_trajectory_of_too_many_steps_is_shorter_and_its_steps_no_longer():
+    """A unit of length takes some 10,000 steps on a Gaussian this narrow; in 1,000 each would be ten times too long."""
+    narrow = pr.Density(lambda p: standard({"w": p["w"] / 1e-4}), {"w": Param((2,))}, batched=True)
+    target, data = Target(narrow, None), Data.of(None)
+    method = HMC(chains=8, warmup=0, trajectory=1.0)
+    generator = stream(0, "hmc")
+    state = method.init(target, method.plan(target, data, 5, 0), generator)
+    moves = [method.transition(state, generator) for _ in range(5)]
+    assert all(int(move.steps.max()) == method.stages * method.longest for move in moves)
+    assert min(float(move.acceptance.mean()) for move in moves) > 0.5
+
+
 def test_members_of_different_lengths_do_not_meet():
     """Two members in one batch, of which the second needs a tenth of the step, move as each would alone."""
     scale = torch.tensor([1.0, 0.1], dtype=torch.float64)

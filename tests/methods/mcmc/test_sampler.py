@@ -14,8 +14,9 @@ from priory.data import Data
 from priory.errors import DivergedError, InputError, PrioryWarning
 from priory.loop import make_target
 from priory.methods.mcmc import HMC, MALA, NUTS, RandomWalk
+from priory.methods.mcmc.drift import warn_of_divergences, warn_of_drift
 from priory.methods.mcmc.metrics import METRICS, Dense, Diagonal, LowRank
-from priory.methods.mcmc.sampler import Sampler, State, number_of_chains, rescue, warn_of_drift
+from priory.methods.mcmc.sampler import Sampler, State, number_of_chains, rescue
 from priory.streams import stream
 from priory.target import Target
 from priory.testing import assert_covariance_close, assert_mean_close
@@ -252,6 +253,14 @@ def test_divergences_are_counted_and_located():
     with pytest.warns(PrioryWarning, match=r"of the 1,600 transitions of HMC diverged, most where 'w\[0\]' is low"):
         posterior: Any = pr.fit(density_of(funnel, 10), None, method, steps=50, progress=False)
     assert int(posterior.statistics["divergent"].sum()) > 0
+
+
+def test_chains_that_never_moved_have_no_place_where_they_diverge():
+    target = Target(density_of(lambda p: -p["w"].square().sum(-1)), None)
+    stuck = torch.full((2, 5, 1), 0.1, dtype=torch.float64)
+    everywhere = torch.ones(2, 5, dtype=torch.bool)
+    with pytest.warns(PrioryWarning, match=r"^10 of the 10 transitions of HMC diverged, and no chain has moved"):
+        warn_of_divergences(target, stuck, everywhere, "HMC", 0.8)
 
 
 def ridge(slope: float, curvature: float) -> pr.Density:

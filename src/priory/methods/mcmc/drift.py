@@ -10,6 +10,7 @@ import torch
 
 from priory.errors import DivergedError, PrioryWarning
 from priory.methods.flatness import name_of
+from priory.methods.mcmc.metrics import ROUNDING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,16 +75,20 @@ def warn_of_divergences(target: Target, w: Tensor, divergent: Tensor, owner: str
     if count == 0:
         return
     there, all_ = w[divergent], w.flatten(0, 1)
-    spread = all_.std(0).clamp(min=torch.finfo(w.dtype).tiny)
-    off = (there.mean(0) - all_.mean(0)) / spread
-    off = off.nan_to_num(nan=0.0)
+    spread, mean = all_.std(0), all_.mean(0)
+    moved = spread > ROUNDING * torch.finfo(w.dtype).eps * mean.abs()
+    off = torch.where(moved, (there.mean(0) - mean) / spread, 0.0).nan_to_num(nan=0.0)
     place = int(off.abs().argmax())
     side = "low" if float(off[place]) < 0 else "high"
+    where = (
+        f"most where '{name_of(target, place)}' is {side}, {abs(float(off[place])):.1f} standard deviations from its "
+        "mean: what is drawn there can't be trusted"
+        if bool(moved.any())
+        else "and no chain has moved: its draws are where it began"
+    )
     warnings.warn(
-        f"{count} of the {divergent.numel():,} transitions of {owner} diverged, most where '{name_of(target, place)}' "
-        f"is {side}, {abs(float(off[place])):.1f} standard deviations from its mean: what is drawn there can't be "
-        "trusted. Write the model so that its parameters are less dependent, or raise 'accept', which is "
-        f"{accept:g}, with fewer chains that are longer.",
+        f"{count} of the {divergent.numel():,} transitions of {owner} diverged, {where}. Write the model so that its "
+        f"parameters are less dependent, or raise 'accept', which is {accept:g}, with fewer chains that are longer.",
         PrioryWarning,
         stacklevel=5,
     )

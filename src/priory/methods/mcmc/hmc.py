@@ -9,7 +9,8 @@ of about the tuned size. The end is taken with probability min(1, exp(H - H')), 
 h is the next number of Halton's sequence, so that no period of the posterior is met again and again. T is the length
 that ChEES wants, and after the warm-up a tenth more: ChEES looks at squares, whose autocorrelation is flat there, while
 that of means, the cosine of a Gaussian's turn, falls below zero. t and n are the same for all chains: they go in step,
-and none waits for another. Cost of a transition: n steps, of one or two gradients at all chains.
+and none waits for another. Where n would be above 1,000, t is shorter: a step longer than the tuned one diverges. Cost
+of a transition: n steps, of one or two gradients at all chains.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ JITTER = 0.25  # the share of a trajectory that is left to chance
 class HMC(Sampler):
     """Hamiltonian Monte Carlo: many chains in step, with a trajectory length that is learnt from all of them.
 
-    `trajectory` fixes the longest length T (in the metric's units, in which a standard deviation is about 1) instead.
+    `trajectory` fixes the longest length T (in the metric's units, in which a standard deviation is about 1) instead;
+    none takes more than 1,000 steps.
     `integrator` is "two_stage", which takes two gradients a step and steps more than twice as long, or "leapfrog". The
     other options are those of every `Sampler`.
 
@@ -63,9 +65,11 @@ class HMC(Sampler):
     def transition(self, state: State, generator: torch.Generator) -> Move:
         order = state.joint.order  # in which what comes from a checkpoint may not be
         state.w, state.gradient = order(state.w), order(state.gradient)
+        size = state.step_size.log.exp()
+        length = (1 - JITTER * halton(state.step + 1)) * self.furthest(state)
         # a member without a density, whose steps shrink to none, goes nowhere
-        length = ((1 - JITTER * halton(state.step + 1)) * self.furthest(state)).nan_to_num(nan=0.0)
-        steps = (length / state.step_size.log.exp()).nan_to_num(nan=1.0).round().clamp(1, self.longest)  # (*B,)
+        length = torch.minimum(length, self.longest * size).nan_to_num(nan=0.0)
+        steps = (length / size).nan_to_num(nan=1.0).round().clamp(1, self.longest)  # (*B,)
         if steps.ndim:  # nor do the others wait for it
             steps = torch.where(torch.isfinite(state.value + state.w.sum(-1)).any(-1), steps, 1.0)
         step = length / steps

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from priory.methods.mcmc.adaptation import Moments
 
 RANK = 16  # directions that a LowRank metric keeps, at most
+ROUNDING = 64  # units in the last place of a mean, within which a coordinate hasn't moved
 PLAIN = 5.0  # draws' worth of belief that directions are independent, beside one a coordinate
 
 
@@ -146,6 +147,7 @@ def product(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def spread(moments: Moments, before: Tensor) -> Tensor:
-    """The variance of each coordinate in a window, (*B, 1, P), as before where it is none."""
+    """The variance of each coordinate in a window, (*B, 1, P), as before where it is none or the rounding of a mean."""
     variance = (moments.squares / max(1, moments.count - 1))[..., None, :]
-    return torch.where((variance > 0) & torch.isfinite(variance), variance, before)
+    rounding = (ROUNDING * torch.finfo(variance.dtype).eps * moments.mean[..., None, :]).square()
+    return torch.where((variance > rounding) & torch.isfinite(variance), variance, before)
