@@ -14,6 +14,7 @@ from priory.data import Data
 from priory.errors import DivergedError, InputError, PrioryWarning
 from priory.loop import make_target
 from priory.methods.mcmc import HMC, MALA, NUTS, RandomWalk
+from priory.methods.mcmc.adaptation import windows
 from priory.methods.mcmc.drift import warn_of_divergences, warn_of_drift
 from priory.methods.mcmc.metrics import METRICS, Dense, Diagonal, LowRank
 from priory.methods.mcmc.sampler import Sampler, State, number_of_chains, rescue
@@ -403,3 +404,18 @@ def test_no_chain_stays_behind_where_a_scale_starts_far_too_small() -> None:
     params = {"beta": pr.Param((3,)), "sigma": pr.Param((), pr.constraints.positive)}
     posterior: Any = pr.fit(pr.Density(log_prob, params), None, pr.HMC(chains=32), steps=50, progress=False)
     assert float(posterior.draws["sigma"].min()) > 14  # 18 to within six standard errors, in every chain
+
+
+@pytest.mark.parametrize("warmup", [20, 100, 200, 300])
+def test_a_lost_chain_is_brought_back_in_a_warm_up_of_any_length(warmup) -> None:
+    """Of a density whose gradient 1e4 from its middle is 1e12 times that of the others: no step of theirs moves it."""
+    target, data = Target(density_of(lambda p: -p["w"].pow(4).sum(-1)), None), Data.of(None)
+    method, generator = HMC(chains=8, warmup=warmup), stream(7, "samplers")
+    state = method.init(target, method.plan(target, data, 1, 0), generator)
+    state.w[0] = 1e4
+    state.value, state.gradient = state.joint(state.w)
+    for _ in range(windows(warmup)[0]):
+        state, _ = method.step(target, state, data, generator)
+    assert float(state.w.abs().max()) < 10
+    assert isinstance(state.metric, Diagonal)
+    assert float(state.metric.variance) < 10  # nothing is heard of where it was

@@ -236,8 +236,8 @@ class Sampler(Options):
             step = state.step_size.log.exp()
             state.length.hear(move.slope, step / 2, self.longest * step)
         ends, now = windows(state.warmup), state.step + 1
-        if ends and now < ends[0] and now % LOOK_EVERY == 0:
-            rescue(state)
+        if ends and (now in (ends[0] // 2, ends[0]) or (now < ends[0] and now % LOOK_EVERY == 0)):
+            rescue(state)  # also before the first draw that is heard, and before the metric is learnt
         if ends and ends[0] // 2 < now <= ends[-1]:
             state.moments.hear(state.w)
         if now in ends:
