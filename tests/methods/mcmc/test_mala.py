@@ -43,3 +43,24 @@ def test_the_proposal_and_its_acceptance_are_langevins():
     moved = (move.w != w).any(-1)
     assert 0 < int(moved.sum()) < 50
     torch.testing.assert_close(move.w[moved], proposal[moved], rtol=1e-12, atol=1e-12)
+
+
+DIVERGING = {
+    "steep": (lambda w: -w.pow(4), [False, True]),  # a step of 1 leads from 50 to -2.5e5
+    "no number": (lambda w: torch.where(w > 0, w.sqrt(), 0.0) - 0.5 * w.square(), [True, False]),  # its slope below 0
+    "edge": (lambda w: torch.where(w > 0, 0.0, -math.inf) - 0.5 * w.square() / 1e4, [False, False]),
+}
+
+
+@pytest.mark.parametrize("name", DIVERGING)
+def test_a_step_that_loses_a_thousand_nats_or_its_number_has_diverged_and_one_over_an_edge_has_not(name):
+    log_prob, wanted = DIVERGING[name]
+    density = pr.Density(lambda p: log_prob(p["w"]).sum(-1), {"w": Param((1,))}, batched=True)
+    target, data, method = Target(density, None), Data.of(None), MALA(chains=2, warmup=0)
+    state = method.init(target, method.plan(target, data, 1, 0), stream(0, "mala"))
+    state.w = torch.tensor([[0.1], [50.0]], dtype=torch.float64)
+    (state.value, state.gradient), state.step_size.log = state.joint(state.w), torch.zeros((), dtype=torch.float64)
+    moves = [method.transition(state, stream(seed, "mala")) for seed in range(20)]
+    found = torch.stack([move.divergent for move in moves])
+    assert found.any(0).tolist() == wanted
+    assert not bool(found.logical_and(torch.stack([move.acceptance for move in moves]) > 0).any())

@@ -10,13 +10,13 @@ best in many dimensions (Roberts and Rosenthal 1998).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from priory.methods.mcmc.integrators import integrate, kinetic
-from priory.methods.mcmc.sampler import Move, Sampler, State, metropolis, normal, wide
+from priory.methods.mcmc.sampler import DIVERGED, Move, Sampler, State, metropolis, normal, wide
 
 if TYPE_CHECKING:
     from priory.methods.mcmc.metrics import Metric
@@ -46,4 +46,6 @@ class MALA(Sampler):
         step = wide(state.step_size.log.exp())
         w, p, value, gradient = integrate("leapfrog", state.joint, metric, state.w, p, state.gradient, step)
         after = kinetic(metric, p) - value
-        return metropolis(state, (w, value, gradient), before, after, torch.ones_like(before), generator)
+        move = metropolis(state, (w, value, gradient), before, after, torch.ones_like(before), generator)
+        # a step over the edge of the support is refused, and tells nothing of what is inside
+        return replace(move, divergent=~(before - after > -DIVERGED) & ~torch.isneginf(value))
