@@ -10,6 +10,7 @@ import priory as pr
 from priory import Param
 from priory.data import Data
 from priory.methods.mcmc import HMC
+from priory.methods.mcmc.adaptation import windows
 from priory.streams import stream
 from priory.target import Target
 from priory.testing.contract import (
@@ -44,6 +45,27 @@ def test_the_length_ends_where_chees_is_largest_for_a_gaussian():
     lengths = torch.linspace(1, 2, 501, dtype=torch.float64)
     best = lengths[(lengths[:, None] * parts).sin().square().mean(-1).argmax()]
     assert float(state.length.log.exp()) == pytest.approx(float(best), rel=0.15)
+
+
+def test_what_is_learnt_of_the_length_in_a_metric_is_kept_when_the_metric_is_learnt_again():
+    """Steps of a walk, each 0.99 of the last: 50 coordinates of which a diagonal metric sees none of the dependence."""
+
+    def walk(p: dict[str, Tensor]) -> Tensor:
+        x = p["w"]
+        return -0.5 * x[..., 0].square() - 0.5 * (x[..., 1:] - 0.99 * x[..., :-1]).square().sum(-1) / (1 - 0.99**2)
+
+    target, data = Target(pr.Density(walk, {"w": Param((50,))}, batched=True), None), Data.of(None)
+    method, generator = HMC(chains=32, warmup=200, metric="diagonal"), stream(0, "hmc")
+    state = method.init(target, method.plan(target, data, 1, 0), generator)
+    lengths = []
+    for _ in range(200):
+        state, _ = method.step(target, state, data, generator)
+        lengths.append(float(state.length.log.exp()))
+    first, *later = windows(200)
+    assert lengths[first - 1] == pytest.approx(math.pi / 2, rel=1e-12)  # before, there is no unit of length
+    for end in later:
+        assert lengths[end - 1] == pytest.approx(lengths[end - 2], rel=0.12)  # one more step of Adam, 0.025 / sqrt(0.05) at most
+    assert lengths[-1] > 4
 
 
 def test_a_fixed_trajectory_takes_the_steps_that_its_length_needs():

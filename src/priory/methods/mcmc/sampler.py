@@ -199,13 +199,18 @@ class Sampler(Options):
         _, p, value, _ = integrate("leapfrog", state.joint, state.metric, state.w, p, state.gradient, wide(step))
         return probability(energy - kinetic(state.metric, p) + value).mean(-1)
 
-    def restart(self, state: State, generator: torch.Generator) -> None:
-        """Look for a step size anew, at the start and when the metric has changed."""
+    def restart(self, state: State, generator: torch.Generator, learnt: bool = False) -> None:
+        """Look for a step size anew, at the start and when the metric has changed.
+
+        A trajectory's length that was `learnt` in a metric stays: another metric of the same posterior changes its unit
+        little, and what is left of the warm-up is short.
+        """
         noise = normal(state.w, generator)
         step = first_step(lambda e: self.acceptance_of(state, noise, e), state.step_size.log.exp())
         state.step_size = StepSize.at(step)
         # a unit scale is crossed and come back to after pi; before the metric is learnt, a few steps
-        length = torch.full_like(step, math.pi / 2) if state.scaled else 8 * step
+        first = torch.full_like(step, math.pi / 2) if state.scaled else 8 * step
+        length = state.length.log.exp() if learnt else first
         state.length = Length.at(torch.maximum(length, 2 * step))
 
     def step(self, target: Target, state: State, batch: Data, generator: torch.Generator) -> tuple[State, Info]:
@@ -241,8 +246,9 @@ class Sampler(Options):
         if ends and ends[0] // 2 < now <= ends[-1]:
             state.moments.hear(state.w)
         if now in ends:
+            learnt = state.scaled
             state.metric, state.scaled = state.metric.learnt(state.moments), True
-            self.restart(state, generator)
+            self.restart(state, generator, learnt)
             state.moments = Moments.none(state.w, type(state.metric).__name__)
         if now == state.warmup:
             state.step_size.settle()
