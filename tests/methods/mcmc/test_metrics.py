@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from priory.methods.mcmc.adaptation import RECENT, Moments
-from priory.methods.mcmc.metrics import METRICS, PLAIN, Dense, Diagonal, LowRank
+from priory.methods.mcmc.metrics import METRICS, PLAIN, RANK, Dense, Diagonal, LowRank
 from priory.streams import stream
 
 DOUBLE = torch.float64
@@ -68,6 +68,31 @@ def test_a_low_rank_metric_of_full_rank_has_the_covariance_of_the_last_draws_dra
         correlation = full / d[:, None] / d
         shrunk = (RECENT * correlation + (SIZE + PLAIN) * torch.eye(SIZE, dtype=DOUBLE)) / (RECENT + SIZE + PLAIN)
         torch.testing.assert_close(applied(metric)[member], shrunk * d[:, None] * d, rtol=1e-10, atol=1e-10)
+
+
+def test_a_low_rank_metric_hears_of_no_draws_but_those_of_its_window():
+    """160 draws about 100, fewer than it has room for: all of their covariance, as that of draws about zero."""
+    w = draws(steps=4)
+    near, far = (LowRank.unit(w[0]).learnt(heard(x, "low_rank")) for x in (w, w + 100))
+    torch.testing.assert_close(applied(far), applied(near), rtol=1e-9, atol=1e-9)
+    for member in (0, 1):
+        full = torch.cov(w[:, member].flatten(0, 1).mT)
+        d = full.diagonal().sqrt()
+        shrunk = (160 * full / d[:, None] / d + (SIZE + PLAIN) * torch.eye(SIZE, dtype=DOUBLE)) / (160 + SIZE + PLAIN)
+        torch.testing.assert_close(applied(near)[member], shrunk * d[:, None] * d, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 20])
+def test_a_low_rank_metric_of_few_draws_has_their_directions_alone(count):
+    """n draws in 30 coordinates span n - 1 directions about their mean; all others keep a spread of one."""
+    w = torch.randn(1, 2, count, 30, generator=stream(2, "metrics"), dtype=DOUBLE)
+    metric = LowRank.unit(w[0]).learnt(heard(w, "low_rank"))
+    assert metric.basis.shape == (2, 30, RANK)
+    assert metric.spread.shape == (2, 1, RANK)
+    assert ((metric.spread - 1).abs() > 1e-9).sum(-1).max() <= count - 1
+    p = torch.randn(2, 4, 30, generator=stream(3, "metrics"), dtype=DOUBLE)
+    momentum = metric.momentum(p)
+    torch.testing.assert_close((momentum * metric.velocity(momentum)).sum(-1), p.square().sum(-1), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -97,7 +97,7 @@ class Moments:
     mean: Tensor  # (*B, P)
     squares: Tensor  # (*B, P)
     scatter: Tensor  # (*B, P, P) for a dense metric, empty otherwise
-    recent: Tensor | None  # the last draws (*B, R, P) for a low-rank metric
+    recent: Tensor | None  # the last draws (*B, R, P) for a low-rank metric, after zeros while there are fewer
 
     @classmethod
     def none(cls, w: Tensor, metric: str) -> Moments:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.functional import pad
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,7 +94,7 @@ class LowRank:
     """Each coordinate has a scale, and a few directions across them one more."""
 
     scale: Tensor  # D, (*B, 1, P)
-    basis: Tensor  # Q (*B, P, r), orthonormal columns
+    basis: Tensor  # Q (*B, P, r), orthonormal columns, or none where L is one
     spread: Tensor  # L (*B, 1, r)
 
     @classmethod
@@ -105,15 +106,20 @@ class LowRank:
     def learnt(self, moments: Moments) -> LowRank:
         """The scales of a window, and of its last draws the directions in which a unit scale is most wrong.
 
-        The spreads are drawn towards one by as many draws as there are directions and 5.
+        n draws have n - 1 directions about their mean; where that is less than the rank, the others have no spread of
+        their own.
         """
         assert moments.recent is not None
         scale = spread(moments, self.scale.square()).sqrt()
-        centred = (moments.recent - moments.recent.mean(-2, keepdim=True)) / scale  # (*B, R, P)
-        n, rank = centred.shape[-2], self.basis.shape[-1]
+        n, rank = min(moments.count, moments.recent.shape[-2]), self.basis.shape[-1]
+        recent = moments.recent[..., -n:, :]
+        centred = (recent - recent.mean(-2, keepdim=True)) / scale  # (*B, n, P)
         _, size, directions = torch.linalg.svd(centred, full_matrices=False)
-        found = size.square() / max(1, n - 1)  # (*B, min(R, P))
+        found = size.square() / max(1, n - 1)  # (*B, min(n, P))
         found = (n * found + (rank + PLAIN)) / (n + rank + PLAIN)
+        found = torch.where(torch.arange(found.shape[-1], device=found.device) < n - 1, found, 1.0)
+        lacking = max(0, rank - found.shape[-1])
+        found, directions = pad(found, (0, lacking), value=1.0), pad(directions, (0, 0, 0, lacking))
         wrong = found.log().abs()
         chosen = wrong.topk(rank, dim=-1).indices  # (*B, r)
         basis = directions.gather(-2, chosen[..., None].expand(*chosen.shape, directions.shape[-1])).mT
