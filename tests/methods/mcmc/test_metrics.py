@@ -82,6 +82,18 @@ def test_a_low_rank_metric_hears_of_no_draws_but_those_of_its_window():
         torch.testing.assert_close(applied(near)[member], shrunk * d[:, None] * d, rtol=1e-10, atol=1e-10)
 
 
+def test_independent_coordinates_have_spreads_near_one_however_many_they_are():
+    """Of 256 draws of 1000 the spreads found are up to (1 + sqrt(1000 / 255))^2 = 8.9, drawn towards one by 1005."""
+    w = torch.randn(64, 4, 1000, generator=stream(4, "metrics"), dtype=DOUBLE)
+    metric = LowRank.unit(w[0]).learnt(heard(w, "low_rank"))
+    assert float(metric.spread.min()) > 0.75
+    assert float(metric.spread.max()) < (RECENT * 8.9 + 1005) / (RECENT + 1005)
+    every = w.flatten(0, 1)
+    size = torch.linalg.svdvals((every - every.mean(0)) / every.std(0)).square() / 255
+    by_hand = (RECENT * size + 1000 + PLAIN) / (RECENT + 1000 + PLAIN)
+    torch.testing.assert_close(metric.spread.max(), by_hand.max(), rtol=1e-10, atol=0)
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 20])
 def test_a_low_rank_metric_of_few_draws_has_their_directions_alone(count):
     """n draws in 30 coordinates span n - 1 directions about their mean; all others keep a spread of one."""

@@ -178,7 +178,11 @@ def test_every_draw_has_its_statistics(method):
     assert not bool(found["divergent"].any())
 
 
-@pytest.mark.parametrize("method", [HMC(chains=3, warmup=24), NUTS(chains=3, warmup=24)], ids=repr)
+@pytest.mark.parametrize(
+    "method",
+    [HMC(chains=3, warmup=24), NUTS(chains=3, warmup=24), HMC(chains=3, warmup=24, metric="low_rank")],
+    ids=repr,
+)
 def test_a_fit_that_was_interrupted_goes_on_with_the_same_bits(method, tmp_path):
     """At three places: before the first window of the metric, between windows, and among the draws."""
     density, *_ = gaussian()

@@ -106,17 +106,19 @@ class LowRank:
     def learnt(self, moments: Moments) -> LowRank:
         """The scales of a window, and of its last draws the directions in which a unit scale is most wrong.
 
-        n draws have n - 1 directions about their mean; where that is less than the rank, the others have no spread of
-        their own.
+        The spreads are drawn towards one by as many draws as there are coordinates and 5: the largest of n independent
+        draws is about (1 + sqrt(P / n))^2, and no direction is wrong. n draws have n - 1 directions about their mean;
+        where that is less than the rank, the others have no spread of their own.
         """
         assert moments.recent is not None
         scale = spread(moments, self.scale.square()).sqrt()
         n, rank = min(moments.count, moments.recent.shape[-2]), self.basis.shape[-1]
+        belief = scale.shape[-1] + PLAIN
         recent = moments.recent[..., -n:, :]
         centred = (recent - recent.mean(-2, keepdim=True)) / scale  # (*B, n, P)
         _, size, directions = torch.linalg.svd(centred, full_matrices=False)
         found = size.square() / max(1, n - 1)  # (*B, min(n, P))
-        found = (n * found + (rank + PLAIN)) / (n + rank + PLAIN)
+        found = (n * found + belief) / (n + belief)
         found = torch.where(torch.arange(found.shape[-1], device=found.device) < n - 1, found, 1.0)
         lacking = max(0, rank - found.shape[-1])
         found, directions = pad(found, (0, lacking), value=1.0), pad(directions, (0, 0, 0, lacking))
