@@ -140,3 +140,19 @@ def test_a_coordinate_that_did_not_move_keeps_its_scale(name):
     assert float(covariance[..., 2, 2].min()) > 0.01  # in part what the draws say, unless the metric is diagonal
     if name == "diagonal":
         assert bool((covariance[..., 2, 2] == 1).all())
+
+
+def test_a_dense_metric_keeps_the_scale_of_a_coordinate_that_never_moves_through_every_window():
+    w = draws().clone()
+    w[..., 2] = 0.1
+    metric = Dense.unit(w[0])
+    rest = [0, 1, 3, 4]
+    for _ in range(3):
+        metric = metric.learnt(heard(w, "dense"))
+        assert bool((metric.covariance[:, 2] == torch.eye(SIZE, dtype=DOUBLE)[2]).all())
+        assert bool((metric.covariance[:, :, 2] == torch.eye(SIZE, dtype=DOUBLE)[2]).all())
+        weight = 240 / (240 + SIZE + PLAIN)
+        for member in (0, 1):
+            full = torch.cov(w[:, member].flatten(0, 1)[:, rest].mT)
+            found = metric.covariance[member][rest][:, rest]
+            torch.testing.assert_close(found, weight * full + (1 - weight) * full.diag().diag(), rtol=1e-11, atol=1e-11)

@@ -69,12 +69,16 @@ class Dense:
         return cls(one.clone(), one.clone())
 
     def learnt(self, moments: Moments) -> Dense:
-        """The covariance of a window, drawn towards its diagonal by as many draws as there are coordinates and 5."""
+        """The covariance of a window, drawn towards its diagonal by as many draws as there are coordinates and 5.
+
+        A coordinate that didn't move keeps its scale, and has no covariance with the others.
+        """
         variance = spread(moments, self.covariance.diagonal(dim1=-2, dim2=-1)[..., None, :])[..., 0, :]
         n, size = moments.count, variance.shape[-1]
         weight = n / (n + size + PLAIN)
-        diagonal = torch.diag_embed(variance)
-        covariance = weight * moments.scatter / max(1, n - 1) + (1 - weight) * diagonal
+        diagonal, still = torch.diag_embed(variance), ~moved(moments)
+        scatter = torch.where(still | still.mT, 0.0, moments.scatter / max(1, n - 1))
+        covariance = weight * scatter + torch.where(still, diagonal, (1 - weight) * diagonal)
         factor, failed = torch.linalg.cholesky_ex(covariance)
         lost = (failed > 0)[..., None, None] | ~torch.isfinite(factor).all(-1).all(-1)[..., None, None]
         return Dense(torch.where(lost, diagonal, covariance), torch.where(lost, diagonal.sqrt(), factor))
@@ -155,7 +159,16 @@ def product(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def spread(moments: Moments, before: Tensor) -> Tensor:
-    """The variance of each coordinate in a window, (*B, 1, P), as before where it is none or the rounding of a mean."""
-    variance = (moments.squares / max(1, moments.count - 1))[..., None, :]
+    """The variance of each coordinate in a window, (*B, 1, P), as before where it didn't move."""
+    return torch.where(moved(moments), variances(moments), before)
+
+
+def moved(moments: Moments) -> Tensor:
+    """Whether each coordinate has a variance in a window that is more than the rounding of its mean, (*B, 1, P)."""
+    variance = variances(moments)
     rounding = (ROUNDING * torch.finfo(variance.dtype).eps * moments.mean[..., None, :]).square()
-    return torch.where((variance > rounding) & torch.isfinite(variance), variance, before)
+    return (variance > rounding) & torch.isfinite(variance)
+
+
+def variances(moments: Moments) -> Tensor:
+    return (moments.squares / max(1, moments.count - 1))[..., None, :]
