@@ -156,3 +156,17 @@ def test_a_dense_metric_keeps_the_scale_of_a_coordinate_that_never_moves_through
             full = torch.cov(w[:, member].flatten(0, 1)[:, rest].mT)
             found = metric.covariance[member][rest][:, rest]
             torch.testing.assert_close(found, weight * full + (1 - weight) * full.diag().diag(), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_what_moves_by_a_few_roundings_of_its_place_has_moved_and_what_is_only_rounded_has_not(dtype):
+    """About 1000, by 40 times eps |mean|, in float32 0.005; and at 500 places, in a mean over 256 or 1000 chains."""
+    noise = torch.randn(20, 256, 1, generator=stream(5, "metrics"), dtype=DOUBLE)
+    width = 40 * 1000 * torch.finfo(dtype).eps
+    w = (1000 + width * noise).to(dtype)
+    found = Diagonal.unit(w[0]).learnt(heard(w, "diagonal"))
+    assert float(found.variance.sqrt()) == pytest.approx(width, rel=0.1)
+    place = (10 * torch.rand(500, generator=stream(6, "metrics"), dtype=DOUBLE) - 5).exp().to(dtype)
+    for chains in (256, 1000):
+        still = place.expand(10, chains, 500).clone()
+        assert bool((Diagonal.unit(still[0]).learnt(heard(still, "diagonal")).variance == 1).all())

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from priory.methods.mcmc.adaptation import Moments
 
 RANK = 16  # directions that a LowRank metric keeps, at most
-ROUNDING = 64  # units in the last place of a mean, within which a coordinate hasn't moved
+ROUNDING = 8  # of a mean, in its type's eps: twice what is left of it where 1000 chains haven't moved
 PLAIN = 5.0  # draws' worth of belief that directions are independent, beside one a coordinate
 
 
