@@ -260,6 +260,24 @@ def test_divergences_are_counted_and_located():
     assert int(posterior.statistics["divergent"].sum()) > 0
 
 
+def test_a_divergence_on_the_way_to_a_draw_is_told_with_it():
+    """Trajectories that leave (-1, 1), outside of which there is no density, diverge; every fourth draw is kept."""
+    edge = density_of(lambda p: torch.where(p["w"].abs() < 1, 0.0, -math.inf).sum(-1) - 0.5 * p["w"].square().sum(-1))
+    target, data, method = Target(edge, None), Data.of(None), HMC(chains=6, warmup=10, thin=4)
+    generator = stream(8, "samplers")
+    state = method.init(target, method.plan(target, data, 5, 0), generator)
+    wanted = torch.zeros(6, 5, dtype=torch.bool)
+    for step in range(30):
+        before = generator.get_state()
+        move = method.transition(state, generator)
+        generator.set_state(before)
+        state, _ = method.step(target, state, data, generator)
+        if step >= 10:
+            wanted[:, (step - 10) // 4] |= move.divergent
+    assert torch.equal(state.statistics["divergent"], wanted)
+    assert 0 < int(wanted.sum()) < 30
+
+
 def test_chains_that_never_moved_have_no_place_where_they_diverge():
     target = Target(density_of(lambda p: -p["w"].square().sum(-1)), None)
     stuck = torch.full((2, 5, 1), 0.1, dtype=torch.float64)

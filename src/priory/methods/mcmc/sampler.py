@@ -226,6 +226,8 @@ class Sampler(Options):
         if state.step < state.warmup:
             self.adapt(target, state, move, accepted, generator)
         kept, rest = divmod(state.step - state.warmup, self.thin)
+        if kept >= 0:
+            state.statistics["divergent"][..., kept] |= move.divergent  # also on the way to a draw that is kept
         state.step += 1
         if state.step % LOOK_EVERY == 0:
             refuse_drift(target, state.w, type(self).__name__)
@@ -353,10 +355,9 @@ def blank_statistics(value: Tensor, kept: int, trees: bool) -> dict[str, Tensor]
 
 
 def write(statistics: dict[str, Tensor], move: Move, kept: int) -> None:
-    """Keep what a move tells at the place of the draw that is kept."""
+    """Keep what a move tells, but for its divergence, at the place of the draw that is kept."""
     statistics["energy"][..., kept] = move.energy
     statistics["acceptance"][..., kept] = move.acceptance
-    statistics["divergent"][..., kept] = move.divergent
     statistics["steps"][..., kept] = move.steps
     if move.depth is not None:
         statistics["tree_depth"][..., kept] = move.depth
