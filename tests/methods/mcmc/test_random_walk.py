@@ -1,6 +1,7 @@
 """RandomWalk keeps the contract, and its proposal is the one of its formula."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from priory.methods.mcmc import RandomWalk
 from priory.methods.mcmc.metrics import Diagonal
 from priory.streams import stream
 from priory.target import Target
+from priory.testing import assert_mean_close
 from priory.testing.contract import CLAUSES, records_one_number_a_step
 
 
@@ -92,3 +94,30 @@ def test_a_prior_and_a_likelihood_without_a_gradient_are_walked_over_with_the_vo
     s = w[:, 0].exp()
     wanted = -s - 0.5 * (y - s[:, None]).square().sum(-1) + w[:, 0]
     torch.testing.assert_close(states[0].joint(w)[0], wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_gradient_that_is_no_number_stops_no_walk(batched):
+    """exp(sqrt(w) - w^2 / 2) above zero and exp(-w^2 / 2) below, where autograd's slope of the root is none.
+
+    The share below zero, 1.2533 / (1.2533 + 3.0319) by the trapezoidal rule, at 5 standard errors over 64 chains: false
+    alarms at 6e-7.
+    """
+
+    def log_prob(p: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.where(p["w"] > 0, p["w"].sqrt(), 0.0) - 0.5 * p["w"].square()
+
+    line = torch.linspace(-12, 12, 240_001, dtype=torch.float64)
+    mass = log_prob({"w": line}).exp()
+    density = pr.Density(log_prob, {"w": Param()}, batched=batched)
+    posterior: Any = pr.fit(density, None, RandomWalk(chains=64, warmup=100), steps=200, progress=False)
+    assert_mean_close((posterior.w[..., 0] < 0).double().mean(1), mass[line < 0].sum() / mass.sum())
+
+
+def test_nothing_is_said_of_the_energy_of_a_walk():
+    """Its log p moves as slowly as it does, which 16 chains of 200 draws would be spoken against for."""
+    density = pr.Density(lambda p: -0.5 * p["w"].square().sum(-1), {"w": Param((20,))}, batched=True)
+    posterior: Any = pr.fit(density, None, RandomWalk(chains=16, warmup=100), steps=200, progress=False)
+    found = posterior.summary()
+    assert found.bfmi is None
+    assert "E-BFMI" not in str(found)

@@ -89,6 +89,11 @@ def log_joint(target: Target, data: Data, w: Tensor, compile: bool = False) -> J
     return blockwise(target, data, rows)
 
 
+def values_alone(joint: Joint) -> Joint:
+    """The log joint for who asks for values alone: its gradient, which may be no number, is zero."""
+    return Joint(lambda w: (joint(w)[0], torch.zeros_like(w)), torch.zeros_like, joint.order, joint.recorded)
+
+
 def recorded(
     run: Callable[[Tensor], Any], slope: Callable[[Tensor], Tensor], order: Callable[[Tensor], Tensor]
 ) -> Joint:

@@ -21,7 +21,7 @@ from priory.methods.base import Info, Options, Plan
 from priory.methods.mcmc.adaptation import Length, Moments, StepSize, first_step, windows
 from priory.methods.mcmc.drift import refuse_drift, warn_of_divergences, warn_of_drift
 from priory.methods.mcmc.integrators import integrate, kinetic
-from priory.methods.mcmc.joint import log_joint
+from priory.methods.mcmc.joint import log_joint, values_alone
 from priory.methods.mcmc.metrics import METRICS, Metric
 from priory.methods.mcmc.starts import begin, from_prior, learnt_from, refuse_discrete, refuse_improper, replaced
 from priory.posteriors.chains import Chains
@@ -159,6 +159,7 @@ class Sampler(Options):
         else:
             w = target.start(plan.data, lead, generator, start)
         joint = log_joint(target, plan.data, w, self.compile)
+        joint = joint if self.slopes else values_alone(joint)
         w, value, gradient = begin(joint, w, target, name)
         if self.slopes and isinstance(target.model, Density):
             refuse_discrete(target.model, joint, w, value, gradient, name)
@@ -176,7 +177,7 @@ class Sampler(Options):
             moments=Moments.none(w, metric.__name__),
             step_size=StepSize.at(torch.ones(shape, dtype=w.dtype, device=w.device)),
             length=Length.at(torch.ones(shape, dtype=w.dtype, device=w.device)),
-            statistics=blank_statistics(value, kept, self.trees),
+            statistics=blank_statistics(value, kept, self.trees, self.slopes),
             buffers=target.buffers(),
             step=0,
             warmup=warmup,
@@ -347,16 +348,18 @@ def metropolis(
 # What is kept.
 
 
-def blank_statistics(value: Tensor, kept: int, trees: bool) -> dict[str, Tensor]:
-    """Room for a number a draw, (*B, K, S)."""
+def blank_statistics(value: Tensor, kept: int, trees: bool, momenta: bool) -> dict[str, Tensor]:
+    """Room for a number a draw, (*B, K, S); an energy is one with a momentum, of which E-BFMI asks how it moves."""
     room = value.new_zeros(*value.shape[:-1], kept, value.shape[-1]).mT  # all chains of a draw are one piece
-    found = {"energy": room, "acceptance": room.clone(), "divergent": room.bool(), "steps": room.int()}
+    found = {"energy": room.clone()} if momenta else {}
+    found |= {"acceptance": room, "divergent": room.bool(), "steps": room.int()}
     return {**found, "tree_depth": room.int()} if trees else found
 
 
 def write(statistics: dict[str, Tensor], move: Move, kept: int) -> None:
     """Keep what a move tells, but for its divergence, at the place of the draw that is kept."""
-    statistics["energy"][..., kept] = move.energy
+    if "energy" in statistics:
+        statistics["energy"][..., kept] = move.energy
     statistics["acceptance"][..., kept] = move.acceptance
     statistics["steps"][..., kept] = move.steps
     if move.depth is not None:
