@@ -11,7 +11,7 @@ from priory.data import Data
 from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, r_hat
 from priory.errors import MissingExtra
 from priory.loop import make_target
-from priory.posteriors import Draws
+from priory.posteriors import Draws, base
 from priory.posteriors import chains as module
 from priory.posteriors.chains import Chains
 from priory.streams import stream
@@ -113,6 +113,18 @@ def test_chains_predict_as_the_same_draws_without_chains_do():
     exact, posterior = regression()
     flat = Draws(posterior.target, posterior.w.flatten(0, 1))
     assert torch.equal(posterior.predict(exact.X).mean, flat.predict(exact.X).mean)
+
+
+def test_a_prediction_in_pieces_has_the_draws_of_one_in_a_single_piece_none_of_them_twice(monkeypatch):
+    exact, posterior = regression()
+    for each in (posterior, Draws(posterior.target, posterior.w.flatten(0, 1))):
+        for samples in (50, 33, 80):
+            monkeypatch.setattr(base, "DRAWN", 1 << 21)
+            at_once = each.predict(exact.X, samples=samples).outputs
+            monkeypatch.setattr(base, "DRAWN", 8 * 4)  # eight draws of four coordinates
+            outputs = each.predict(exact.X, samples=samples).outputs
+            torch.testing.assert_close(outputs, at_once, rtol=1e-12, atol=1e-12)
+            assert samples > 50 or len(outputs[:, 0].unique()) == samples
 
 
 # Whether they may be believed.

@@ -95,6 +95,10 @@ class Posterior(ABC):
         """n draws whose average is wanted: independent, unless a posterior knows how to balance them."""
         return self.draw(n, generator)
 
+    def pieces(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
+        """Draws for one prediction, so many at a time; those of a set that is stored are taken from it but once."""
+        return (self.draw_for_prediction(size, generator) for size in sizes)
+
     centre: Tensor | None = None  # what draws for a prediction are mirrored around, if they are
 
     @abstractmethod
@@ -176,7 +180,7 @@ class Posterior(ABC):
         wanted = 1 if self.point else int(samples)
         few = max(2, 2 * (DRAWN // (2 * self.model.layout.size)))  # an even number, for pairs
         sizes = [min(few, wanted - start) for start in range(0, wanted, few)]
-        draws = (self.draw_for_prediction(size, generator) for size in sizes)
+        draws = self.pieces(sizes, generator)
         with taking(inputs):
             prediction = predict(
                 self.model, draws, inputs, self.buffers, self.target.event, int(seed), centre=self.centre
@@ -216,6 +220,13 @@ class Posterior(ABC):
     def __repr__(self) -> str:
         data = "no data" if self.num_data is None else f"{self.num_data:,} rows"
         return f"{type(self).__name__}({self.model.layout.size:,} parameters, {data}, by {self.method})"
+
+
+def chosen(stored: int, n: int, generator: torch.Generator) -> Tensor:
+    """The places of n of so many draws, (n,): no one twice where there are enough, and with replacement otherwise."""
+    if n <= stored:
+        return torch.randperm(stored, generator=generator, device=generator.device)[:n]
+    return torch.randint(stored, (n,), generator=generator, device=generator.device)
 
 
 @contextlib.contextmanager

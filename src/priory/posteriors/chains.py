@@ -15,7 +15,7 @@ from priory.data import Data, as_batch
 from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, quantile, r_hat
 from priory.errors import InputError, extra, require
 from priory.model import Model
-from priory.posteriors.base import Evidence, Posterior
+from priory.posteriors.base import Evidence, Posterior, chosen
 from priory.streams import stream
 
 if TYPE_CHECKING:
@@ -96,12 +96,13 @@ class Chains(Posterior):
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """n of all draws, (n, P): no one twice where there are enough, and with replacement otherwise."""
-        w, device = self.w.flatten(0, 1), generator.device
-        if n <= len(w):
-            places = torch.randperm(len(w), generator=generator, device=device)[:n]
-        else:
-            places = torch.randint(len(w), (n,), generator=generator, device=device)
-        return w[places.to(w.device)].to(self.model.device)  # those on disk are the CPU's
+        return next(self.pieces([n], generator))
+
+    def pieces(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
+        """The same, so many at a time."""
+        w = self.w.flatten(0, 1)
+        places = chosen(len(w), sum(sizes), generator).to(w.device)
+        return (w[some].to(self.model.device) for some in places.split(sizes))  # those on disk are the CPU's
 
     @property
     def mean(self) -> dict[str, Tensor]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from priory.errors import InputError, require
-from priory.posteriors.base import Evidence, Posterior
+from priory.posteriors.base import Evidence, Posterior, chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
@@ -43,10 +43,12 @@ class Draws(Posterior):
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """n of the draws, (n, P): no one twice where there are enough, and with replacement otherwise."""
-        stored, device = len(self.w), self.w.device
-        if n <= stored:
-            return self.w[torch.randperm(stored, generator=generator, device=device)[:n]]
-        return self.w[torch.randint(stored, (n,), generator=generator, device=device)]
+        return next(self.pieces([n], generator))
+
+    def pieces(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
+        """The same, so many at a time."""
+        places = chosen(len(self.w), sum(sizes), generator).to(self.w.device)
+        return (self.w[some] for some in places.split(sizes))
 
     @property
     def mean(self) -> dict[str, Tensor]:
