@@ -178,7 +178,7 @@ class Target:
     ) -> Tensor:
         """A starting vector for each member, (*shape, P): the model's own, or a draw of a posterior."""
         if posterior is not None:
-            return posterior.draw(shape.numel(), generator).reshape(*shape, self.size).clone()
+            return posterior.starts(shape.numel(), generator).reshape(*shape, self.size).clone()
         targets = data.some(512)[-1] if data.num_data is not None else torch.empty(0)
         return self.model.start(targets, shape, generator)
 

@@ -6,7 +6,9 @@ from torch import nn
 
 import priory as pr
 from priory.averaged import Averaged
+from priory.data import Data
 from priory.posteriors import Mixture, mixture
+from priory.streams import stream
 from priory.testing.contract import classification
 
 X = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
@@ -121,3 +123,23 @@ def test_a_prediction_of_points_refuses_bad_options_in_a_sentence(options, sente
             assert sentence in str(error.value)
         with pytest.raises(pr.InputError, match="The network must take the inputs"):
             posterior.predict(X.expand(-1, 2))
+
+
+@pytest.mark.parametrize("n", [1, 5, 8, 20])
+def test_fits_start_from_the_members_of_a_mixture_in_turn_where_these_weigh_the_same(n):
+    points = [fitted(nn.Linear(1, 1)) for _ in range(8)]
+    w = torch.stack([point.w for point in points])
+    places = []
+    for seed in range(20):
+        starts = points[0].target.start(Data.of((X, X[:, 0])), torch.Size([n]), stream(seed), Mixture(points))
+        which = (starts[:, None] == w).all(-1)
+        assert bool((which.sum(1) == 1).all())
+        assert set(which.sum(0).tolist()) <= {n // 8, -(-n // 8)}
+        places.append(int(which[0].long().argmax()))
+    assert len(set(places)) > 3  # the first is any of them: 20 draws of 8 have at most 3 with a chance of 2e-7
+
+
+def test_fits_start_from_the_members_of_a_mixture_by_their_weights_where_these_differ():
+    points = [fitted(nn.Linear(1, 1)) for _ in range(2)]
+    starts = Mixture(points, [1.0, 0.0]).starts(6, stream(0))
+    assert torch.equal(starts, points[0].w.expand(6, -1))

@@ -95,6 +95,10 @@ class Posterior(ABC):
         """n draws whose average is wanted: independent, unless a posterior knows how to balance them."""
         return self.draw(n, generator)
 
+    def starts(self, n: int, generator: torch.Generator) -> Tensor:
+        """n vectors for fits to start from, (n, P): draws, as far apart as a posterior knows how to have them."""
+        return self.draw(n, generator)
+
     def pieces(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
         """Draws for one prediction, so many at a time; those of a set that is stored are taken from it but once."""
         return (self.draw_for_prediction(size, generator) for size in sizes)

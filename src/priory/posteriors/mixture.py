@@ -51,8 +51,20 @@ class Mixture(Posterior):
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """n draws, each from a member that is drawn by its weight, (n, P)."""
+        return self._draw(torch.multinomial(self.weights, n, replacement=True, generator=generator), generator)
+
+    def starts(self, n: int, generator: torch.Generator) -> Tensor:
+        """n draws, (n, P), of the members in turn, in an order that is drawn, where their weights are equal."""
+        if not self._equal():
+            return self.draw(n, generator)
+        count, device = len(self.members), self.model.device
+        order = torch.randperm(count, generator=generator, device=generator.device).to(device)
+        return self._draw(order[torch.arange(n, device=device) % count], generator)
+
+    def _draw(self, chosen: Tensor, generator: torch.Generator) -> Tensor:
+        """A draw of each member that is chosen, (n,): (n, P)."""
         self._of_one_model("draws")
-        chosen = torch.multinomial(self.weights, n, replacement=True, generator=generator)
+        n = len(chosen)
         w = torch.empty(n, self.target.size, dtype=self.model.dtype, device=self.model.device)
         for k, member in enumerate(self.members):
             mine = (chosen == k).nonzero().squeeze(1)
@@ -75,7 +87,11 @@ class Mixture(Posterior):
         """Whether the members are points of one network with equal weights: draws of one mixture."""
         first = type(self.members[0])
         points = first in (Point, PriorFunction) and all(type(m) is first and not m.buffers for m in self.members)
-        return points and self.one_model and bool((self.weights == self.weights[0]).all())
+        return points and self.one_model and self._equal()
+
+    def _equal(self) -> bool:
+        """Whether no member has more weight than another."""
+        return bool((self.weights == self.weights[0]).all())
 
     def _predict_points(self, x: Any, seed: int) -> Prediction:
         """The prediction of members that are alike, with as few calls of the network as there can be."""
