@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Laplace, MultivariateNormal, Normal, Poisson, StudentT
+from torch.distributions import Bernoulli, Beta, Laplace, MultivariateNormal, Normal, Poisson, StudentT
 from torch.distributions import constraints as whole
 
 import priory as pr
@@ -145,6 +145,30 @@ def test_a_parameter_that_is_rounded_is_refused_by_name(support, batched):
         return -0.3 * p["k"].floor().square() - 0.5 * (p["w"] - p["k"].round()).square()
 
     density = pr.Density(log_prob, {"w": Param(), "k": Param((), support)}, batched=batched)
+    with pytest.raises(InputError, match=r"parameters of HMC must be continuous\. Got 'k' instead"):
+        pr.fit(density, None, HMC(chains=8, warmup=4), steps=2, progress=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_parameter_with_a_uniform_prior_is_continuous_in_either_type(dtype, seed):
+    """Its slope is none but for the volume element, and that is all that its density changes with, but for rounding."""
+    uniform = Beta(torch.ones((), dtype=dtype), torch.ones((), dtype=dtype))
+    density = pr.Density(
+        lambda p: -1.65 * p["w"].square().sum() + uniform.log_prob(p["u"]),
+        {"w": Param((3,)), "u": Param((), constraints.unit_interval)},
+        dtype=dtype,
+    )
+    target, data, method = Target(density, None), Data.of(None), HMC(chains=8)
+    method.init(target, method.plan(target, data, 1, 0), stream(seed, "starts"))
+
+
+def test_a_parameter_that_is_rounded_is_refused_in_float32_too():
+    density = pr.Density(
+        lambda p: -0.3 * p["k"].floor().square() - 0.5 * (p["w"] - p["k"].round()).square(),
+        {"w": Param(), "k": Param()},
+        dtype=torch.float32,
+    )
     with pytest.raises(InputError, match=r"parameters of HMC must be continuous\. Got 'k' instead"):
         pr.fit(density, None, HMC(chains=8, warmup=4), steps=2, progress=False)
 

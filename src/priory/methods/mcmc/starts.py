@@ -34,7 +34,8 @@ HALVINGS = 10  # times that a start without density is drawn towards zero
 STARTS = 256  # draws of a posterior that chains start from, whose covariance is their first metric
 TEACHING = 16  # with the coordinates, half of the different draws without which there is no such metric
 WHOLE = {"Integer": "whole numbers", "Boolean": "zero and one", "OneHot": "one-hot vectors", "Multinomial": "counts"}
-FLAT = 1e-10  # of a gradient that is none, beside what rounding leaves of it
+FLAT = 1e-10  # of a gradient that is none, beside what rounding leaves of it, and of a change that is none
+ROUNDED = 64  # times its type's eps, of a density: a change by less is but rounding
 ASKED = 128  # coordinates up to which each is asked whether the posterior has an end in it
 LINE = (1e10, 1e12)  # distances on the line: no posterior with an end is so wide
 BARE = 1e-3  # nats of a fall that are but rounding
@@ -171,6 +172,7 @@ def refuse_discrete(density: Density, joint: Joint, w: Tensor, value: Tensor, gr
             ) from error
     volume, slope = summed(density.layout.log_det, w)
     flat = ((gradient - slope).abs() <= FLAT * (1 + slope.abs())).flatten(0, -2).all(0)  # (P,)
+    least = max(FLAT, ROUNDED * torch.finfo(w.dtype).eps) * (1 + value.abs() + volume.abs())
     for block in density.layout.blocks:
         here = torch.zeros_like(flat)
         here[block.start : block.stop] = flat[block.start : block.stop]
@@ -178,7 +180,7 @@ def refuse_discrete(density: Density, joint: Joint, w: Tensor, value: Tensor, gr
             continue
         moved = torch.where(here, w.roll(1, -2), w)  # to where another chain has it
         change = joint(moved)[0] - density.layout.log_det(moved) - (value - volume)
-        if bool((change.abs() > FLAT * (1 + value.abs())).any()):
+        if bool((change.abs() > least).any()):
             raise InputError(
                 f"The parameters of {owner} must be continuous. Got '{block.name}' instead, with which the density "
                 "changes though it has no slope in it, as if it were rounded: sum it out of the density."
