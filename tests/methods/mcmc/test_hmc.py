@@ -63,8 +63,8 @@ def test_what_is_learnt_of_the_length_in_a_metric_is_kept_when_the_metric_is_lea
         lengths.append(float(state.length.log.exp()))
     first, *later = windows(200)
     assert lengths[first - 1] == pytest.approx(math.pi / 2, rel=1e-12)  # before, there is no unit of length
-    for end in later:
-        assert lengths[end - 1] == pytest.approx(lengths[end - 2], rel=0.12)  # one more step of Adam, 0.025 / sqrt(0.05) at most
+    for end in later:  # one more step of Adam, of 0.025 / sqrt(0.05) at most
+        assert lengths[end - 1] == pytest.approx(lengths[end - 2], rel=0.12)
     assert lengths[-1] > 4
 
 

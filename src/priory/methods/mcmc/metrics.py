@@ -171,4 +171,5 @@ def moved(moments: Moments) -> Tensor:
 
 
 def variances(moments: Moments) -> Tensor:
+    """The variance of each coordinate in a window, (*B, 1, P)."""
     return (moments.squares / max(1, moments.count - 1))[..., None, :]
