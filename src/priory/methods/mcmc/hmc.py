@@ -102,6 +102,11 @@ class HMC(Sampler):
         """The slope of the length's criterion, with chains that went astray at the point where they began."""
         sound = (acceptance > 0)[..., None]
         w, p = torch.where(sound, w, state.w), torch.where(sound, p, 0.0)
-        begin, end = (x - x.mean(-2, keepdim=True) for x in (state.w, w))
+        begin, end = (x - self.middle(state, x) for x in (state.w, w))
         change = state.metric.square(end) - state.metric.square(begin)
         return chees_slope(change, (end * p).sum(-1), length, acceptance)
+
+    def middle(self, state: State, w: Tensor) -> Tensor:
+        """The mean of the chains w (*B, K, P), (*B, 1, P), or of the window so far where there is one chain."""
+        alone = w.shape[-2] == 1 and state.moments.count > 0
+        return state.moments.mean[..., None, :] if alone else w.mean(-2, keepdim=True)
