@@ -162,3 +162,34 @@ def test_bad_input_is_answered_in_a_sentence(ask, sentence):
 def test_a_row_that_no_posterior_allows_is_named():
     with pytest.raises(pr.InputError, match="Got row 1, which is not"):
         best_weights(torch.tensor([[0.0, -math.inf], [0.0, -math.inf]]))
+
+
+def test_evidence_under_an_improper_prior_is_not_averaged():
+    X = torch.linspace(-1, 1, 20)[:, None]
+    fits = [
+        pr.fit(pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1), prior=prior), (X, X[:, 0]), pr.MeanField(), steps=20)
+        for prior in ("flat", 1.0)
+    ]
+    with pytest.raises(pr.InputError, match="The 'posteriors' of average must have proper priors"):
+        pr.average(fits)
+
+
+@pytest.mark.parametrize("kinds", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_posteriors_of_different_precision_predict_in_the_wider(kinds):
+    X = torch.linspace(-1, 1, 20)[:, None]
+    fits = [
+        pr.fit(pr.Model(nn.Linear(1, 1).to(kind), pr.Gaussian(0.1)), (X.to(kind), X[:, 0].to(kind)), pr.MAP(), steps=50)
+        for kind in kinds
+    ]
+    prediction = Mixture(fits, [0.3, 0.7]).predict(X)
+    wanted = sum(a * fit.predict(X).mean.double() for a, fit in zip((0.3, 0.7), fits, strict=True))
+    assert torch.allclose(prediction.mean, wanted, rtol=1e-6)  # weights may be in single precision
+    assert prediction.std.dtype == prediction.log_prob(X[:, 0]).dtype == prediction.samples.dtype == torch.float64
+
+
+def test_one_probability_and_two_are_not_stacked():
+    X, y = torch.linspace(-1, 1, 20)[:, None], torch.arange(20) // 10
+    kinds = ((1, pr.Bernoulli()), (2, pr.Categorical()))
+    fits = [pr.fit(pr.Model(nn.Linear(1, n), kind), (X, y), pr.MAP(), steps=20) for n, kind in kinds]
+    with pytest.raises(pr.InputError, match="must predict means of one shape, as Bernoulli and Categorical don't"):
+        pr.stack(fits, (X, y))

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 import priory as pr
-from priory.masks import Units
+from priory.masks import Units, by_layer
 from priory.network import Network
 from priory.own_dropout import CHANNELS, DROPOUTS, in_network
 from priory.streams import stream
@@ -363,3 +363,20 @@ def test_sums_over_the_weights_of_a_site_are_over_all_that_read_its_units():
     assert units.sums(values).shape == (2, 1)
     assert torch.allclose(units.sums(values), wanted, rtol=1e-12)
     assert int(units.masked.sum()) == 16
+
+
+def test_the_first_layer_is_the_one_that_rows_come_to_first():
+    class HeadFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.body = nn.Linear(5, 1), nn.Linear(2, 5)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.body(x)))
+
+    network = pr.Model(HeadFirst(), pr.Gaussian(0.1)).network
+    (site,) = by_layer(network, inputs=False, some=(torch.zeros(3, 2),))
+    assert site.parameters == ("head.weight",)
+    both = by_layer(network, inputs=True, some=(torch.zeros(3, 2),))
+    assert [site.parameters for site in both] == [("body.weight",), ("head.weight",)]
+    assert not any(module._forward_pre_hooks for module in network.skeleton.modules())

@@ -38,7 +38,11 @@ class Averaged(Prediction):
         first = parts[0]
         same = all(len(p.example) == len(first.example) and p.event == first.event for p in parts)
         require(same, "parts", "Averaged", "be of the same inputs and targets", [tuple(p.example.shape) for p in parts])
-        given = {"parts": tuple(parts), "weights": weights.to(first.example)}
+        shapes = [tuple(p.mean.shape) for p in parts]
+        alike = "predict means of one shape, as Bernoulli and Categorical don't"
+        require(len(set(shapes)) == 1, "parts", "Averaged", alike, shapes)
+        widest = max((p.example.dtype for p in parts), key=lambda dtype: torch.finfo(dtype).bits)
+        given = {"parts": tuple(parts), "weights": weights.to(first.example.device, widest)}
         return cls(first.likelihood, {}, first.event, first.prepare, first.seed, **given)
 
     def __repr__(self) -> str:
@@ -55,7 +59,7 @@ class Averaged(Prediction):
         return torch.cat([part.outputs for part in self.parts])
 
     def _mean_of(self, values: list[Tensor]) -> Tensor:
-        return torch.tensordot(self.weights, torch.stack(values), 1)
+        return torch.tensordot(self.weights, torch.stack([value.to(self.weights) for value in values]), 1)
 
     @cached_property
     def mean(self) -> Tensor:
@@ -73,7 +77,7 @@ class Averaged(Prediction):
         return self._mean_of([part.aleatoric for part in self.parts])
 
     def _log_prob(self, targets: Tensor) -> Tensor:
-        each = torch.stack([part._log_prob(targets) for part in self.parts])  # (K, n)
+        each = torch.stack([part._log_prob(targets).to(self.weights) for part in self.parts])  # (K, n)
         return torch.logsumexp(each + self.weights.log()[:, None], 0)
 
     def cdf(self, value: Tensor) -> Tensor:

@@ -100,13 +100,14 @@ def places_of(network: Network, sites: Sequence[Site]) -> tuple[tuple[slice, ...
     return tuple(tuple(network.place_of[name] for name in site.parameters) for site in sites)
 
 
-def by_layer(network: Network, inputs: bool) -> list[Site]:
+def by_layer(network: Network, inputs: bool, some: tuple[Tensor, ...] | None = None) -> list[Site]:
     """A site for every trained weight of a linear, convolutional or recurrent layer; the first one only with `inputs`.
 
-    A network that is one layer alone has its inputs dropped in either case.
+    The first is the one that a pass over `some` rows comes to first, or without them the one that was made first. A
+    network that is one layer alone has its inputs dropped in either case.
     """
     found = []  # of every layer, whether or not it can be masked
-    for name, module in network.skeleton.named_modules():
+    for name, module in in_order(network, some):
         prefix = f"{name}." if name else ""
         for key in weights_of(module):
             full = f"{prefix}{key}"
@@ -120,6 +121,29 @@ def by_layer(network: Network, inputs: bool) -> list[Site]:
             "Dropout adds the first."
         )
     return sites
+
+
+def in_order(network: Network, some: tuple[Tensor, ...] | None) -> list[tuple[str, nn.Module]]:
+    """The modules with their names, in the order in which a pass over some rows calls them; then those that it doesn't.
+
+    Without rows, in that in which they were made.
+    """
+    modules = list(network.skeleton.named_modules())
+    if some is None:
+        return modules
+    called: dict[nn.Module, int] = {}
+
+    def note(module: nn.Module, _: Any) -> None:
+        called.setdefault(module, len(called))
+
+    handles = [module.register_forward_pre_hook(note) for _, module in modules]
+    try:
+        with torch.no_grad():
+            network(network.initial, some, {}, train=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sorted(modules, key=lambda named: called.get(named[1], len(called)))
 
 
 def weights_of(module: nn.Module) -> list[str]:

@@ -52,6 +52,7 @@ def stack(posteriors: Sequence[Posterior], data: Any, *, samples: int = 64, seed
     scores = torch.stack([log_scores(posterior, data, samples, seed) for posterior in posteriors])  # (K, n)
     weights = best_weights(scores)
     mixture = Mixture(posteriors, weights)
+    mixture.predict(rows_given(data, "stack").some(1)[:-1], samples=1)  # refuses what doesn't predict the same
     mixture.method = f"stack of {len(posteriors)}"
     return mixture
 
@@ -72,6 +73,9 @@ def average(posteriors: Sequence[Posterior], prior: Sequence[float] | None = Non
     require(ok, "prior", "average", must, repr(prior))
     rows = {posterior.num_data for posterior in posteriors}
     require(len(rows) == 1, "posteriors", "average", "be of the same rows", f"{rows} rows")
+    improper = [repr(posterior) for posterior in posteriors if posterior.model.prior.improper]
+    must = "have proper priors: the evidence of an improper one is known up to a constant"
+    require(not improper, "posteriors", "average", must, ", ".join(improper))
     # a hotter fit reads its data as fewer rows, and what it pays for them is no log p(D)
     tempered = sorted({posterior.temperature for posterior in posteriors} - {1.0})
     must = "be of the temperature 1, at which evidence is that of the data"

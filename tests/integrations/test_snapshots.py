@@ -183,3 +183,26 @@ def test_a_module_that_trains_another_network_is_refused():
     snapshots.begin_with(nn.Sequential(net))
     with pytest.raises(InputError, match="hold the network that is trained, itself and not a copy"):
         snapshots.begin_with(copy.deepcopy(net))
+
+
+def test_statistics_are_followed_where_the_model_was_made_in_evaluation_mode():
+    net = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)).eval()
+    X = torch.linspace(-1, 1, 10)[:, None]
+    snapshots = Snapshots(pr.Model(net, pr.Gaussian(0.1)), (X, X[:, 0]))
+    net.train()
+    for _ in range(3):
+        net(X)
+        snapshots.take()
+    net.eval()
+    assert torch.allclose(snapshots.posterior.predict(X, samples=4).mean, net(X)[:, 0].detach(), atol=1e-5)
+
+
+def test_weights_that_were_frozen_when_the_model_was_made_must_stay_so():
+    net = nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 1))
+    net[0].requires_grad_(False)
+    snapshots = Snapshots(pr.Model(net, pr.Gaussian(0.1)), (torch.zeros(4, 1), torch.zeros(4)))
+    snapshots.take()
+    with torch.no_grad():
+        net[0].weight.add_(1)
+    with pytest.raises(InputError, match=r"Got '0.weight', frozen then and trained since instead"):
+        snapshots.take()

@@ -353,3 +353,17 @@ def test_the_first_layer_is_the_first_of_all_whether_or_not_others_can_be_masked
     assert list(pr.fit(pr.Model(frozen, pr.Categorical()), data, pr.Dropout(0.2), steps=2).rates) == ["2.weight"]
     alone = pr.fit(pr.Model(nn.Linear(2, 3), pr.Categorical()), data, pr.Dropout(0.2), steps=2)
     assert list(alone.rates) == ["weight"]
+
+
+def test_a_search_that_is_stopped_early_has_the_rate_that_held_out_rows_choose():
+    """Half of the units dropped of a network that must fit a clear line: any other rate predicts better."""
+    X = torch.linspace(-1, 1, 100)[:, None]
+    net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
+    model = pr.Model(net, pr.Gaussian(0.05), prior=1.0)
+    seen = []
+    stop = lambda moment: seen.append(moment.posterior().rates["2.weight"]) or moment.step >= 200  # noqa: E731
+    posterior = pr.fit(
+        model, (X, X[:, 0]), pr.Dropout(rate=(0.9, 0.01)), steps=1000, batch_size=25, callbacks=[stop], progress=False
+    )
+    assert len(posterior.history["loss"]) < 300
+    assert posterior.rates["2.weight"] == seen[-1] == pytest.approx(0.01)

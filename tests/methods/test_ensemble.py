@@ -367,3 +367,12 @@ def test_members_say_which_method_found_them_also_after_a_file(kind, tmp_path):
     posterior.save(tmp_path / "members")
     for member in [*posterior.members, *pr.load(tmp_path / "members", line()).members]:
         assert repr(member).endswith("40 rows, by MAP)")
+
+
+@pytest.mark.parametrize("method", [pr.MAP, pr.SWAG, lambda start: pr.LastLayer(at=start)])
+def test_members_that_would_all_begin_at_one_point_are_refused(method):
+    model = pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1))
+    point = pr.fit(model, (torch.zeros(4, 1), torch.zeros(4)), pr.MAP(), steps=2)
+    with pytest.raises(pr.InputError, match="must begin elsewhere for each member"):
+        pr.Ensemble(method(start=point), 3)
+    assert pr.Ensemble(pr.MAP(start=point), 3, anchored=True).size == 3  # their anchors are apart

@@ -1,5 +1,6 @@
 """A Bayesian last layer: conjugate on features, the mode of a logistic regression, rows that come later."""
 
+import copy
 import math
 
 import pytest
@@ -271,3 +272,66 @@ def test_many_rows_in_single_precision_have_the_mode_that_double_precision_has()
     scale = two.covariance.diagonal().sqrt()
     assert ((one.belief.mean - two.belief.mean).abs() < 1e-2 * scale).all()
     assert abs(one.evidence().value - two.evidence().value) < 0.05  # of -11,000 nats, in rows of single precision
+
+
+def test_at_a_trained_network_the_evidence_sets_a_learnt_noise():
+    """The layer at its least squares, and the noise where the exact log p(D), by its own formula, is largest."""
+    _, X, y = problem(n=200)
+    model, _, _ = problem(likelihood=pr.Gaussian())
+    phi = design(model, X)
+    found = pr.fit(model, (X, y), pr.LastLayer(at="network")).mean["likelihood.noise"]
+
+    def exact(noise):
+        covariance = noise**2 * torch.eye(len(X), dtype=X.dtype) + 0.49 * phi @ phi.T
+        return float(torch.distributions.MultivariateNormal(torch.zeros_like(y), covariance).log_prob(y))
+
+    grid = torch.linspace(0.5, 2.0, 301, dtype=torch.float64) * float(found)
+    best = float(grid[torch.tensor([exact(noise) for noise in grid]).argmax()])
+    assert float(found) == pytest.approx(best, rel=0.01)
+
+
+def test_single_precision_has_the_spread_the_draws_and_the_evidence_of_double():
+    """One input and 50 features that are nearly collinear: the precision's condition is beyond single precision."""
+    generator = stream(4, "collinear")
+    X = torch.linspace(-1, 1, 2000, dtype=torch.float64)[:, None]
+    y = torch.sin(3 * X[:, 0]) + 0.01 * torch.randn(2000, generator=generator, dtype=torch.float64)
+    net = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1)).double()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype).float())
+    at = torch.tensor([[0.0], [2.0]], dtype=torch.float64)
+    found = {}
+    for kind in (torch.float32, torch.float64):
+        model = pr.Model(copy.deepcopy(net).to(kind), pr.Gaussian(0.01), prior=1.0)
+        posterior = pr.fit(model, (X.to(kind), y.to(kind)), pr.LastLayer(at="network"))
+        draws = posterior.draw(2000, stream(0, "draws"))[:, posterior.layer.places].double()
+        found[kind] = posterior.predict(at.to(kind)).epistemic.double(), draws.var(0), posterior.log_evidence.value
+    (single, drawn, evidence), (double, wanted, exact) = found[torch.float32], found[torch.float64]
+    assert torch.allclose(single, double, rtol=1e-2)  # of features in single precision
+    assert torch.allclose(drawn, wanted, rtol=1e-2)  # the same noise
+    assert evidence == pytest.approx(exact, rel=1e-5)
+
+
+def test_features_are_those_of_the_centre_of_a_posterior_under_the_prior_that_it_had():
+    model, X, y = problem()
+    around = pr.fit(model, (X, y), pr.MeanField(), steps=20)
+    found = pr.fit(model, (X, y), pr.LastLayer(at=around))
+    assert torch.equal(found.mean["0.weight"], around.mean["0.weight"])
+    tuned = pr.fit(model, (X, y), pr.MAP(evidence_every=10), steps=40)
+    layer = pr.fit(model, (X, y), pr.LastLayer(at=tuned))
+    places = layer.layer.places
+    noiseless = layer.belief.precision.diagonal() - tuned.model.prior.precision[places]
+    plain = pr.fit(model, (X, y), pr.LastLayer(at=pr.MAP()), steps=1).model.prior.precision[places]
+    assert not torch.allclose(tuned.model.prior.precision[places], plain)
+    phi = torch.cat([torch.tanh(X @ layer.mean["0.weight"].T + layer.mean["0.bias"]), torch.ones(40, 1).double()], 1)
+    assert torch.allclose(noiseless, phi.square().sum(0) / 0.09, rtol=1e-9)
+    masks = pr.fit(model, (X, y), pr.Dropout(rate=0.1), steps=20)
+    with pytest.raises(pr.InputError, match="The 'at' of LastLayer must be a posterior with a centre"):
+        pr.fit(model, (X, y), pr.LastLayer(at=masks))
+
+
+def test_a_last_layer_whose_weight_is_frozen_is_refused():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    net[2].weight.requires_grad_(False)
+    with pytest.raises(pr.InputError, match=r"must train the weight of its last layer .* Got '2.bias' alone"):
+        pr.fit(pr.Model(net, pr.Gaussian(0.1)), (torch.zeros(4, 2), torch.zeros(4)), pr.LastLayer(at="network"))

@@ -92,3 +92,17 @@ def test_fewer_snapshots_than_the_rank_all_make_the_low_rank_part():
         for method in (pr.SWAG(snapshots=10), pr.SWAG(snapshots=10, rank=10))
     )
     assert all(torch.equal(t, named.tensors()[name]) for name, t in few.tensors().items())
+
+
+def test_it_walks_under_the_prior_that_the_mode_was_found_under():
+    """A line whose prior the evidence has made far tighter: under the one it had, the walk leaves the mode."""
+    X = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
+    y = 0.02 * X[:, 0] + torch.cos(40 * X[:, 0])
+    model = pr.Model(nn.Linear(1, 1, dtype=X.dtype), pr.Gaussian(0.7), prior=10.0)
+    mode = pr.fit(model, (X, y), pr.MAP(evidence_every=20), steps=400)
+    factor = mode.model.prior.factors["weight"]
+    assert float(factor) > 1e3
+    posterior = pr.fit(model, (X, y), pr.SWAG(snapshots=50, start=mode, learning_rate=1e-3))
+    assert torch.equal(posterior.model.prior.precision, mode.model.prior.precision)
+    mode_at, plain = mode.mean["weight"], pr.fit(model, (X, y), pr.MAP(), steps=400).mean["weight"]
+    assert float((posterior.mean["weight"] - mode_at).abs()) < 0.2 * float((plain - mode_at).abs())

@@ -61,7 +61,9 @@ class Layer:
         except InputError as error:
             reason = str(error).partition(": ")[2].partition(" Got ")[0]
             raise InputError(f"LastLayer needs a network with one last layer: {reason}") from error
-        name = names[0].rpartition(".")[0]
+        name, _, key = names[0].rpartition(".")
+        must = "train the weight of its last layer for LastLayer"
+        require(key != "bias", "net", "Model", must, f"'{names[0]}' alone")
         module = model.network.skeleton.get_submodule(name)
         kind = f"{type(module).__name__} '{name}'"
         require(isinstance(module, nn.Linear), "net", "Model", "end in a linear layer for LastLayer", kind)
@@ -104,7 +106,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Belief:
-    """N(mean, precision^-1) over theta, in the order of the layer's places."""
+    """N(mean, precision^-1) over theta, in the order of the layer's places; in double precision, which sums need."""
 
     mean: Tensor  # (Q,)
     precision: Tensor  # (Q, Q)
@@ -204,7 +206,7 @@ def newton(
         if promised < SMALL or (model.likelihood.slope is not None and before > -math.inf):
             log_evidence = joint + 0.5 * len(theta) * math.log(2 * math.pi) - float(root.diagonal().log().sum())
             w[layer.places] = theta.to(w.dtype)
-            return w, Belief(w[layer.places], precision.to(w.dtype)), log_evidence
+            return w, Belief(w[layer.places].double(), precision), log_evidence
         before = joint
         theta += stride
     raise InputError(

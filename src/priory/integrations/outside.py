@@ -58,6 +58,7 @@ class Outside:
 
     def vector(self, values: Mapping[str, Tensor] | None = None) -> Tensor:
         """The network's weights, or other values of these shapes, as one vector (P,), whose tail is where it began."""
+        self._refuse_thawed()
         given = self.parameters if values is None else values
         w = self.start.clone()
         w[: self.model.network.size] = torch.cat([given[name].detach().reshape(-1).to(w) for name in self.parameters])
@@ -65,10 +66,19 @@ class Outside:
             raise InputError(f"The weights that {self.owner} reads must be finite: the training has diverged.")
         return w
 
+    def _refuse_thawed(self) -> None:
+        """Refuse a training that moves what was frozen when the model was made: its copy there stays as it was."""
+        live, fixed = dict(self.model.net.named_parameters()), self.model.network.fixed()
+        moved = [n for n, p in live.items() if n in fixed and not torch.equal(p.detach(), fixed[n].to(p))]
+        must = "be made when the parameters that are trained need gradients"
+        require(not moved, "model", self.owner, must, f"'{', '.join(moved)}', frozen then and trained since")
+
     def buffers(self) -> dict[str, Tensor]:
-        """The running statistics as the training has left them, of those that it writes."""
-        live = dict(self.model.net.named_buffers())
-        return {name: live[name].detach().clone().to(kept.device) for name, kept in self.target.buffers().items()}
+        """The buffers as the training has left them, of those that it has changed since the model was made."""
+        live, given = dict(self.model.net.named_buffers()), self.model.network.given
+        own = {name: b.detach() for name, b in live.items() if name in given}
+        changed = {*self.target.buffers(), *(n for n, b in own.items() if not torch.equal(b, given[n].to(b)))}
+        return {name: b.to(given[name], copy=True) for name, b in own.items() if name in changed}
 
     def settle(self, w: Tensor) -> Tensor:
         """The vector with a learnt noise where the held-out rows are predicted best."""

@@ -55,7 +55,7 @@ class Snapshots:
         w = self.outside.start
         idle = Adam.of(w.new_empty(0), torch.zeros(1))  # another optimizer moves the weights
         last = w.new_zeros(self.rank, len(w))
-        self._state = State(w, idle, {}, torch.zeros_like(w), torch.zeros_like(w), last, 0, every=1)
+        self._state = State(w, idle, {}, torch.zeros_like(w), torch.zeros_like(w), last, 0, every=1, factors={})
 
     @property
     def count(self) -> int:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from priory.errors import InputError
+from priory.model import Model
+from priory.streams import stream
 
 if TYPE_CHECKING:
     import torch
@@ -117,3 +119,19 @@ class After(Protocol):
     def default_start(self, model: Any) -> Any:
         """The method to fit first where `start` names none, or None."""
         ...
+
+
+def centre_of(start: Posterior, owner: str) -> Tensor:
+    """The point that a posterior is around, (P,)."""
+    if start.point:
+        return start.draw(1, stream(0, "centre", device=start.model.device))[0]
+    if start.centre is None:
+        raise InputError(
+            f"The 'at' of {owner} must be a posterior with a centre, as MAP leaves it. Got {start!r} instead."
+        )
+    return start.centre
+
+
+def factors_of(start: Posterior | None) -> dict[str, Tensor]:
+    """What the prior that a posterior was fitted under was multiplied by."""
+    return start.model.prior.factors if start is not None and isinstance(start.model, Model) else {}

@@ -43,6 +43,7 @@ from priory.model import Model
 from priory.own_dropout import Quiet, in_network
 from priory.posteriors import Masked, Posterior
 from priory.posteriors.masked import factors
+from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,10 +193,13 @@ class Dropout(Options):
         return state, Info({name: at(number, state.chosen) for name, number in told.items()})
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Masked:
-        theta = at(state.theta, state.chosen)
+        chosen = state.chosen
+        if isinstance(self.rate, tuple) and state.adam.step <= state.turn:  # stopped, or looked at, before the choice
+            chosen = self._best(target, state, stream(0, "dropout", device=target.model.device))
+        theta = at(state.theta, chosen)
         loc, p = theta[: target.size], theta[target.size :].sigmoid()
         assert isinstance(target.model, Model)
-        own = {name: at(b, state.chosen) for name, b in state.buffers.items()}
+        own = {name: at(b, chosen) for name, b in state.buffers.items()}
         return Masked(target, loc, p, state.masks.units, self.noise, own)
 
     # The mathematics.
@@ -280,11 +284,15 @@ class Dropout(Options):
                 tail = settled(model, self._drawn(target, state, generator), state.held, state.buffers)
             state.theta[..., model.learnt] = tail
         if isinstance(self.rate, tuple) and step == state.turn:
-            draws = self._drawn(target, state, generator)
-            with Quiet():
-                scores = target.pointwise(draws, state.held, state.buffers)  # (S, *B, R, n)
-            best = (torch.logsumexp(scores, 0).sum(-1)).argmax(-1)
-            state.chosen = best
+            state.chosen = self._best(target, state, generator)
+
+    def _best(self, target: Target, state: State, generator: torch.Generator) -> Tensor:
+        """Which of the rates predicts the held-out rows best, (*B,)."""
+        assert state.held is not None
+        draws = self._drawn(target, state, generator)
+        with Quiet():
+            scores = target.pointwise(draws, state.held, state.buffers)  # (S, *B, R, n)
+        return torch.logsumexp(scores, 0).sum(-1).argmax(-1)
 
     def _drawn(self, target: Target, state: State, generator: torch.Generator) -> Tensor:
         """Draws of the weights, (S, *B, R, P)."""
@@ -295,7 +303,7 @@ class Dropout(Options):
 
 def sites_of(model: Model, inputs: Batch, first: bool) -> tuple[Units, list[float | None]]:
     """The units that are dropped, and the rate that the network itself has for each site."""
-    sites = in_network(model.network, inputs) or by_layer(model.network, first)
+    sites = in_network(model.network, inputs) or by_layer(model.network, first, inputs)
     return Units.of(model.network, sites, model.layout.size), [site.rate for site in sites]
 
 

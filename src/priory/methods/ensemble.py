@@ -99,6 +99,10 @@ class Ensemble(Options):
         at = getattr(method, "at", None)
         ok = not (isinstance(at, str) and at == "network")
         require(ok, "method", "Ensemble", "find weights of its own for each member: at the network's all are one", got)
+        begun = method.start
+        ok = not (isinstance(begun, Posterior) and begun.point) or bool(self.anchored)
+        must = "begin elsewhere for each member: those that begin at one point stay alike"
+        require(ok, "method", "Ensemble", must, got)
         require(whole(self.size, 1), "size", "Ensemble", "be a whole number from 1", repr(self.size))
         ok = isinstance(self.anchored, bool) or self.anchored == "function"
         require(ok, "anchored", "Ensemble", "be True, False or 'function'", repr(self.anchored))

@@ -32,7 +32,7 @@ from priory.curvature.full import Full
 from priory.data import Data
 from priory.density import Density
 from priory.errors import InputError, require, warn, whole
-from priory.methods.base import Info, Method, Options, Plan
+from priory.methods.base import Info, Method, Options, Plan, centre_of, factors_of
 from priory.methods.budget import Budget, budget
 from priory.methods.map import MAP
 from priory.model import Model
@@ -226,7 +226,8 @@ class Laplace(Options):
         model = target.model
         if not isinstance(model, Model):
             return self._foot(target, plan, generator, shape, start)
-        w = target.start(plan.data, shape, generator) if start is None else centre_of(start).expand(*shape, -1).clone()
+        begun = target.start(plan.data, shape, generator) if start is None else centre_of(start, "Laplace")
+        w = begun.expand(*shape, -1).clone()
         buffers = target.buffers(shape, start)
         check_batch_norm(model, buffers)
         target = scaled(target, factors_of(start))  # the prior that its mode was found under
@@ -514,22 +515,6 @@ def newton_move(
 
 
 # A network at its mode.
-
-
-def centre_of(start: Posterior) -> Tensor:
-    """The point that a posterior is around, (P,)."""
-    if start.point:
-        return start.draw(1, stream(0, "centre", device=start.model.device))[0]
-    if start.centre is None:
-        raise InputError(
-            f"The 'at' of Laplace must be a posterior with a centre, as MAP leaves it. Got {start!r} instead."
-        )
-    return start.centre
-
-
-def factors_of(start: Posterior | None) -> dict[str, Tensor]:
-    """What the prior that a posterior was fitted under was multiplied by."""
-    return start.model.prior.factors if start is not None and isinstance(start.model, Model) else {}
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from priory.curvature.evidence import scaled
 from priory.curvature.last_layer import Belief, Layer, newton
 from priory.data import Data
 from priory.errors import InputError, require
-from priory.methods.base import Info, Options, Plan
+from priory.methods.base import Info, Options, Plan, centre_of, factors_of
+from priory.methods.held_out import learns
+from priory.methods.laplace import Laplace
 from priory.methods.map import MAP
 from priory.model import Model
-from priory.posteriors import LastLayerPosterior, Posterior
+from priory.posteriors import LastLayerPosterior, Point, Posterior
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 LIMIT = 1 << 32  # bytes
 MATRICES = 5  # of (K D)^2 numbers at a time: the prior's, the curvature twice, their sum and its factor
 NUMBER = 8  # bytes of a number in double precision, in which they are
+ROUNDS = 3  # of the last layer and the noise, each given the other
 
 
 @dataclass
@@ -41,17 +45,19 @@ class State:
     """The vector with the last layer at its mode, the precision there, and log p(D), of every member."""
 
     w: Tensor  # (*B, P)
-    precision: Tensor  # (*B, Q, Q)
-    value: Tensor  # (*B,)
+    precision: Tensor  # (*B, Q, Q), in double
+    value: Tensor  # (*B,), in double
     buffers: dict[str, Tensor]
     layer: Layer = field(metadata={"fixed": True})
+    factors: dict[str, Tensor] = field(metadata={"fixed": True})  # of the prior that the features were found under
 
 
 @dataclass(frozen=True)
 class LastLayer(Options):
     """The exact last layer, given the others; `at` finds those and is `MAP()` unless given.
 
-    `at` is a method, a posterior that it gave, or "network" for the weights as they are, of a network that is trained.
+    `at` is a method, a posterior around one point that it gave, or "network" for the weights as they are, of a network
+    that is trained. There a noise that is learnt is set by the evidence; else it is what `at` found.
     """
 
     at: Any = None
@@ -99,13 +105,30 @@ class LastLayer(Options):
         model = target.model
         assert isinstance(model, Model)
         layer = Layer.of(model, plan.data.some(2)[:-1])
-        w = target.start(plan.data, shape, generator, start)
-        size = len(layer.places)
-        return State(w, w.new_zeros(*shape, size, size), w.new_zeros(shape), target.buffers(shape, start), layer)
+        begun = target.start(plan.data, shape, generator) if start is None else centre_of(start, "LastLayer")
+        w, size = begun.expand(*shape, -1).clone(), len(layer.places)
+        precision = w.new_zeros(*shape, size, size, dtype=torch.float64)
+        buffers = target.buffers(shape, start)
+        value = torch.zeros_like(precision[..., 0, 0])
+        state = State(w, precision, value, buffers, layer, factors_of(start))
+        if start is None and learns(target):
+            self._set_noise(target, plan, generator, state)
+        return state
+
+    def _set_noise(self, target: Target, plan: Plan, generator: torch.Generator, state: State) -> None:
+        """A noise where the evidence of the last layer is largest, in turn with the layer's mode under it."""
+        assert isinstance(target.model, Model)
+        laplace = Laplace("full", over="last", at="network")
+        for _ in range(ROUNDS):
+            self.step(target, state, plan.data, generator)
+            for i, w in enumerate(state.w.view(-1, target.size)):
+                own = Point(target, w, target.model.member(state.buffers, i))
+                w.copy_(laplace.init(target, plan, generator, start=own).w)
 
     def step(self, target: Target, state: State, batch: Data, generator: torch.Generator) -> tuple[State, Info]:
         must = "be all rows as one Data, plan.rows(step), and no minibatch"
         require(isinstance(batch, Data), "batch", "LastLayer.step", must, type(batch).__name__)
+        target = scaled(target, state.factors)
         model, prior = target.model, prior_of(target, state.layer)
         assert isinstance(model, Model)
         size, q = target.size, len(state.layer.places)
@@ -122,7 +145,8 @@ class LastLayer(Options):
         return state, Info({"bound": state.value.clone()}, done=True)
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> LastLayerPosterior:
-        belief = Belief(state.w[state.layer.places], state.precision)
+        belief = Belief(state.w[state.layer.places].double(), state.precision)
+        target = scaled(target, state.factors)
         return LastLayerPosterior(target, state.w, belief, state.layer, float(state.value), state.buffers)
 
 

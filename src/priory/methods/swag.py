@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from priory.curvature.evidence import scaled
 from priory.errors import require, whole
 from priory.families.low_rank import LowRankForm
-from priory.methods.base import Info, Options, Plan
+from priory.methods.base import Info, Options, Plan, factors_of
 from priory.methods.map import MAP
 from priory.methods.optimise import Adam, check_rate, rates
 from priory.posteriors import Posterior, Variational
@@ -50,6 +51,7 @@ class State:
     last: Tensor  # the last r snapshots, the newest first, (*B, r, P)
     count: int
     every: int = field(metadata={"fixed": True})
+    factors: dict[str, Tensor] = field(metadata={"fixed": True})  # of the prior that the mode was found under
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,12 @@ class SWAG(Options):
         w = target.start(plan.data, shape, generator, start)
         adam = Adam.of(w, rates("constant", self.learning_rate, plan.steps, "SWAG"))
         last = w.new_zeros(*shape, self.columns, target.size)
-        zeros = torch.zeros_like(w)
-        return State(w, adam, target.buffers(shape, start), zeros, zeros.clone(), last, 0, self._every(plan.data))
+        zeros, every = torch.zeros_like(w), self._every(plan.data)
+        buffers, factors = target.buffers(shape, start), factors_of(start)
+        return State(w, adam, buffers, zeros, zeros.clone(), last, 0, every, factors)
 
     def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+        target = scaled(target, state.factors)
         value, gradient = target.log_likelihood_and_grad(state.w, batch, state.buffers)
         log_prior, prior_gradient = target.log_prior_and_grad(state.w, jacobian=False)
         down = torch.add(gradient, prior_gradient, alpha=target.prior_weight).neg_()
@@ -128,7 +132,7 @@ class SWAG(Options):
         if state.count == 0:
             take(state)
         form = LowRankForm(target.size, self.columns)
-        return Variational(target, form, theta_of(state), state.buffers)
+        return Variational(scaled(target, state.factors), form, theta_of(state), state.buffers)
 
 
 def take(state: State) -> None:

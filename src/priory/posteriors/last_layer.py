@@ -43,13 +43,15 @@ class LastLayerPosterior(Posterior):
     ) -> None:
         super().__init__(target, buffers)
         self.w, self.belief, self.layer, self._value = w.detach().clone(), belief, layer, log_evidence
-        self.covariance = torch.cholesky_inverse(cholesky(belief.precision))
+        self.root = cholesky(belief.precision)
+        self.covariance = torch.cholesky_inverse(self.root)
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        mean, root = self.belief.mean, torch.linalg.cholesky(self.covariance)
+        mean = self.belief.mean
         z = torch.randn(n, len(mean), generator=generator, dtype=mean.dtype, device=mean.device)
+        off = torch.linalg.solve_triangular(self.root.T, z.T, upper=True).T  # of the covariance (L L')^-1
         w = self.w.repeat(n, 1)
-        w[:, self.layer.places] = mean + z @ root.T
+        w[:, self.layer.places] = (mean + off).to(w.dtype)
         return w
 
     @property
@@ -71,7 +73,8 @@ class LastLayerPosterior(Posterior):
         s = self.covariance.view(k, -1, k, phi.shape[1])
         event = self.target.event
         order = self.layer.order(model.likelihood, event)
-        v = torch.einsum("nd,kdle,ne->nkl", phi, s, phi)[:, order][:, :, order]
+        phi = phi.to(s.dtype)
+        v = torch.einsum("nd,kdle,ne->nkl", phi, s, phi)[:, order][:, :, order].to(outputs.dtype)
         f = model.likelihood.arrange(outputs, event)
         learnt = model.learnt_at(self.w)
         return Linearised.of(
@@ -101,7 +104,7 @@ class LastLayerPosterior(Posterior):
         return Evidence(self._value, f"{kind}, given the other layers")
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"w": self.w, "precision": self.belief.precision, "places": self.layer.places}
+        return {"w": self.w, "curvature.precision": self.belief.precision, "places": self.layer.places}
 
     def own(self) -> dict[str, Any]:
         layer = self.layer
@@ -114,5 +117,5 @@ class LastLayerPosterior(Posterior):
         assert isinstance(target.model, Model)
         module: Any = target.model.network.skeleton.get_submodule(own["layer"])
         layer = Layer(own["layer"], module, tensors["places"], own["outputs"], own["biased"])
-        belief = Belief(tensors["w"][layer.places], tensors["precision"])
+        belief = Belief(tensors["w"][layer.places].double(), tensors["curvature.precision"])
         return cls(target, tensors["w"], belief, layer, own["log_evidence"], buffers)
