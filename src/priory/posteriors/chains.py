@@ -36,7 +36,8 @@ class Chains(Posterior):
     """(1/KS) sum_ks delta(w - w_ks), in free coordinates, w (K, S, P): S draws of each of K chains.
 
     `statistics` are what a sampler tells of each draw, (K, S): "energy", "acceptance", "divergent", "tree_depth",
-    "steps", whichever it has. `print(posterior.summary())` says what is known and whether it may be believed.
+    "steps", whichever it has. Without `momenta` the energy is -log p alone, of which E-BFMI says nothing.
+    `print(posterior.summary())` says what is known and whether it may be believed.
     """
 
     kind: ClassVar[str] = "chains"
@@ -47,8 +48,10 @@ class Chains(Posterior):
         w: Tensor,
         buffers: Mapping[str, Tensor] | None = None,
         statistics: Mapping[str, Tensor] | None = None,
+        momenta: bool = True,
     ) -> None:
         super().__init__(target, buffers)
+        self.momenta = momenta
         ok = isinstance(w, Tensor) and w.ndim == 3 and w.numel() > 0 and w.shape[2] == target.size
         must = f"be draws (chain, draw, {target.size} coordinates), one or more"
         require(ok, "w", "Chains", must, f"the shape {tuple(getattr(w, 'shape', ()))}")
@@ -129,7 +132,7 @@ class Chains(Posterior):
         """Mean, sd, quantiles and diagnostics of every parameter, to be printed."""
         columns = [x.reshape(*x.shape[:2], -1) for x in self.draws.values()]
         names = [label for name, x in self.draws.items() for label in labels(name, x.shape[2:])]
-        energy = self.statistics.get("energy")
+        energy = self.statistics.get("energy") if self.momenta else None
         return Summary.of(
             names,
             torch.cat(columns, 2),
@@ -211,7 +214,8 @@ class Chains(Posterior):
         return {"w": self.w, **{f"statistics.{name}": t.to(self.w.dtype) for name, t in self.statistics.items()}}
 
     def own(self) -> dict[str, Any]:
-        return {"types": {name: str(t.dtype).removeprefix("torch.") for name, t in self.statistics.items()}}
+        types = {name: str(t.dtype).removeprefix("torch.") for name, t in self.statistics.items()}
+        return {"types": types, "momenta": self.momenta}
 
     @classmethod
     def of_tensors(
@@ -219,7 +223,7 @@ class Chains(Posterior):
     ) -> Chains:
         types = own["types"]
         statistics = {name: tensors[f"statistics.{name}"].to(getattr(torch, types[name])) for name in types}
-        return cls(target, tensors["w"], buffers, statistics)
+        return cls(target, tensors["w"], buffers, statistics, own.get("momenta", True))  # older files don't have it
 
 
 COLUMNS = ("mean", "mcse", "sd", "5%", "50%", "95%", "ess_bulk", "ess_tail", "r_hat")

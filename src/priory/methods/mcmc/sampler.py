@@ -177,7 +177,7 @@ class Sampler(Options):
             moments=Moments.none(w, metric.__name__),
             step_size=StepSize.at(torch.ones(shape, dtype=w.dtype, device=w.device)),
             length=Length.at(torch.ones(shape, dtype=w.dtype, device=w.device)),
-            statistics=blank_statistics(value, kept, self.trees, self.slopes),
+            statistics=blank_statistics(value, kept, self.trees),
             buffers=target.buffers(),
             step=0,
             warmup=warmup,
@@ -273,7 +273,7 @@ class Sampler(Options):
         if state.step >= planned or self.until_ess is not None:
             warn_of_drift(target, w, type(self).__name__)
             warn_of_divergences(target, w, statistics["divergent"], type(self).__name__, self.accept)
-        return Chains(target, w, state.buffers, statistics)
+        return Chains(target, w, state.buffers, statistics, momenta=self.slopes)
 
 
 # How many chains, and which of them are lost.
@@ -348,18 +348,16 @@ def metropolis(
 # What is kept.
 
 
-def blank_statistics(value: Tensor, kept: int, trees: bool, momenta: bool) -> dict[str, Tensor]:
-    """Room for a number a draw, (*B, K, S); an energy is one with a momentum, of which E-BFMI asks how it moves."""
+def blank_statistics(value: Tensor, kept: int, trees: bool) -> dict[str, Tensor]:
+    """Room for a number a draw, (*B, K, S)."""
     room = value.new_zeros(*value.shape[:-1], kept, value.shape[-1]).mT  # all chains of a draw are one piece
-    found = {"energy": room.clone()} if momenta else {}
-    found |= {"acceptance": room, "divergent": room.bool(), "steps": room.int()}
+    found = {"energy": room, "acceptance": room.clone(), "divergent": room.bool(), "steps": room.int()}
     return {**found, "tree_depth": room.int()} if trees else found
 
 
 def write(statistics: dict[str, Tensor], move: Move, kept: int) -> None:
     """Keep what a move tells, but for its divergence, at the place of the draw that is kept."""
-    if "energy" in statistics:
-        statistics["energy"][..., kept] = move.energy
+    statistics["energy"][..., kept] = move.energy
     statistics["acceptance"][..., kept] = move.acceptance
     statistics["steps"][..., kept] = move.steps
     if move.depth is not None:
