@@ -57,7 +57,7 @@ def fit(form: Form, chains: int = 32, draws: int = 150, warmup: int = 150) -> Ch
     posterior = pr.fit(
         density(form),
         None,
-        pr.NUTS(chains=chains, warmup=warmup, max_depth=6),
+        pr.NUTS(chains=chains, warmup=warmup, accept=0.9, max_depth=6),
         steps=draws,
         progress=False,
     )

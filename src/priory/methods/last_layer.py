@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from priory.curvature.evidence import scaled
+from priory.curvature import select
+from priory.curvature.evidence import scaled, tune
+from priory.curvature.full import Full
 from priory.curvature.last_layer import Belief, Layer, newton
 from priory.data import Data
 from priory.errors import InputError, require
 from priory.methods.base import Info, Options, Plan, centre_of, factors_of
 from priory.methods.held_out import learns
-from priory.methods.laplace import Laplace
 from priory.methods.map import MAP
 from priory.model import Model
-from priory.posteriors import LastLayerPosterior, Point, Posterior
+from priory.posteriors import LastLayerPosterior, Posterior
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,12 +119,13 @@ class LastLayer(Options):
     def _set_noise(self, target: Target, plan: Plan, generator: torch.Generator, state: State) -> None:
         """A noise where the evidence of the last layer is largest, in turn with the layer's mode under it."""
         assert isinstance(target.model, Model)
-        laplace = Laplace("full", over="last", at="network")
+        data, last = plan.data, select(target.model, "last", plan.data.some(2)[:-1])
         for _ in range(ROUNDS):
-            self.step(target, state, plan.data, generator)
+            self.step(target, state, data, generator)
             for i, w in enumerate(state.w.view(-1, target.size)):
-                own = Point(target, w, target.model.member(state.buffers, i))
-                w.copy_(laplace.init(target, plan, generator, start=own).w)
+                own = target.model.member(state.buffers, i)
+                of = lambda v, own=own: Full.of(target, v, data, last, "ggn", 1, generator, own)  # noqa: E731
+                w.copy_(tune(target, w, of(w), data, own, None, kind="ggn", again=of).w)
 
     def step(self, target: Target, state: State, batch: Data, generator: torch.Generator) -> tuple[State, Info]:
         must = "be all rows as one Data, plan.rows(step), and no minibatch"

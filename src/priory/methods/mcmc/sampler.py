@@ -203,15 +203,15 @@ class Sampler(Options):
     def restart(self, state: State, generator: torch.Generator, learnt: bool = False) -> None:
         """Look for a step size anew, at the start and when the metric has changed.
 
-        A trajectory's length that was `learnt` in a metric stays: another metric of the same posterior changes its unit
-        little, and what is left of the warm-up is short.
+        A trajectory's length that was `learnt` in a metric stays, where it is longer than the first: another metric of
+        the same posterior changes its unit little, and what is left of the warm-up is short.
         """
         noise = normal(state.w, generator)
         step = first_step(lambda e: self.acceptance_of(state, noise, e), state.step_size.log.exp())
         state.step_size = StepSize.at(step)
         # a unit scale is crossed and come back to after pi; before the metric is learnt, a few steps
         first = torch.full_like(step, math.pi / 2) if state.scaled else 8 * step
-        length = state.length.log.exp() if learnt else first
+        length = torch.maximum(state.length.log.exp(), first) if learnt else first
         state.length = Length.at(torch.maximum(length, 2 * step))
 
     def step(self, target: Target, state: State, batch: Data, generator: torch.Generator) -> tuple[State, Info]:
