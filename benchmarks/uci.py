@@ -9,7 +9,8 @@ held out of them, or by the evidence), never on the test split; epochs and SGHMC
 
 The published rows are the best log-likelihood of a network with one hidden layer of 50 units, mean-field variational
 inference, and MC dropout split by split (`results/mc_dropout_gal2018_per_split.csv`), with which `Dropout` is compared
-in pairs. Cost: linear in rows x epochs; with two processes MAP takes about two minutes a set, samplers far longer.
+in pairs. Cost: linear in rows x epochs; with two processes MAP takes about two minutes a set, NUTS up to three minutes
+a split of the small ones.
 """
 
 from __future__ import annotations
