@@ -48,13 +48,16 @@ METHODS = {
     "Ensemble": lambda _: pr.Ensemble(pr.MAP(), 8),
     "anchored": lambda _: pr.Ensemble(pr.MAP(), 8, anchored=True),
     "Ensemble of Laplace": lambda _: pr.Ensemble(pr.Laplace("kron", tune="layer"), 4),
+    "Pathfinder": lambda _: pr.Pathfinder(),
     "SGHMC": lambda name: pr.SGHMC(SGHMC_RATES[name], chains=4, start=pr.MAP()),
     "SGLD": lambda _: pr.SGLD(1e-3, precondition=True, chains=4, start=pr.MAP()),
+    "RandomWalk": lambda _: pr.RandomWalk(chains=8, warmup=1000, start=pr.Ensemble(pr.MAP(), 8)),
+    "MALA": lambda _: pr.MALA(chains=8, warmup=1000, start=pr.Ensemble(pr.MAP(), 8)),
     "NUTS": lambda _: pr.NUTS(chains=8, warmup=30, accept=0.8, start=pr.Ensemble(pr.MAP(), 8)),
     "HMC": lambda _: pr.HMC(chains=8, warmup=30, accept=0.8, trajectory=1.0, start=pr.Ensemble(pr.MAP(), 8)),
 }
-# in the place of epochs; of NUTS and HMC, draws a chain
-STEPS = {"Dropout": 20_000, "SGHMC": 10_000, "SGLD": 10_000, "NUTS": 15, "HMC": 15}
+# in the place of epochs; of the last four, draws a chain
+STEPS = {"Dropout": 20_000, "SGHMC": 10_000, "SGLD": 10_000, "RandomWalk": 1000, "MALA": 1000, "NUTS": 15, "HMC": 15}
 # an approximation that has to stay narrow underfits beneath a wide prior; its elbo says so on the training rows
 VARIATIONAL = ("MeanField", "NaturalGradient", "LowRank", "MixtureOfGaussians", "Flow")
 PRIORS = dict.fromkeys(VARIATIONAL, "glorot")
