@@ -160,7 +160,8 @@ def test_a_parameter_with_a_uniform_prior_is_continuous_in_either_type(dtype, se
         dtype=dtype,
     )
     target, data, method = Target(density, None), Data.of(None), HMC(chains=8)
-    method.init(target, method.plan(target, data, 1, 0), stream(seed, "starts"))
+    state = method.init(target, method.plan(target, data, 1, 0), stream(seed, "starts"))
+    assert bool(torch.isfinite(state.value).all())
 
 
 def test_a_parameter_that_is_rounded_is_refused_in_float32_too():
