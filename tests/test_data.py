@@ -28,6 +28,7 @@ from torch.utils.data import (
 import priory as pr
 from priory.data import Data
 from priory.errors import InputError
+from priory.loop import make_target
 
 ROWS = 10
 X = torch.stack([torch.arange(float(ROWS)), torch.arange(float(ROWS)) ** 2 / 10], 1)
@@ -346,6 +347,21 @@ def test_the_log_likelihood_of_all_batches_averages_to_that_of_the_data() -> Non
     weighted = sum(len(b[1]) / ROWS * target.log_likelihood_and_grad(w.clone(), b)[0] for b in data.batches(0, 0))
     torch.testing.assert_close(weighted, whole)
     torch.testing.assert_close(target.log_likelihood(w, data, rows=3), whole)
+
+
+@pytest.mark.parametrize("size", [3, 4, 7])
+def test_the_log_likelihood_of_a_loader_that_drops_rows_stands_for_all_of_them(size: int) -> None:
+    """Ten times the same row: whichever are dropped, log p(D | w) is ten times that of one."""
+    x, y = torch.tensor([[0.7, -1.2]]).double().expand(ROWS, -1), torch.full((ROWS,), 0.4).double()
+    net = nn.Linear(2, 1).double()
+    model = pr.Model(net, pr.Gaussian(0.5))
+    data = Data.of(DataLoader(Rows(x, y), size, shuffle=True, drop_last=True)).prepared(model.prepare)
+    target = make_target(model, data)
+    assert sum(len(batch[0]) for batch in data.blocks(2)) == ROWS - ROWS % size  # some rows are missing
+    w = torch.tensor([[0.3, -0.8, 0.1], [1.5, 0.2, -0.6]], dtype=torch.float64)
+    means = w @ torch.tensor([0.7, -1.2, 1.0], dtype=torch.float32).double()
+    wanted = ROWS * torch.distributions.Normal(means, 0.5).log_prob(y[0])
+    torch.testing.assert_close(target.log_likelihood(w, data, rows=2), wanted, rtol=0, atol=1e-10)
 
 
 def test_a_fit_from_a_subset_of_a_loader_reads_those_rows_alone() -> None:

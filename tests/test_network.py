@@ -719,6 +719,31 @@ def test_pointwise_values_sum_to_the_log_likelihood(name: str) -> None:
     torch.testing.assert_close(pointwise.sum(-1), target.log_likelihood_and_grad(w, batch)[0], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("limit", [1, 2_000, 10**9])  # a draw and a row at a time, some, all at once
+def test_every_draw_has_its_own_buffers_however_little_memory_there_is(limit: int) -> None:
+    net, inputs, y = build("batch norm")
+    net = net.double()
+    model = pr.Model(net, pr.Gaussian(0.5))
+    batch = model.prepare((*inputs, y))
+    model.check(batch)  # the trial pass finds the buffers that training writes
+    inputs, generator = batch[:-1], torch.Generator().manual_seed(2)
+    w = torch.randn(5, model.layout.size, generator=generator, dtype=F64)
+    given = model.buffers()
+    buffers = {
+        name: torch.rand(5, *b.shape, generator=generator, dtype=F64) + 0.5 if b.is_floating_point() else b.expand(5)
+        for name, b in given.items()
+    }
+    assert any(b.is_floating_point() for b in given.values())
+    found = model.outputs(w, inputs, buffers, torch.Size(), limit=limit)
+    for i in range(5):
+        hand = copy.deepcopy(net).eval()
+        nn.utils.vector_to_parameters(w[i], hand.parameters())
+        for name, b in hand.named_buffers():
+            b.copy_(buffers[name][i])
+        with torch.no_grad():
+            torch.testing.assert_close(found[i], hand(*inputs)[:, 0], rtol=1e-10, atol=1e-10)
+
+
 def test_parameters_read_through_a_list_are_read_rightly_or_refused() -> None:
     torch.manual_seed(0)
     net, (x,), y = Listed().double(), rows_of("rows"), torch.zeros(ROWS)

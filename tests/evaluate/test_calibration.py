@@ -64,11 +64,22 @@ def test_the_reliability_curve_is_that_of_scikit_learn() -> None:
 
 
 def test_the_expected_calibration_error_is_the_weighted_gap_by_hand() -> None:
-    # Two bins: (0, 0.5] holds 0.4 and 0.5, both wrong; (0.5, 1] holds 0.8 right and 0.9 wrong.
+    # Two bins: (0, 0.5] holds 0.4 wrong and 0.5 right; (0.5, 1] holds 0.8 right and 0.9 wrong. With 0.5 in the bin
+    # above it would be 0.15.
     probs = torch.tensor([[0.4, 0.3, 0.3], [0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.05, 0.05, 0.9]], dtype=torch.float64)
-    y = torch.tensor([1, 2, 1, 0])
-    gap = 0.5 * abs(0 - 0.45) + 0.5 * abs(0.5 - 0.85)
+    y = torch.tensor([1, 0, 1, 0])
+    gap = 0.5 * abs(0.5 - 0.45) + 0.5 * abs(0.5 - 0.85)
+    assert gap == pytest.approx(0.2, abs=1e-12)
     assert evaluate.expected_calibration_error(probs, y, bins=2) == pytest.approx(gap, abs=1e-12)
+
+
+def test_a_confidence_on_an_edge_is_counted_in_the_bin_below() -> None:
+    # Bins (0, 0.25], (0.25, 0.5], (0.5, 0.75] and (0.75, 1], whose edges are exact in binary.
+    top = torch.tensor([0.25, 0.5, 0.5, 0.625, 0.75, 0.75, 0.75, 1.0], dtype=torch.float64)
+    probs = torch.cat([top[:, None], ((1 - top) / 3)[:, None].expand(-1, 3)], 1)
+    curve = evaluate.reliability(probs, torch.zeros(8, dtype=torch.long), bins=4)
+    assert curve.count.tolist() == [1, 2, 4, 1]
+    assert curve.confidence.tolist() == pytest.approx([0.25, 0.5, 2.875 / 4, 1.0], abs=1e-12)
 
 
 def test_the_calibration_error_of_classes_is_the_expected_calibration_error() -> None:

@@ -7,12 +7,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Gamma, Normal
 
 from priory.checkpoint import Checkpoint
 from priory.density import Density
 from priory.errors import InputError, PrioryWarning
 from priory.flat import Param
-from priory.latent import BernoulliMixture, GaussianMixture, Latent, PoissonMixture, RegressionMixture, expect, score
+from priory.latent import (
+    BernoulliMixture,
+    GaussianMixture,
+    Latent,
+    NormalGamma,
+    PoissonMixture,
+    RegressionMixture,
+    expect,
+    score,
+)
 from priory.likelihoods import Gaussian
 from priory.loop import Run, fit, make_target
 from priory.methods import MAP
@@ -180,6 +190,40 @@ def test_weighted_rows_are_fitted_as_repeated_ones():
     for name, t in repeated.mean.items():
         torch.testing.assert_close(weighted.mean[name], t, rtol=1e-9, atol=1e-9)
     assert weighted.log_evidence.value == pytest.approx(repeated.log_evidence.value, rel=1e-10)
+
+
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-5])
+def test_the_tolerance_is_a_row_so_that_repeated_rows_end_where_one_of_each_does(tolerance: float):
+    y, _ = lecture(100)
+    start = {"weights": [0.5, 0.5], "means": [0.0, 2.0], "covariances": [1.0, 1.0]}
+    method = EM(tolerance=tolerance, start={name: torch.tensor(values).double() for name, values in start.items()})
+    one, many = (fitted(GaussianMixture(2), rows, method) for rows in (y, y.repeat(1000)))
+    assert one.converged
+    assert many.converged
+    bound = one.history["bound"]
+    torch.testing.assert_close(many.history["bound"], 1000 * bound, rtol=1e-10, atol=0)  # as many iterations
+    rises = bound.diff() / 100
+    assert float(rises[:-1].min()) >= tolerance > float(rises[-1])
+    for name, t in one.mean.items():
+        torch.testing.assert_close(many.mean[name], t, rtol=1e-9, atol=1e-9)
+
+
+def test_the_evidence_at_a_mode_is_that_of_the_rows_without_the_prior():
+    """Nothing is hidden here: the mode and both densities are known."""
+    y, _ = lecture(30)
+    mu0, strength, shape, rate = 0.5, 3.0, 4.0, 2.0
+    found = fitted(NormalGamma(mu0, strength, shape, rate), y, steps=5)
+    mean = (strength * mu0 + y.sum()) / (strength + 30)
+    spread = (y - mean).square().sum() + strength * (mean - mu0).square() + 2 * rate
+    precision = (30 + 1 + 2 * (shape - 1)) / spread
+    torch.testing.assert_close(found.mean["mean"], mean, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.mean["precision"], precision, rtol=1e-10, atol=1e-10)
+    log_likelihood = float(Normal(mean, precision.rsqrt()).log_prob(y).sum())
+    of_precision = Gamma(torch.tensor(shape).double(), torch.tensor(rate).double())
+    log_prior = Normal(mu0, (strength * precision).rsqrt()).log_prob(mean) + of_precision.log_prob(precision)
+    assert found.log_evidence.value == pytest.approx(log_likelihood, abs=1e-9)
+    assert float(found.history["bound"][-1]) == pytest.approx(log_likelihood + float(log_prior), abs=1e-9)
+    assert abs(float(log_prior)) > 0.1
 
 
 def test_two_lines_that_cross_are_told_apart():

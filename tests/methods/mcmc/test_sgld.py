@@ -214,6 +214,32 @@ def test_the_first_preconditioned_step_divides_by_the_root_mean_square_over_chai
     torch.testing.assert_close(state.w, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
+@pytest.mark.parametrize("temperature", [0.3, 4.0])
+def test_the_preconditioner_is_that_of_the_loss_at_any_temperature(tempers, temperature):
+    """Three steps by hand, the last of them with squares that move no more."""
+    exact = line(20)
+    model = batched(exact)
+    rows = Data.of(exact.data).prepared(model.prepare)
+    target = make_target(model, rows, temperature, tempers)
+    method = SGLD(0.1, precondition=True, chains=3, burn_in=2, thin=1)
+    state = method.init(target, method.plan(target, rows, 3, 0), stream(0, "start"))
+    w, squares, seen = state.w.clone(), torch.zeros(1, 2, dtype=DOUBLE), 0
+    (batch,) = rows.batches(0, 0)
+    X, y = batch
+    generator, noises = stream(1, "noise"), stream(1, "noise")
+    weight = temperature if tempers == "likelihood" else 1.0
+    for step in range(3):
+        slope = (y - w @ X.T) @ X - weight * w / 4  # of minus the loss: no temperature divides it
+        if step < 2:
+            squares, seen = 0.99 * squares + 0.01 * (slope / 20).square().mean(0), seen + 1
+        metric = 1 / (1e-5 + (squares / (1 - 0.99**seen)).sqrt())
+        noise = torch.randn(3, 2, generator=noises, dtype=DOUBLE)
+        w = w + 0.1 / 20 * metric * slope + (2 * 0.1 * temperature / 20 * metric).sqrt() * noise
+        state, _ = method.step(target, state, batch, generator)
+        torch.testing.assert_close(state.w, w, rtol=1e-10, atol=1e-10)
+
+
 # What is kept, and when.
 
 
