@@ -1,6 +1,7 @@
 """How the documents are built: Markdown through MyST, and the reference from the docstrings."""
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,7 +12,9 @@ project = "Priory"
 author = copyright = "Priory developers"
 version = release = PROJECT["version"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml"]
+html_math_renderer = "mathml"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 html_theme = "furo"
@@ -23,6 +26,8 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 add_module_names = False
 python_use_unqualified_type_names = True
+# Names that two modules have: which one an annotation means.
+autodoc_type_aliases = {"Variational": "priory.posteriors.Variational"}
 
 # Docstrings are plain text with `code`, equations indented by four, and doctests. No other markup is read.
 default_role = "literal"

@@ -10,8 +10,9 @@ the masks, H(p) = -p log p - (1 - p) log(1 - p). (In the lectures' form, without
 the decay is multiplied by 1 - p: the same number.) In a step each row has masks of its own where a layer allows it
 (`priory.estimators.row_masks`); in predictions each draw of the weights has one.
 
-Rates are given; or `"learn"`ed with the weights through a relaxed mask (concrete dropout, Gal, Hron and Kendall 2017),
-which the entropy keeps away from 0; or searched: several are fitted side by side and rows held out choose one.
+Rates are given; or learnt with the weights (`rate="learn"`) through a relaxed mask (concrete dropout, Gal, Hron and
+Kendall 2017), which the entropy keeps away from 0; or searched: several are fitted side by side and rows held out
+choose one.
 
 With `noise="gaussian"` the factor is N(1, a) (Srivastava et al. 2014). Learnt, it is variational Gaussian dropout
 (Kingma, Salimans and Welling 2015) with a factor a unit: the factors have the log-uniform prior 1/|z|, which is

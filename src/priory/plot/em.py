@@ -92,7 +92,7 @@ def turns(
     span: Sequence[tuple[float, float]],
     count: int = 3,
 ) -> list[Turn]:
-    """What EM does in `count` turns from u = `start`, when theta = `along`(u) is all that it may reach.
+    """What EM does in `count` turns from u = `start`, when theta = `along(u)` is all that it may reach.
 
     `along` takes one number or two, (1,) or (2,), and returns parameters of the model: `entries` makes one, or write
     your own. `span` has the ends of the grid for each number; the bound must have its maximum between them.
