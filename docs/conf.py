@@ -15,6 +15,8 @@ version = release = PROJECT["version"]
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml"]
 html_math_renderer = "mathml"
+html_static_path = ["_static"]
+html_css_files = ["math.css"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 html_theme = "furo"

@@ -4,8 +4,10 @@ r"""Equations as MathML, so that pages show them without scripts, fonts or a net
 
     script letters      MathML Core has no `mathvariant` but "normal": \mathcal N is the character U+1D4A9
     names               TeX sets a thin space between \log and a letter, and puts the limit of a displayed \max below it
+    relations           \sim is one, and a semicolon is punctuation
+    capitals            TeX sets those of the Greek upright
     signs               a minus after `=` or `(` is a sign and not a difference
-    bars                \lvert opens and \rvert closes
+    bars, slashes       \lvert opens and \rvert closes; there is no space around /
 
 A formula that can't be translated is a warning of the build.
 """
@@ -28,6 +30,9 @@ TEX = {r"\\arg\b": r"\\operatorname{arg}", r"\\lvert\b": r"\\left|", r"\\rvert\b
 STYLES = {"script": "SCRIPT", "bold": "BOLD", "double-struck": "DOUBLE-STRUCK"}
 CLOSING = {")", "]", "}", "|", "!", "\u2026"}
 SIGNS = {"+", "-", "\u2212"}
+OPERATORS = {";": ";", "~": "\u223c", "\u27fa": "\u27fa"}
+TIGHT = {"/", ".", "\u2026"}
+NO_SPACE = {"lspace": "0", "rspace": "0"}
 
 
 def mathml(tex: str, block: bool = False) -> str:
@@ -51,6 +56,10 @@ def mathml(tex: str, block: bool = False) -> str:
         if style != "normal":
             element.text = "".join(styled(letter, style) for letter in element.text or "")
             del element.attrib["mathvariant"]
+        elif element.tag == "mi" and element.text in OPERATORS:
+            element.tag, element.text = "mo", OPERATORS[element.text]
+        elif element.tag == "mi" and re.fullmatch("[\u0391-\u03a9]", element.text or ""):
+            element.set("mathvariant", "normal")
     for element in list(math.iter()):
         if element.tag == "msub" and block and is_name(element) and element[0].tag == "mo":
             element.tag = "munder"
@@ -95,12 +104,10 @@ def space(row: ElementTree.Element) -> None:
     for before, element in zip([None, *children], children, strict=False):
         value = before is not None and is_operand(before)
         name = before is not None and is_name(before)
-        if is_name(element):
-            core(element).attrib.update({"lspace": "0", "rspace": "0"} if core(element).tag == "mo" else {})
-            thin = value or name
-        else:
-            thin = name and core(element).tag not in ("mo", "mspace")
-        if thin:
+        if core(element).tag == "mo" and (is_name(element) or core(element).text in TIGHT):
+            core(element).attrib.update(NO_SPACE)
+        spaced = core(element).tag in ("mo", "mspace") and not is_name(element)
+        if (name and not spaced) or (value and is_name(element)):
             row.append(ElementTree.Element("mspace", width=THIN))
         if element.text in SIGNS and not value:
             element.set("form", "prefix")

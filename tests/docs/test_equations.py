@@ -71,6 +71,8 @@ def test_equations_are_rendered_by_the_extension_and_no_file_is_loaded_from_a_ne
     assert "mathml" in names["extensions"]
     assert not {"sphinx.ext.mathjax", "sphinx.ext.imgmath"} & set(names["extensions"])
     assert not re.search(r"https?://", conf)
+    styles = [DOCS / folder / name for folder in names["html_static_path"] for name in names["html_css_files"]]
+    assert [style.name for style in styles if re.search("//|@import", style.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize("tex", [r"\unknown x", r"\frac{1", r"\frac1", "x^", r"\left(x", "{x", "x}", r"\mathfrak N"])
@@ -118,6 +120,20 @@ def test_the_limit_of_a_displayed_maximum_is_below_it():
 def test_bars_open_and_close():
     text = tags(mathml(r"\lvert\mu\rvert/\sigma"))
     assert '<mo form="prefix">|</mo><mi>μ</mi><mo form="postfix">|</mo>' in text
+
+
+def test_a_slash_has_no_space_around_it():
+    assert '<mn>1</mn><mo lspace="0" rspace="0">/</mo><mi>N</mi>' in mathml("1/N")
+
+
+def test_a_tilde_and_a_semicolon_are_operators():
+    assert "<mi>w</mi><mo>\u223c</mo><mi>q</mi>" in mathml(r"w\sim q")
+    assert "<mi>w</mi><mo>;</mo><mn>0</mn>" in mathml("w;0")
+
+
+def test_greek_capitals_are_upright_and_small_letters_are_not():
+    assert '<mi mathvariant="normal">Λ</mi>' in mathml(r"\Lambda")
+    assert "<mi>λ</mi>" in mathml(r"\lambda")
 
 
 def test_the_source_of_a_formula_is_its_alternative_text():
