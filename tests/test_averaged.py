@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+from scipy.optimize import brentq
 from torch import nn
 
 import priory as pr
-from priory.posteriors import Mixture
+from priory.families import Diagonal
+from priory.posteriors import DiagonalGaussian, Mixture
 from priory.stacking import best_weights
 from priory.testing.contract import classification
 
@@ -86,6 +88,22 @@ def test_stacking_of_two_lines_weighs_them_as_the_rows_do():
     mixture = pr.stack(fits, (X[far], y[far]))
     share = float((y[far] == X[far, 0]).double().mean())
     assert float(mixture.weights[0]) == pytest.approx(share, abs=0.02)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_stacking_weighs_the_draws_of_its_own_seed(seed):
+    """For two members the weight is the root of the slope of the mean log density, by scipy."""
+    _, X, (one, two) = points([1.0, -1.0])
+    scale = torch.full_like(one.w, -1.0)
+    fits = [DiagonalGaussian(fit.target, Diagonal(fit.w, scale)) for fit in (one, two)]
+    y = X[:, 0].clone()
+    y[::3] *= -1
+    outputs = [fit.predict(X, samples=3, seed=seed).outputs for fit in fits]  # (S, n) each
+    p = [torch.distributions.Normal(f, 0.2).log_prob(y).exp().mean(0) for f in outputs]
+    best = brentq(lambda a: float(((p[0] - p[1]) / (a * p[0] + (1 - a) * p[1])).mean()), 1e-6, 1 - 1e-6, xtol=1e-14)
+    found = pr.stack(fits, (X, y), samples=3, seed=seed).weights
+    assert found.tolist() == pytest.approx([best, 1 - best], abs=1e-8)
+    assert not torch.allclose(found, pr.stack(fits, (X, y), samples=3, seed=seed + 1).weights, rtol=0, atol=1e-6)
 
 
 def test_averaging_by_evidence_is_bayes_rule():

@@ -123,6 +123,20 @@ def test_units_move_the_scores_to_the_targets_own_scale() -> None:
     torch.testing.assert_close(units.targets, 100.0 + 20.0 * y)
 
 
+def test_units_lower_the_density_of_a_row_once_for_each_of_its_outputs() -> None:
+    x, y = (part.double() for part in rows(20, seed=1))
+    fitted_x, fitted_y = (part.double() for part in rows())
+    torch.manual_seed(0)
+    model = pr.Model(nn.Linear(3, 3).double(), pr.Gaussian(0.3))
+    test, data = (x, torch.stack([y, -y, 2 * y], 1)), (fitted_x, torch.stack([fitted_y, -fitted_y, 2 * fitted_y], 1))
+    comparison = run(model, data, test=test, units=Units(-3.0, 7.0), methods=[pr.MeanField()])
+    f = comparison.posteriors["MeanField"].predict(x, samples=8, seed=0).outputs  # (S, n, 3), in standardised units
+    densities = torch.distributions.Normal(7 * f - 3, 7 * 0.3).log_prob(7 * test[1] - 3).sum(-1)
+    losses = math.log(8) - torch.logsumexp(densities, 0)
+    torch.testing.assert_close(comparison.pointwise["MeanField"], losses, rtol=0, atol=1e-10)
+    assert comparison.rows[0]["nll"] == pytest.approx(losses.mean().item(), abs=1e-10)
+
+
 def test_a_restored_prediction_is_the_affine_image_of_the_fitted_one() -> None:
     x, y = (part.double() for part in rows(20, seed=1))
     model = pr.Model(nn.Linear(3, 1).double(), pr.Gaussian(0.3))

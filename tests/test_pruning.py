@@ -113,6 +113,19 @@ def test_zeros_around_the_image_keep_a_constant_that_is_not_zero_and_only_that()
     assert "1 constant channels stay" in str(found)
 
 
+@pytest.mark.parametrize("flat", [False, True])
+def test_zeros_that_an_average_takes_in_keep_a_constant_that_is_not_zero_and_only_that(flat: bool):
+    last = [nn.Flatten(), nn.Linear(4 * 9, 3)] if flat else [nn.Conv2d(4, 3, 2)]
+    net = filled(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AvgPool2d(2, stride=2, padding=1), *last))
+    silence(net[0], rows=(0, 1))
+    with torch.no_grad():
+        net[0].bias[0], net[0].bias[1] = 0.7, -0.7  # phi is 0.7 and 0, and an average at the border 0.35
+    found = prune_neurons(net)
+    close(net, found.network, normal(5, 1, 6, 6))
+    assert found.kept["0"].tolist() == [0, 2, 3]
+    assert found.stuck == 1
+
+
 def test_nested_sequences_and_layers_without_bias_are_pruned():
     inner = nn.Sequential(nn.Linear(5, 4, bias=False), nn.Softplus())
     net = filled(nn.Sequential(nn.Sequential(nn.Linear(3, 5), nn.Tanh()), inner, nn.Linear(4, 2, bias=False)))

@@ -139,6 +139,30 @@ def test_it_follows_the_temperature(tempers):
     assert torch.allclose(posterior.belief.precision, precision, rtol=1e-10)
 
 
+@pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
+@pytest.mark.parametrize("pieces", [2, 5])
+def test_rows_that_come_later_are_tempered_as_the_first_were(pieces, tempers):
+    """At T = 4 a row with noise 0.3 counts as one with noise 0.6, but for the normaliser of its density."""
+    model, X, y = problem()
+    phi = design(model, X)
+    weight = 1.0 if tempers == "likelihood" else 0.25
+    precision = phi.T @ phi / 0.36 + weight * torch.eye(6, dtype=phi.dtype) / 0.49
+    mean = torch.linalg.solve(precision, phi.T @ y / 0.36)
+    parts = list(zip(X.chunk(pieces), y.chunk(pieces), strict=True))
+    posterior = pr.fit(model, parts[0], pr.LastLayer(at="network"), temperature=4.0, tempers=tempers)
+    for part in parts[1:]:
+        posterior = posterior.update(part)
+    assert torch.allclose(posterior.belief.precision, precision, rtol=1e-10)
+    assert torch.allclose(posterior.belief.mean, mean, rtol=0, atol=1e-10)
+    whole = pr.fit(model, (X, y), pr.LastLayer(at="network"), temperature=4.0, tempers=tempers)
+    assert posterior.log_evidence.value == pytest.approx(whole.log_evidence.value, abs=1e-8)
+    if tempers == "likelihood":
+        covariance = 0.36 * torch.eye(40, dtype=X.dtype) + 0.49 * phi @ phi.T
+        wide = torch.distributions.MultivariateNormal(torch.zeros_like(y), covariance).log_prob(y)
+        normaliser = 20 * math.log(2 * math.pi * 0.36) - 5 * math.log(2 * math.pi * 0.09)
+        assert posterior.log_evidence.value == pytest.approx(float(wide) + normaliser, abs=1e-8)
+
+
 def test_an_ensemble_of_them_has_features_of_its_own():
     model, data = classification()
     posterior = pr.fit(model, data, pr.Ensemble(pr.LastLayer(), 2), steps=20)

@@ -13,7 +13,7 @@ from priory.errors import MissingExtra
 from priory.loop import make_target
 from priory.posteriors import Draws, base
 from priory.posteriors import chains as module
-from priory.posteriors.chains import Chains
+from priory.posteriors.chains import COLUMNS, Chains, Summary
 from priory.streams import stream
 from priory.target import Target
 from priory.testing import LinearRegression, assert_mean_close
@@ -168,6 +168,21 @@ def test_the_summary_prints_a_table_and_says_what_is_known_of_the_whole():
 
 def test_good_chains_are_not_spoken_against():
     assert Chains(TARGET, vectors(4, 1000)).summary().verdict == []
+
+
+@pytest.mark.parametrize(
+    ("chains", "wanted"), [(1, 100), (2, 200), (3, 300), (4, 400), (5, 400), (8, 400), (64, 400), (1000, 400)]
+)
+@pytest.mark.parametrize("short", ["ess_bulk", "ess_tail"])
+def test_a_hundred_effective_draws_a_chain_are_enough_and_of_many_chains_four_hundred(chains, wanted, short):
+    columns = {name: torch.full((2,), 1.0, dtype=DOUBLE) for name in COLUMNS}
+    columns |= {name: torch.full((2,), 1e6, dtype=DOUBLE) for name in ("ess_bulk", "ess_tail")}
+    columns[short] = torch.tensor([1e6, wanted], dtype=DOUBLE)
+    assert Summary(["a", "b"], columns, chains, 1000).verdict == []
+    columns[short] = torch.tensor([1e6, wanted - 1], dtype=DOUBLE)
+    assert Summary(["a", "b"], columns, chains, 1000).verdict == [
+        f"ESS is below {wanted} for 1 of 2 quantities, and smallest ({wanted - 1}) for b: take more draws."
+    ]
 
 
 def test_chains_that_disagree_are_spoken_against_by_name():
