@@ -18,6 +18,7 @@ from priory.methods.mcmc.adaptation import windows
 from priory.methods.mcmc.drift import warn_of_divergences, warn_of_drift
 from priory.methods.mcmc.metrics import METRICS, Dense, Diagonal, LowRank
 from priory.methods.mcmc.sampler import Sampler, State, number_of_chains, rescue
+from priory.posteriors import Draws
 from priory.streams import stream
 from priory.target import Target
 from priory.testing import assert_covariance_close, assert_mean_close
@@ -205,6 +206,22 @@ def test_chains_start_where_pathfinder_leads():
     density, *_ = gaussian()
     method = HMC(chains=16, warmup=30, start=pr.Pathfinder(paths=2, draws=100))
     assert pr.fit(density, None, method, steps=5, progress=False).sample(2)["w"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+@pytest.mark.parametrize("method", [HMC, NUTS, MALA, RandomWalk])
+def test_chains_start_at_the_draws_of_the_posterior_that_is_given(method, shape):
+    """As many draws as there are chains: each is the start of one of them."""
+    density, mean, _ = gaussian()
+    target, data = Target(density, None), Data.of(None)
+    count = 8 * math.prod(shape)
+    w = mean + 30 + torch.randn(count, 3, generator=stream(5, "samplers"), dtype=DOUBLE)  # far from other starts
+    sampler = method(chains=8)
+    plan = sampler.plan(target, data, 1, 0)
+    state = sampler.init(target, plan, stream(0, "samplers"), torch.Size(shape), Draws(target, w))
+    assert state.w.shape == (*shape, 8, 3)
+    began = state.w.reshape(count, 3)
+    assert torch.equal(began[began[:, 0].argsort()], w[w[:, 0].argsort()])
 
 
 def test_the_first_metric_is_the_covariance_of_what_chains_start_from():
