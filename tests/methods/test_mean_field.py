@@ -203,6 +203,41 @@ def test_a_cold_posterior_closes_in_on_the_mode_in_the_persons_own_parameter(tem
     assert abs(22 / 38 - a / (a + b)) > 3e-3  # where a tempered log-determinant would lead
 
 
+@pytest.mark.parametrize("estimator", ["local", "flipout"])
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("temperature", [0.3, 4.0])
+def test_noise_at_the_layers_weighs_entropy_and_volume_by_the_temperature(estimator, samples, temperature):
+    """A whole posterior's T multiplies H(q) and E_q[log |dx/du|] alone, and of a noise exp(u) the latter is E_q[u].
+
+    So the same noise at T and at 1 gives losses that differ by (1 - T) (H(q) + the mean of u over plain draws).
+    """
+    generator = stream(0, "rows")
+    X = torch.randn(20, 2, generator=generator, dtype=F64)
+    y = X.sum(1) + 0.3 * torch.randn(20, generator=generator, dtype=F64)
+    model = pr.Model(nn.Linear(2, 1).to(F64), pr.Gaussian(), prior=Normal(*torch.tensor([0.0, 0.8], dtype=F64)))
+    data = Data.of((X, y), 20).prepared(model.prepare)
+    assert not model.prior.others  # a log-normal noise is Gaussian in u: nothing else asks for draws
+    method = pr.MeanField(estimator=estimator, samples=samples, antithetic=False, initial_scale=0.2)
+    states, losses = [], []
+    for t in (1.0, temperature):
+        target = make_target(model, data, t, "posterior")
+        state = method.init(target, Plan(data, 5), stream(1, "start"))
+        log_scale = state.variational[1].clone()
+        state, info = method.step(target, state, data.tensors, stream(2, "noise"))
+        states.append(state)
+        losses.append(float(info.metrics["loss"]))
+    noise = states[1].noise[:, -1]
+    place, scale = torch.zeros(4, dtype=F64), log_scale.exp()
+    place[-1] = 1.0
+    toward = (1 - temperature) * place
+    spread = (1 - temperature) * (1 + place * scale * noise.mean())
+    difference = states[1].gradient - states[0].gradient
+    torch.testing.assert_close(difference, torch.stack([toward, spread]), rtol=0, atol=1e-9)
+    entropy = float(log_scale.sum()) + 2 * math.log(2 * math.pi * math.e)
+    drawn = float(states[1].w[:, -1].mean())
+    assert losses[1] - losses[0] == pytest.approx((1 - temperature) * (entropy + drawn), abs=1e-9)
+
+
 def test_a_flat_prior_makes_the_bound_one_up_to_a_constant_and_says_so():
     exact = LinearRegression.make(1)
     model = pr.Model(exact.model().net, pr.Gaussian(exact.noise), prior="flat")

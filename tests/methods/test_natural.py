@@ -223,6 +223,44 @@ def test_members_of_a_batch_step_as_they_would_alone(covariance):
         torch.testing.assert_close(together.precision[i], state.precision, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize(
+    ("temperature", "tempers"), [(1.0, "likelihood"), (0.3, "likelihood"), (0.3, "posterior"), (4.0, "posterior")]
+)
+def test_a_step_of_a_coin_is_that_derived_by_hand_with_a_volume_of_the_entropys_weight(
+    covariance, samples, temperature, tempers
+):
+    """In u = logit p the log-likelihood has the slope h - n p, Beta(a, b) a - 1 - (a + b - 2) p, log dp/du 1 - 2 p."""
+    coin = Coin(17, 13, 5, 3)
+    density = coin.density()
+    data = Data.of(coin.data, 10**6).prepared(density.prepare)
+    target = make_target(density, data, temperature, tempers)
+    method = NaturalGradient(
+        covariance, samples, 0.2, "constant", momentum=0.0, hessian_rate=0.05, initial_scale=0.3, clip=1e3
+    )
+    state = method.init(target, Plan(data, 10), stream(0, "init"))
+    state.loc.fill_(0.4)
+    S = float(state.precision)
+    u = method.draw(state, stream(1, "noise")).clone()
+    noise = state.noise[:, 0].clone()
+    state, info = method.update(target, state, u, *target.log_likelihood_and_grad(u, data.tensors))
+
+    u = u.reshape(samples)
+    torch.testing.assert_close(u, 0.4 + noise * S**-0.5, rtol=0, atol=1e-12)
+    p, weight = torch.sigmoid(u), temperature if tempers == "likelihood" else 1.0
+    slope = (17 - 30 * p) + weight * (4 - 6 * p) + temperature * (1 - 2 * p)
+    H = float(-(slope * noise).mean()) * S**0.5 / temperature
+    changed = S + 0.05 * (H - S) + 0.05**2 / 2 * (H - S) ** 2 / S
+    assert float(state.precision) == pytest.approx(changed, rel=1e-10)
+    assert float(state.loc) == pytest.approx(0.4 + 0.2 * float(slope.mean()) / changed / temperature, abs=1e-10)
+    log_likelihood = 17 * p.log() + 13 * torch.log1p(-p)
+    log_prior = torch.distributions.Beta(*torch.tensor([5.0, 3.0], dtype=F64)).log_prob(p)
+    volume, entropy = p.log() + torch.log1p(-p), 0.5 * math.log(2 * math.pi * math.e / S)
+    loss = -(log_likelihood + weight * log_prior + temperature * volume).mean() - temperature * entropy
+    assert float(info.metrics["loss"]) == pytest.approx(float(loss), abs=1e-9)
+
+
 def test_an_even_number_of_samples_comes_in_pairs_of_opposite_noise():
     target, data = target_of(LinearRegression.make(1))
     method = NaturalGradient(samples=6)

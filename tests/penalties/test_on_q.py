@@ -91,6 +91,28 @@ def test_other_families_train_with_the_penalty_of_a_prior(family: str) -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)  # the signs of all slopes: one step of Adam
 
 
+@pytest.mark.parametrize("family", ["laplace", "logistic", "uniform"])
+@pytest.mark.parametrize("temperature", [0.3, 4.0])
+def test_the_temperature_multiplies_the_penalty_in_loss_and_bound_alike(family: str, temperature: float) -> None:
+    """The first step at T and at 1 has the same draws, so that its bounds differ by (T - 1) r alone."""
+    built = model(Variational(lambda mu, s: mu.square() + 3 * s.square() + mu * s, factor=1.3))
+    rows = Data.of(data(), 20).prepared(built.prepare)
+    method, found = pr.MeanField(family=family), []
+    for t in (1.0, temperature):
+        target = make_target(built, rows, t, "likelihood")
+        state = method.init(target, Plan(rows, 5), stream(0, "start"))
+        q = method.form(target).family(state.theta)
+        mu, s = q.loc.clone(), q.scale.clone()
+        _, info = method.step(target, state, rows.tensors, stream(3, "noise"))
+        found.append({name: float(value) for name, value in info.metrics.items()})
+    r = float(1.3 * (mu.square() + 3 * s.square() + mu * s).sum())
+    plain, tempered = found
+    assert tempered["nll"] == pytest.approx(plain["nll"], abs=1e-9)
+    assert tempered["kl"] == pytest.approx(r, abs=1e-9)
+    assert tempered["elbo"] == pytest.approx(plain["elbo"] - (temperature - 1) * r, abs=1e-9)
+    assert tempered["loss"] == pytest.approx(plain["loss"] + (temperature - 1) * r, abs=1e-9)
+
+
 def test_members_have_penalties_of_their_own() -> None:
     penalty = Variational(lambda mu, s: (0.5 * (mu.square() + s.square()) - s.log()).sum())
     both, losses = stepped(penalty, pr.MeanField(), shape=(3,))

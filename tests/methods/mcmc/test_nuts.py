@@ -47,6 +47,7 @@ class Recursion:
         self.start = self.energy(self.first)
         self.points = [self.first]  # in the order of time
         self.chosen, self.weight, self.steps, self.depth, self.divergent = self.first, 0.0, 0, 0, False
+        self.last_turns = (False, False, False)  # of the last doubling that was completed
 
     def energy(self, point: Any) -> float:
         return float(kinetic(self.state.metric, point[1][None])[0] - point[3])
@@ -58,10 +59,14 @@ class Recursion:
 
     def any_turn(self, left: list[Any], right: list[Any]) -> bool:
         """Of two neighbours, in either order: the whole, and each with the nearest point of the other."""
+        return any(self.turns(left, right))
+
+    def turns(self, left: list[Any], right: list[Any]) -> tuple[bool, bool, bool]:
+        """Which of these three stretches have turned."""
         return (
-            self.turned(left + right, left[0][1], right[-1][1])
-            or self.turned([*left, right[0]], left[0][1], right[0][1])
-            or self.turned([left[-1], *right], left[-1][1], right[-1][1])
+            self.turned(left + right, left[0][1], right[-1][1]),
+            self.turned([*left, right[0]], left[0][1], right[0][1]),
+            self.turned([left[-1], *right], left[-1][1], right[-1][1]),
         )
 
     def build(self, edge: Any, depth: int, sign: float) -> tuple[list[Any], bool]:
@@ -114,9 +119,9 @@ class Recursion:
                 self.chosen = self.proposal
             self.weight = float(torch.logaddexp(torch.tensor(self.weight), torch.tensor(weight)))
             old = self.points if forward else self.points[::-1]  # so that the new ones follow
-            stop = self.any_turn(old, new)
+            self.last_turns = self.turns(old, new)
             self.points = [*self.points, *new] if forward else [*new[::-1], *self.points]
-            if stop:
+            if any(self.last_turns):
                 return
 
 
@@ -125,9 +130,25 @@ def banana(p: dict[str, Tensor]) -> Tensor:
     return -0.5 * (x.square() + 4 * (y - x.square()).square() + 0.1 * z.square())
 
 
+def ellipse(p: dict[str, Tensor]) -> Tensor:
+    return -0.5 * (p["w"].square() * torch.tensor([1.0, 4.0, 10.0], dtype=DOUBLE)).sum(-1)
+
+
 @pytest.mark.parametrize("step", [0.03, 0.12, 0.7])  # deep trees, middling ones, and divergences
 def test_trees_are_those_of_the_recursion(step):
-    density = pr.Density(banana, {"w": Param((3,))}, batched=True)
+    compare_trees(banana, step)
+
+
+def test_a_turn_of_one_half_with_the_nearest_point_of_the_other_alone_ends_a_tree():
+    """Coordinates that swing at their own speeds: of some trees only the old half turns so, of some only the new."""
+    ends = [slow.last_turns for slow in compare_trees(ellipse, 0.12)]
+    assert (False, True, False) in ends
+    assert (False, False, True) in ends
+
+
+def compare_trees(log_prob: Any, step: float) -> list[Recursion]:
+    """Assert that the trees of all chains are those of the recursion, and return these."""
+    density = pr.Density(log_prob, {"w": Param((3,))}, batched=True)
     target, data = Target(density, None), Data.of(None)
     method = NUTS(chains=CHAINS, warmup=0)
     state = method.init(target, method.plan(target, data, 1, 0), stream(0, "nuts"))
@@ -138,7 +159,7 @@ def test_trees_are_those_of_the_recursion(step):
     p = state.metric.momentum(torch.randn(CHAINS, 3, generator=stream(2, "nuts"), dtype=DOUBLE))
     tree = walk(state, p, DEEPEST, stream(3, "nuts"))
     move = tree.move()
-    depths = set()
+    found = []
     for chain in range(CHAINS):
         slow = Recursion(state, chain, p, stream(3, "nuts"))
         slow.run(DEEPEST)
@@ -148,9 +169,10 @@ def test_trees_are_those_of_the_recursion(step):
         assert bool(move.divergent[chain]) == slow.divergent
         torch.testing.assert_close(move.w[chain], slow.chosen[0], rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(move.value[chain], slow.chosen[3], rtol=1e-10, atol=1e-10)
-        depths.add(slow.depth)
-    assert len(depths) > 1
+        found.append(slow)
+    assert len({slow.depth for slow in found}) > 1
     assert step < 0.5 or bool(move.divergent.any())
+    return found
 
 
 def test_no_point_that_is_still_wanted_is_remembered_in_the_place_of_another():
