@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -235,14 +234,21 @@ import torch
 torch.set_num_threads(1)
 import test_checkpoint as t
 import priory as pr
-t.long_fit(sys.argv[3], checkpoint=pr.Checkpoint(sys.argv[1], every=5))
+t.short_fit(sys.argv[3], checkpoint=pr.Checkpoint(sys.argv[1], every=5), callbacks=[t.KillTheProcess(23)])
 """
 
 
-def long_fit(name: str, **options: Any) -> Posterior:
-    """Long enough that a kill finds it at work."""
-    method = pr.MAP() if name == "MAP" else pr.MeanField(samples=3)
-    return run(method, steps=600, **options)
+class KillTheProcess(Interrupt):
+    """A callback that kills its own process, at the first epoch that ends at or after a step."""
+
+    def __call__(self, moment: Moment) -> None:
+        if moment.step >= self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def short_fit(name: str, **options: Any) -> Posterior:
+    """The fit that is killed between two of its checkpoints."""
+    return run(pr.MAP() if name == "MAP" else pr.MeanField(samples=3), steps=60, **options)
 
 
 @pytest.mark.parametrize("name", ["MAP", "MeanField"])
@@ -250,15 +256,10 @@ def test_a_process_that_was_killed_goes_on_with_the_same_bits(name: str, tmp_pat
     path = tmp_path / "fit.checkpoint"
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", CHILD, str(path), str(Path(__file__).parent), name]
-    child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
-    try:
-        while not path.exists() and child.poll() is None:
-            time.sleep(0.002)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        _, said = child.communicate()
-    assert child.returncode == -signal.SIGKILL, said.decode()
-    same(long_fit(name, checkpoint=path), long_fit(name))
+    child = subprocess.run(command, env=environment, stderr=subprocess.PIPE, check=False)
+    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    assert path.exists()
+    same(short_fit(name, checkpoint=path), short_fit(name))
 
 
 # Callbacks with a memory.
