@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import priory as pr
-from priory import evaluate
+from priory import evaluate, sweeps
 from priory.errors import DivergedError, InputError
 from priory.penalties import heat_residual
 from priory.plot import sweeps as pictures
@@ -139,18 +139,23 @@ def test_a_point_at_t_is_the_mode_under_a_prior_that_is_wider_by_the_root_of_t()
 @pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
 @pytest.mark.parametrize("temperature", [0.1, 3.0])
 def test_a_tempered_penalty_with_learnt_scales_has_the_residual_one_minus_t_and_is_refused(
-    temperature: float, tempers: str
+    temperature: float, tempers: str, monkeypatch: pytest.MonkeyPatch
 ):
+    certified: list[Any] = []
+    read = sweeps.prior_from_penalty
+    monkeypatch.setattr(sweeps, "prior_from_penalty", lambda *given: certified.append(given[0]) or read(*given))
     certificate = tempered_certificate(temperature, "gaussian", tempers)
     assert not certificate.valid
     assert certificate.kind == "tempered"
     assert certificate.missing_entropy == pytest.approx(1 - temperature, abs=1e-6)
-    weight = temperature if tempers == "likelihood" else 1.0
-
-    def penalty(mu: Tensor, s: Tensor) -> Tensor:
-        return weight * 0.5 * (mu**2 + s**2) - temperature * s.log()
-
+    (penalty,) = certified
     assert heat_residual(penalty, 0.7, 0.3).item() == pytest.approx(1 - temperature, abs=1e-6)
+    # T KL(q || p), or -E_q[log p] - T H(q), but for a constant
+    mu, s = torch.tensor([[0.7, -2.0, 0.1], [0.3, 1.5, 1.0]], dtype=torch.float64)
+    weight = temperature if tempers == "likelihood" else 1.0
+    wanted = weight * 0.5 * (mu**2 + s**2) - temperature * s.log()
+    found = penalty(mu, s)
+    torch.testing.assert_close(found - found[-1], wanted - wanted[-1], rtol=1e-10, atol=1e-10)
 
 
 def test_the_same_penalty_at_a_point_is_valid_and_at_one_every_family_is():

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch import nn
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,14 @@ def test_single_networks_have_the_mean_and_variance_of_the_prediction(example: M
     error = (2 * prediction.epistemic / 4000).sqrt()
     assert ((curves.mean(0) - prediction.mean).abs() < 5 * error).all()  # false alarm: 2e-6
     torch.testing.assert_close(curves.var(0), prediction.epistemic, rtol=0.25, atol=0)
+    curves, prediction = example.curves(posterior, x, 40_000), posterior.predict(x, samples=40_000)
+    # a variance's standard error is sqrt(2 / 40,000) of it for a Gaussian, and there are two; 5 of them
+    torch.testing.assert_close(curves.var(0), prediction.epistemic, rtol=0.05, atol=0)
+    draws = posterior.sample(5, seed=1)
+    for i, curve in enumerate(example.curves(posterior, x, 5)):
+        net = nn.Sequential(nn.Linear(1, 30), nn.ReLU(), nn.Linear(30, 1))
+        net.load_state_dict({name: draw[i] for name, draw in draws.items()})
+        torch.testing.assert_close(curve, net(x)[:, 0].detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_the_script_prints_the_widths_and_draws_the_band(

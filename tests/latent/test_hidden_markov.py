@@ -513,6 +513,20 @@ def test_with_all_states_known_one_iteration_is_complete_data_maximum_likelihood
         torch.testing.assert_close(more.mean[name], t, rtol=1e-10, atol=1e-12)
 
 
+def forward_and_backward(theta: dict[str, Tensor], y: Tensor, z: Tensor) -> tuple[float, Tensor, Tensor]:
+    """log p(y, the known z), q of each state (T, 3), and the sum of q over pairs (3, 3), by a plain recursion."""
+    emitted = torch.distributions.Normal(theta["means"], theta["covariances"].sqrt()).log_prob(y[:, None]).exp()
+    emitted = torch.where((z[:, None] < 0) | (z[:, None] == torch.arange(3)), emitted, 0.0)
+    A, ahead, behind = theta["transitions"], [theta["initial"] * emitted[0]], [torch.ones(3).double()]
+    for e in emitted[1:]:
+        ahead.append(ahead[-1] @ A * e)
+    for e in emitted[1:].flip(0):
+        behind.append(A @ (e * behind[-1]))
+    a, b = torch.stack(ahead), torch.stack(behind[::-1])
+    p = a[-1].sum()
+    return float(p.log()), a * b / p, torch.einsum("ti,ij,tj->ij", a[:-1], A, emitted[1:] * b[1:]) / p
+
+
 def test_some_known_states_name_the_others_and_the_bound_never_falls(fit_by_em):
     y, z = chain(3, 40)
     known = torch.where(torch.arange(40) < 8, z, -1)
@@ -522,9 +536,30 @@ def test_some_known_states_name_the_others_and_the_bound_never_falls(fit_by_em):
         torch.testing.assert_close(posterior.mean["means"], torch.tensor([0.0, 3.0, 6.0]).double(), atol=1.0, rtol=0)
         history = posterior.history["bound"]
         assert float((history.diff() / history[1:].abs()).min()) >= -1e-10
+        # and exactly: the end is a fixed point of EM as it is in textbooks
+        end = fit_by_em(HiddenMarkov(3, given="z"), data, EM(tolerance=1e-15), steps=2000)
+        theta, given_z = end.mean, list(zip(*data, strict=True))
+        logs, q, pairs = zip(*(forward_and_backward(theta, *each) for each in given_z), strict=True)
+        assert end.log_evidence.value == pytest.approx(sum(logs), rel=1e-10)
+        every, values = torch.cat(q), torch.cat([each[0] for each in given_z])[:, None]
+        means = (every * values).sum(0) / every.sum(0)
+        wanted = {
+            "initial": torch.stack([each[0] for each in q]).mean(0),
+            "transitions": sum(pairs) / sum(pairs).sum(1, keepdim=True),
+            "means": means,
+            "covariances": (every * (values - means).square()).sum(0) / every.sum(0),
+        }
+        for name, t in wanted.items():
+            torch.testing.assert_close(theta[name].reshape(t.shape), t, rtol=1e-6, atol=1e-6)
     weighted = (y, torch.tensor([1.0, 2.0, 0.0]), known)
     counted = fit_by_em(HiddenMarkov(3, given=("weights", "z")), weighted, steps=5)
     assert bool(torch.isfinite(counted.history["bound"]).all())
+    start = EM(start=dict(counted.mean), tolerance=0.0)
+    counted = fit_by_em(HiddenMarkov(3, given=("weights", "z")), weighted, start, steps=5)
+    repeated = fit_by_em(HiddenMarkov(3, given="z"), (y[[0, 1, 1]], known[[0, 1, 1]]), start, steps=5)
+    torch.testing.assert_close(counted.history["bound"], repeated.history["bound"], rtol=1e-10, atol=1e-10)
+    for name, t in repeated.mean.items():
+        torch.testing.assert_close(counted.mean[name], t, rtol=1e-9, atol=1e-9)
 
 
 def test_a_posterior_takes_lists_of_sequences_of_unequal_length(fit_by_em):

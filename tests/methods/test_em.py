@@ -149,6 +149,32 @@ def test_members_lead_every_tensor_of_the_state():
     assert all(torch.as_tensor(value).shape == (3,) for value in info.metrics.values())
 
 
+@pytest.mark.parametrize("accelerate", [False, True])
+def test_a_member_goes_its_way_as_it_would_alone(accelerate: bool):
+    y, _ = lecture()
+    model, rows = GaussianMixture(2).meet(y)
+    target, method = make_target(model, rows), EM(restarts=2, start="random", accelerate=accelerate)
+
+    def of(value: Any, member: int) -> Any:
+        if isinstance(value, dict):
+            return {name: t[member].clone() for name, t in value.items()}
+        return value[member].clone() if isinstance(value, Tensor) else value
+
+    state = method.init(target, Plan(rows, 5), stream(1, "test"), torch.Size([3]))
+    assert state.bound.unique().numel() == 6
+    fields = [field.name for field in dataclasses.fields(state)]
+    alone = [dataclasses.replace(state, **{f: of(getattr(state, f), m) for f in fields}) for m in range(3)]
+    for _ in range(4):
+        state, info = method.step(target, state, rows, stream(0, "test"))
+        for member in range(3):
+            alone[member], told = method.step(target, alone[member], rows, stream(0, "test"))
+            for name in fields:
+                wanted = getattr(alone[member], name)
+                torch.testing.assert_close(of(getattr(state, name), member), wanted, rtol=1e-10, atol=1e-10)
+            for name, value in told.metrics.items():
+                torch.testing.assert_close(of(info.metrics[name], member), value, rtol=1e-10, atol=1e-10)
+
+
 def test_minibatches_come_near_to_the_maximum_and_all_rows_at_rate_one_are_plain_em():
     y, _ = lecture(4000)
     whole = fitted(GaussianMixture(2), y, EM(tolerance=1e-8))
@@ -232,13 +258,24 @@ def test_two_lines_that_cross_are_told_apart():
     z = torch.arange(300) % 2
     line = torch.where(z == 0, 3 * x[:, 0] - 30, -2 * x[:, 0] + 30)
     y = line + 0.2 * torch.randn(300, generator=generator, dtype=torch.float64)
-    found = fitted(RegressionMixture(2), (x, y), EM(restarts=5)).mean
+    found = fitted(RegressionMixture(2), (x, y), EM(restarts=5, tolerance=1e-14), steps=1000).mean
     order = found["coefficients"][:, 0].argsort()
     wanted = torch.tensor([-2.0, 3.0], dtype=torch.float64)
     # 0.2 / sqrt(150 * 16 / 12) is 0.014; 5 standard errors
     torch.testing.assert_close(found["coefficients"][order, 0], wanted, atol=0.07, rtol=0)
     torch.testing.assert_close(found["intercepts"][order], torch.tensor([30.0, -30.0]).double(), atol=0.9, rtol=0)
     torch.testing.assert_close(found["variances"], torch.full((2,), 0.04).double(), rtol=0.6, atol=0)
+    # and exactly: at the maximum each line is the least squares of the rows, weighted by q
+    lines = found["coefficients"] @ x.T + found["intercepts"][:, None]
+    log_joint = found["weights"].log()[:, None] + Normal(lines, found["variances"].sqrt()[:, None]).log_prob(y)
+    design = torch.cat([x, torch.ones_like(x)], 1)
+    for k, q in enumerate(log_joint.softmax(0)):
+        line = torch.linalg.solve(design.T @ (q[:, None] * design), design.T @ (q * y))
+        assert float(found["coefficients"][k, 0]) == pytest.approx(float(line[0]), rel=1e-6)
+        assert float(found["intercepts"][k]) == pytest.approx(float(line[1]), rel=1e-6)
+        variance = (q * (y - design @ line).square()).sum() / q.sum()
+        assert float(found["variances"][k]) == pytest.approx(float(variance), rel=1e-6)
+        assert float(found["weights"][k]) == pytest.approx(float(q.mean()), rel=1e-6)
 
 
 def test_a_latent_model_is_a_density_for_other_methods():

@@ -333,6 +333,18 @@ def test_a_point_within_the_gaussians_own_spread_is_taken_without_a_word():
         assert len(said) == (far > 1)
 
 
+def recorded_sets(monkeypatch) -> list:
+    """Where the sets of rows that say whether a point is a mode are kept, a list of them for each time."""
+    kept, make = [], laplace.sets_of_rows
+
+    def sets_of_rows(data, size):
+        kept.append([list(rows) for rows in make(data, size)])
+        return kept[-1]
+
+    monkeypatch.setattr(laplace, "sets_of_rows", sets_of_rows)
+    return kept
+
+
 @pytest.mark.parametrize("loaded", [False, True], ids=["tensors", "loader"])
 def test_of_many_rows_a_few_tell_a_mode_from_another_point(monkeypatch, loaded):
     monkeypatch.setattr(laplace, "ALL_ROWS", 0)
@@ -343,10 +355,18 @@ def test_of_many_rows_a_few_tell_a_mode_from_another_point(monkeypatch, loaded):
     model, data = problem.model(), problem.data
     rows = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), batch_size=100) if loaded else data
     there = at(model, data, problem.posterior.mean)
+    kept = recorded_sets(monkeypatch)
     posterior = pr.fit(model, rows, Laplace("full", at=there), progress=False)  # warnings are errors
     assert posterior.log_evidence.value == pytest.approx(problem.log_evidence, abs=1e-7)
     exact = -float(posterior.target.log_likelihood(posterior.w, posterior.data))
     assert float(posterior.history["nll"]) == pytest.approx(exact, rel=0.35)  # of 200 rows and more: 5 standard errors
+    ((first, last),) = kept
+    seen, targets = (torch.cat([batch[i] for batch in first + last]) for i in (0, -1))
+    assert len(targets) == (400 if loaded else 256)
+    assert len(seen.unique(dim=0)) == len(seen)  # no row is in both sets
+    outputs = problem.design(seen) @ problem.posterior.mean
+    own = Normal(outputs, torch.tensor(0.5, dtype=F64)).log_prob(targets.reshape(-1)).mean()
+    assert float(posterior.history["nll"]) == pytest.approx(-3000 * float(own), rel=1e-9)
     away = at(model, data, problem.posterior.mean + 0.5)
     with pytest.warns(PrioryWarning, match="which lies about"):
         pr.fit(model, rows, Laplace("full", at=away), progress=False)
@@ -359,6 +379,7 @@ def test_what_some_rows_say_of_the_distance_is_right_on_average(monkeypatch):
     model = LINE.model()
     rows = Data.of(LINE.data).prepared(model.prepare)  # all twenty rows, in two sets
     target, gaussian = make_target(model, rows), on_the_line("full").gaussian
+    kept = recorded_sets(monkeypatch)
     found = laplace.Slope.of(target, w, rows, {}, gaussian, torch.arange(4))
     monkeypatch.setattr(laplace, "ALL_ROWS", 1 << 29)
     exact = laplace.Slope.of(target, w, rows, {}, gaussian, torch.arange(4))
@@ -366,6 +387,13 @@ def test_what_some_rows_say_of_the_distance_is_right_on_average(monkeypatch):
     away = torch.full((4,), 3.0, dtype=F64)
     assert exact.distance == pytest.approx(float(away @ LINE.precision @ away / 4) ** 0.5)
     assert found.distance == pytest.approx(exact.distance, rel=0.3)
+    # of the halves, whose gradients are g + d and g - d, that is g' Q^-1 g - d' Q^-1 d
+    inputs, targets = kept[0][0][0]
+    design = LINE.design(inputs)
+    first = 2 * design.mT @ (targets.reshape(-1) - design @ w) / LINE.noise**2 - w / LINE.prior_scale**2
+    apart = first + LINE.precision @ away
+    square = away @ LINE.precision @ away - apart @ torch.linalg.solve(LINE.precision, apart)
+    assert found.distance == pytest.approx(float(square / 4) ** 0.5, rel=1e-8)
     assert exact.gradient == pytest.approx(float((LINE.precision @ away).norm()))
 
 

@@ -173,6 +173,17 @@ class Line(nn.Module):
 def test_a_parameter_of_one_number_is_penalised_too() -> None:
     built = pr.Model(Line(), pr.Gaussian(0.3), prior=Variational(lambda mu, s: mu.square() + s.square() - s.log()))
     assert pr.fit(built, data(), pr.MeanField(), steps=3, progress=False).mean["offset"].shape == ()
+    rows = Data.of(data(), 20).prepared(built.prepare)
+    target, method = make_target(built, rows, 1.0, "likelihood"), pr.MeanField()
+    state = method.init(target, Plan(rows, 5), stream(0, "start"))
+    loc, log_scale = (t.clone().requires_grad_() for t in state.variational)
+    assert loc.shape == (4,)  # three slopes and the offset
+    state, info = method.step(target, state, rows.tensors, stream(3, "noise"))
+    r = (loc.square() + (2 * log_scale).exp() - log_scale).sum()
+    loss = r - target.differentiable(loc + log_scale.exp() * state.noise[0], rows.tensors)
+    slopes = torch.stack(torch.autograd.grad(loss, [loc, log_scale]))
+    assert float(info.metrics["kl"]) == pytest.approx(float(r.detach()), abs=1e-8)
+    torch.testing.assert_close(state.gradient, slopes, rtol=0, atol=1e-8)
 
 
 def test_penalties_have_a_number_at_each_w_that_tells_them_apart() -> None:

@@ -14,7 +14,7 @@ from priory.data import Data
 from priory.errors import DivergedError, InputError, PrioryWarning
 from priory.loop import make_target
 from priory.methods.mcmc import HMC, MALA, NUTS, RandomWalk
-from priory.methods.mcmc.adaptation import windows
+from priory.methods.mcmc.adaptation import Moments, StepSize, windows
 from priory.methods.mcmc.drift import warn_of_divergences, warn_of_drift
 from priory.methods.mcmc.metrics import METRICS, Dense, Diagonal, LowRank
 from priory.methods.mcmc.sampler import Sampler, State, number_of_chains, rescue
@@ -202,10 +202,23 @@ def test_a_fit_that_was_interrupted_goes_on_with_the_same_bits(method, tmp_path)
         assert all(torch.equal(again.statistics[n], t) for n, t in whole.statistics.items())
 
 
-def test_chains_start_where_pathfinder_leads():
-    density, *_ = gaussian()
+def test_chains_start_where_pathfinder_leads(monkeypatch):
+    """At its draws, of the Gaussian itself: 3 means of 16 chains at 5 standard errors, false alarms at 2e-6."""
+    density, mean, covariance = gaussian()
+    begun, init = [], HMC.init
+
+    def watched(self, target, plan, noise, shape, start):
+        state = init(self, target, plan, noise, shape, start)
+        begun.append((start, state.w.clone()))
+        return state
+
+    monkeypatch.setattr(HMC, "init", watched)
     method = HMC(chains=16, warmup=30, start=pr.Pathfinder(paths=2, draws=100))
     assert pr.fit(density, None, method, steps=5, progress=False).sample(2)["w"].shape == (2, 3)
+    ((start, w),) = begun
+    assert start.method == "Pathfinder(paths=2, draws=100)"
+    assert bool((w[:, None] == start.w.reshape(-1, 3)).all(-1).any(-1).all())
+    assert bool(((w.mean(0) - mean).abs() < 5 * (covariance.diagonal() / 16).sqrt()).all())
 
 
 @pytest.mark.parametrize("shape", [(), (2,)])
@@ -407,6 +420,30 @@ def test_members_have_step_sizes_and_metrics_of_their_own():
     assert state.step_size.log.shape == (2,)
     assert isinstance(state.metric, Diagonal)
     assert state.metric.variance.shape == (2, 1, 3)
+
+
+def test_members_learn_their_step_sizes_and_metrics_from_their_own_chains():
+    density, *_ = gaussian()
+    target, data = make_target(density, Data.of(None)), Data.of(None)
+    method, noise = HMC(chains=4, warmup=40), stream(5, "samplers")
+    state = method.init(target, method.plan(target, data, 2, 0), noise, torch.Size([2]))
+    alone = [StepSize.at(step) for step in state.step_size.log.exp()]
+    heard = [Moments.none(w, "Diagonal") for w in state.w]
+    end = windows(40)[0]
+    for now in range(1, end + 1):
+        state, info = method.step(target, state, data, noise)
+        acceptance = torch.as_tensor(info.metrics["acceptance"])
+        assert acceptance[0] != acceptance[1]
+        for member in range(2):
+            alone[member].hear(acceptance[member], method.accept, torch.tensor(math.inf))
+            if now > end // 2:
+                heard[member].hear(state.w[member])
+            if now < end:
+                torch.testing.assert_close(state.step_size.log[member], alone[member].log, rtol=1e-12, atol=1e-12)
+    assert isinstance(state.metric, Diagonal)
+    for member in range(2):
+        wanted = Diagonal.unit(state.w[member]).learnt(heard[member])
+        torch.testing.assert_close(state.metric.variance[member], wanted.variance, rtol=1e-12, atol=1e-12)
 
 
 def test_a_chain_that_is_hopelessly_below_the_others_is_brought_to_one_of_them() -> None:
