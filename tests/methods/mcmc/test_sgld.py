@@ -318,9 +318,11 @@ def test_a_network_is_sampled_and_its_predictions_have_diagnostics():
     draws = {name: w.double() for name, w in posterior.draws.items()}
     hidden = (X.double() @ draws["0.weight"].mT + draws["0.bias"][:, :, None]).tanh()
     probs = (hidden @ draws["2.weight"].mT + draws["2.bias"][:, :, None]).softmax(-1)  # (2, draws, 20, 3)
-    r_hats = posterior.function_space(X)["r_hat"]
+    summary = posterior.function_space(X)
+    r_hats = summary["r_hat"]
     assert r_hats.shape == (60,)
     torch.testing.assert_close(r_hats.double(), r_hat(probs.flatten(2)), rtol=1e-3, atol=0)  # of single precision
+    torch.testing.assert_close(summary["mean"].double(), probs.mean((0, 1)).flatten(), rtol=0, atol=1e-6)
     assert posterior.predict(X).probs.shape == (20, 3)
     everything = posterior.predict(X, samples=probs.shape[0] * probs.shape[1])
     torch.testing.assert_close(everything.probs.double(), probs.mean((0, 1)), rtol=0, atol=1e-6)
