@@ -29,11 +29,11 @@ import torch
 from sklearn.mixture import GaussianMixture as Peer
 from threadpoolctl import threadpool_limits
 
+from priory.core.streams import stream
 from priory.latent import GaussianMixture
 from priory.loop import make_target
 from priory.methods.base import Plan
 from priory.methods.em import EM
-from priory.streams import stream
 
 BOUND = 0.35  # of scikit-learn's time, full covariances
 NAMES = {"full": "full", "tied": "tied", "diagonal": "diag", "spherical": "spherical"}

@@ -28,12 +28,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import priory as pr
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.curvature import STRUCTURES, Gaussian, select
 from priory.curvature.base import Kind
 from priory.curvature.taps import rows
-from priory.data import Data
 from priory.loop import make_target
-from priory.streams import stream
 
 ROWS, BATCH, CLASSES = 5_000, 128, 10
 BOUNDS = {"kron, sampled Fisher": 1.8, "kron, exact GGN": 5.0}

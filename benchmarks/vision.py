@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import priory as pr
-from priory.streams import stream
+from priory.core.streams import stream
 
 WIDTH, BATCH = 100, 128
 DRAWS = 20  # of a prediction; members of an ensemble share them

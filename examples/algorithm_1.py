@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 import priory as pr
+from priory.core.streams import stream
 from priory.posteriors import DiagonalGaussian
-from priory.streams import stream
 from priory.testing import LinearRegression
 
 STEPS, M, ETA = 1500, 10, 0.05

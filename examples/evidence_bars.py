@@ -22,8 +22,8 @@ from torch.distributions import MultivariateNormal
 
 import priory as pr
 from priory.callbacks import Moment
+from priory.core.streams import stream
 from priory.posteriors import DiagonalGaussian
-from priory.streams import stream
 from priory.testing import LinearRegression
 
 FRAMES = (1, 5, 10, 20, 40, 200)

@@ -26,8 +26,8 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 import priory as pr
 from priory.constraints import gaussian_expectation
+from priory.core.streams import stream
 from priory.posteriors import DiagonalGaussian
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

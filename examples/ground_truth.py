@@ -22,8 +22,8 @@ from drawing import BLUE, GREY, INK, ORANGE, VERMILION, dress, folder_for_pictur
 from torch import Tensor, nn
 
 import priory as pr
+from priory.core.streams import stream
 from priory.posteriors import Chains, Posterior
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import priory as pr
-from priory.streams import stream
+from priory.core.streams import stream
 
 DRAWS = 256
 

@@ -23,8 +23,8 @@ from drawing import BLUE, GREY, INK, VERMILION, dress, folder_for_pictures, save
 from torch import Tensor, nn
 
 import priory as pr
+from priory.core.streams import stream
 from priory.posteriors import Posterior
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

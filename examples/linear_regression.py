@@ -21,9 +21,9 @@ from drawing import BLUE, GREY, INK, VERMILION, dress, ellipse, folder_for_pictu
 from torch import Tensor
 
 import priory as pr
+from priory.core.streams import stream
 from priory.families import FullRank
 from priory.posteriors import DiagonalGaussian, Variational
-from priory.streams import stream
 from priory.testing import LinearRegression
 
 Moments = tuple[Tensor, Tensor]  # mean and covariance of (slope, intercept)

@@ -17,9 +17,9 @@ from drawing import BLUE, GREY, INK, VERMILION, dress, folder_for_pictures, lege
 from torch import Tensor, nn
 
 import priory as pr
+from priory.core.streams import stream
 from priory.posteriors import Posterior
 from priory.predictive import Prediction
-from priory.streams import stream
 
 NOISE = 0.15
 LEVEL = 0.9

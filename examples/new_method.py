@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 import priory as pr
-from priory.errors import require
+from priory.core.errors import require
 from priory.methods.base import Info, Options, Plan
 from priory.posteriors import Point, Posterior
 
 if TYPE_CHECKING:
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
     from priory.target import Target
 
 

@@ -23,10 +23,10 @@ from drawing import folder_for_pictures, save, sheet
 from torch import Tensor
 
 import priory as pr
+from priory.core.streams import stream
 from priory.latent import BayesianGaussianMixture, GaussianMixture
 from priory.plot import em
 from priory.posteriors import LatentPoint
-from priory.streams import stream
 
 ROWS, SHORT = 272, 0.36
 MEANS = ((2.04, 54.5), (4.29, 80.0))

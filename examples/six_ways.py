@@ -37,8 +37,8 @@ from drawing import (
 from torch import Tensor, nn
 
 import priory as pr
+from priory.core.streams import stream
 from priory.posteriors import Posterior
-from priory.streams import stream
 from priory.testing import Coin, LinearRegression
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.distributions import Normal
 
 import priory as pr
+from priory.core.streams import stream
 from priory.latent import GaussianMixture
 from priory.plot import em
 from priory.posteriors import LatentPoint
-from priory.streams import stream
 
 PI, MEANS, SCALES = 0.64, (54.6, 80.1), (5.9, 5.9)
 FIRST, FRAMES = 78.0, 3  # where the picture's mean begins, and how many iterations it shows

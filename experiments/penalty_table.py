@@ -46,11 +46,11 @@ from torch import Tensor, distributed, nn
 
 import priory as pr
 from priory import penalties
-from priory.distributed import gather, rank, world
-from priory.errors import DivergedError
+from priory.core.distributed import gather, rank, world
+from priory.core.errors import DivergedError
+from priory.core.streams import stream
 from priory.penalties.places import places
 from priory.priors.rules import RULES
-from priory.streams import stream
 
 PENALTIES: dict[str, type[penalties.Regulariser]] = {
     "l2": penalties.L2,

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 import priory as pr
 from priory import penalties, priors
+from priory.core.streams import stream
 from priory.penalties.places import places
 from priory.priors.rules import RULES
-from priory.streams import stream
 from priory.sweeps import TemperatureSweep, scored, temperature_sweep
 
 TEMPERATURES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)

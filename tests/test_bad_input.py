@@ -27,7 +27,7 @@ from torch.distributions import (
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import priory as pr
-from priory.errors import DivergedError, InputError
+from priory.core.errors import DivergedError, InputError
 
 ROWS = 20
 NAN, INF = float("nan"), float("inf")
@@ -131,7 +131,7 @@ def test_whole_numbers_are_taken_as_numbers_by_a_network_that_looks_nothing_up()
     assert torch.equal(found, fit((whole.float(), torch.zeros(4))).predict(whole.float()).mean)
 
 
-@pytest.mark.filterwarnings("ignore::priory.errors.PrioryWarning")
+@pytest.mark.filterwarnings("ignore::priory.core.errors.PrioryWarning")
 def test_large_numbers_whose_sum_overflows_are_finite() -> None:
     big = torch.full((4, 3), 3e38)
     assert fit((big, torch.zeros(4))).num_data == 4
@@ -966,7 +966,7 @@ class Fragile(nn.Linear):
         return super().forward(input) * (NAN if float(self.bias.detach()) > 2.5 else 1.0)
 
 
-@pytest.mark.filterwarnings("ignore::priory.errors.PrioryWarning")
+@pytest.mark.filterwarnings("ignore::priory.core.errors.PrioryWarning")
 def test_a_fit_that_diverges_late_keeps_a_late_state() -> None:
     torch.manual_seed(0)
     net, method = Fragile(3, 1), pr.MAP(learning_rate=0.01, schedule="constant")

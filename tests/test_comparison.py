@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import priory as pr
 from priory import evaluate
 from priory.comparison import Comparison, Units, compare, split_rows
-from priory.errors import InputError
+from priory.core.errors import InputError
 
 
 def rows(count: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

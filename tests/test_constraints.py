@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from priory import constraints
 from priory.constraints import Bijector, bijector, gaussian_expectation, gaussian_mean
-from priory.errors import InputError
+from priory.core.errors import InputError
 
 BOUNDS = torch.tensor([-1.0, 0.5, 3.0], dtype=torch.float64)
 

@@ -16,11 +16,11 @@ from torch import distributed, multiprocessing, nn
 import priory as pr
 from priory import Param
 from priory.callbacks import Moment
+from priory.core.distributed import gather, own_stream, rank, world
+from priory.core.errors import InputError
+from priory.core.streams import stream
 from priory.diagnostics import ess_bulk
-from priory.distributed import gather, own_stream, rank, world
-from priory.errors import InputError
 from priory.posteriors.chains import Chains
-from priory.streams import stream
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_kept_draws import Autoregression, StopAt, Walk, kill_at

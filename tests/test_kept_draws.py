@@ -18,10 +18,10 @@ import priory as pr
 import priory.store
 from priory import Param, draws_store, progress
 from priory.callbacks import Moment
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.errors import InputError, StoreError
 from priory.diagnostics import ess_bulk
 from priory.draws_store import KeptDraws
-from priory.errors import InputError, StoreError
 from priory.loop import FIRST_LOOK, Run, least_ess, make_target
 from priory.methods.base import Info, Options, Plan
 from priory.methods.mcmc import HMC, RandomWalk

@@ -14,7 +14,7 @@ from torch.distributions import Bernoulli, Beta, MultivariateNormal, Normal, kl_
 from torch.distributions.constraints import unit_interval
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
 from priory.estimators import elbo
 from priory.families import Diagonal
 from priory.target import Target

@@ -14,11 +14,11 @@ from torch.nn.functional import dropout, linear
 from torch.nn.utils import parametrizations
 
 import priory as pr
-from priory.data import Data
-from priory.errors import DivergedError, InputError, StoreError
+from priory.core.data import Data
+from priory.core.errors import DivergedError, InputError, StoreError
+from priory.core.streams import stream
 from priory.loop import make_target
 from priory.network import BATCHED_WORK, Network, pool_by_maxima
-from priory.streams import stream
 from priory.target import Target
 
 ROWS = 12
@@ -406,7 +406,7 @@ def test_in_eval_mode_the_given_statistics_are_used_and_kept() -> None:
     torch.testing.assert_close(posterior.predict(x).mean, hand(x)[:, 0].detach(), rtol=0, atol=1e-10)
 
 
-@pytest.mark.filterwarnings("ignore::priory.errors.PrioryWarning")
+@pytest.mark.filterwarnings("ignore::priory.core.errors.PrioryWarning")
 def test_the_statistics_of_a_batch_norm_network_follow_the_data_and_serve_predictions() -> None:
     net, (x,), y = build("batch norm")
     posterior = fitted(net, (100 + x,), y, pr.MeanField(), steps=60)

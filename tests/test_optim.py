@@ -11,13 +11,13 @@ from torch import multiprocessing, nn
 from torch.nn.functional import mse_loss
 
 import priory as pr
-from priory.data import Data
-from priory.errors import DivergedError
+from priory.core.data import Data
+from priory.core.errors import DivergedError
+from priory.core.streams import stream
 from priory.loop import make_target
 from priory.methods.base import Plan
 from priory.methods.natural import NaturalGradient
 from priory.optim import VariationalOnlineNewton
-from priory.streams import stream
 from priory.testing import LinearRegression
 
 F64 = torch.float64

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import priory as pr
 from priory import penalties
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.families import Diagonal
 from priory.posteriors import DiagonalGaussian
 from priory.pruning import SHARES, prune_neurons, prune_weights, weight_order

@@ -17,7 +17,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from priory import latent
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.sklearn import HMM, BayesianGaussianMixture, GaussianMixture
 
 SHAPES = ("full", "tied", "diag", "spherical")
@@ -52,7 +52,7 @@ def chain(n: int = 300, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 # scikit-learn's own.
 
 
-@pytest.mark.filterwarnings("ignore::priory.errors.PrioryWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::priory.core.errors.PrioryWarning", "ignore::UserWarning")
 @parametrize_with_checks([GaussianMixture(), BayesianGaussianMixture(), HMM()])
 def test_scikit_learns_checks_pass(estimator, check):
     check(estimator)

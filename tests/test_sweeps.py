@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import priory as pr
 from priory import evaluate, sweeps
-from priory.errors import DivergedError, InputError
+from priory.core.errors import DivergedError, InputError
 from priory.penalties import heat_residual
 from priory.plot import sweeps as pictures
 from priory.sweeps import (

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution, HalfCauchy, Normal
 
 import priory as pr
-from priory.errors import PrioryWarning
+from priory.core.errors import PrioryWarning
 from priory.vectorise import TRACES, Vectorised, unchecked, value_and_grad
 
 F64 = torch.float64

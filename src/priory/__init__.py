@@ -34,7 +34,7 @@ _WHERE = {
     "Checkpoint": "priory.checkpoint",
     "Cyclical": "priory.methods",
     "Density": "priory.density",
-    "DivergedError": "priory.errors",
+    "DivergedError": "priory.core.errors",
     "Dropout": "priory.methods",
     "EarlyStop": "priory.callbacks",
     "Ensemble": "priory.methods",
@@ -42,7 +42,7 @@ _WHERE = {
     "Flow": "priory.methods",
     "FullRank": "priory.methods",
     "Gaussian": "priory.likelihoods",
-    "InputError": "priory.errors",
+    "InputError": "priory.core.errors",
     "Laplace": "priory.methods",
     "LastLayer": "priory.methods",
     "LowRank": "priory.methods",
@@ -50,12 +50,12 @@ _WHERE = {
     "MixtureOfGaussians": "priory.methods",
     "Model": "priory.model",
     "NaturalGradient": "priory.methods",
-    "Param": "priory.flat",
+    "Param": "priory.core.flat",
     "Pathfinder": "priory.methods",
     "Poisson": "priory.likelihoods",
-    "PrioryWarning": "priory.errors",
+    "PrioryWarning": "priory.core.errors",
     "RandomWalk": "priory.methods",
-    "StoreError": "priory.errors",
+    "StoreError": "priory.core.errors",
     "StudentT": "priory.likelihoods",
     "Subnetwork": "priory.methods",
     "VariationalEM": "priory.methods",
@@ -179,10 +179,10 @@ if TYPE_CHECKING:
     from priory.callbacks import EarlyStop
     from priory.checkpoint import Checkpoint
     from priory.comparison import compare
+    from priory.core.errors import DivergedError, InputError, PrioryWarning, StoreError
+    from priory.core.flat import Param
     from priory.density import Density
     from priory.divergences import explain_kl, jensen_shannon, kl, renyi
-    from priory.errors import DivergedError, InputError, PrioryWarning, StoreError
-    from priory.flat import Param
     from priory.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
     from priory.loop import fit
     from priory.methods import (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.predictive import Prediction
 
 if TYPE_CHECKING:

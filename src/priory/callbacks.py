@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from priory.errors import require, whole
+from priory.core.errors import require, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

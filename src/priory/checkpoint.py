@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from priory.errors import InputError, StoreError, require
+from priory.core.errors import InputError, StoreError, require
 from priory.store import check_folder, read, write
 
 if TYPE_CHECKING:

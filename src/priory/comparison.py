@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from priory import evaluate
-from priory.data import Data
-from priory.errors import require, whole
+from priory.core.data import Data
+from priory.core.errors import require, whole
 from priory.likelihoods import Likelihood
 from priory.loop import fit, repr_of
 

@@ -53,7 +53,7 @@ from torch.distributions.constraints import (
 )
 from torch.nn.functional import logsigmoid, pad
 
-from priory.errors import require
+from priory.core.errors import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from priory.data import Batch, check_finite
-from priory.errors import InputError, require
-from priory.flat import Layout, Param
+from priory.core.data import Batch, check_finite
+from priory.core.errors import InputError, require
+from priory.core.flat import Layout, Param
 from priory.vectorise import Vectorised, value_and_grad
 
 Params = dict[str, Tensor]

@@ -21,7 +21,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from priory.errors import StoreError
+from priory.core.errors import StoreError
 from priory.store import read, write
 
 if TYPE_CHECKING:

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from priory.callbacks import Moment, Remembering, says_stop
 from priory.checkpoint import Checkpoint, Keeper, copied, leaves, rebuild
-from priory.data import Batch, Data
+from priory.core.data import Batch, Data
+from priory.core.distributed import gather, own_stream, rank, spread, world
+from priory.core.errors import DivergedError, require, warn, whole
+from priory.core.streams import stream
 from priory.density import Density
 from priory.diagnostics import ess_bulk
-from priory.distributed import gather, own_stream, rank, spread, world
 from priory.draws_store import KeptDraws
-from priory.errors import DivergedError, require, warn, whole
 from priory.history import Told
 from priory.latent import Latent
 from priory.likelihoods.scale import LocationScale
@@ -33,7 +34,6 @@ from priory.posteriors import Mixture, Posterior
 from priory.posteriors.chains import Chains
 from priory.progress import Progress
 from priory.store import checksum, fixed, prior_at_two_places
-from priory.streams import stream
 from priory.target import Target
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def fit(
 
     A sampler's draws are kept in memory, or in the folder that its `store` names. One that has an `until_ess` stops
     when the least bulk ESS of its coordinates has reached it, or after `steps`. With a process group of
-    `torch.distributed`, its chains run on every process and the posterior has all of them (see `priory.distributed`).
+    `torch.distributed`, its chains run on every process and the posterior has all of them (see `priory.core.distributed`).
 
     >>> from torch import nn
     >>> import priory as pr

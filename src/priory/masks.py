@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from priory.errors import InputError, require
+from priory.core.errors import InputError, require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

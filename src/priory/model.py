@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from priory.chain import Chain, Chains, differentiable
-from priory.data import Batch, Data, check_finite, part
-from priory.errors import InputError, require
-from priory.flat import Layout
+from priory.core.data import Batch, Data, check_finite, part
+from priory.core.errors import InputError, require
+from priory.core.flat import Layout
 from priory.likelihoods import Likelihood
 from priory.network import MEMORY_LIMIT, SMALL_WORK, Network
 from priory.priors import Prior, declared, read_prior

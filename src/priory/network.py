@@ -24,8 +24,8 @@ from torch.func import functional_call
 from torch.nn.functional import max_pool2d
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from priory.errors import InputError, require
-from priory.flat import Param
+from priory.core.errors import InputError, require
+from priory.core.flat import Param
 from priory.own_dropout import Quiet
 
 if TYPE_CHECKING:

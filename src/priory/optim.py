@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, distributed
 from torch.optim import Optimizer
 
-from priory.distributed import rank, world
-from priory.errors import DivergedError, InputError, require, whole
+from priory.core.distributed import rank, world
+from priory.core.errors import DivergedError, InputError, require, whole
+from priory.core.streams import stream
 from priory.methods.natural import keep_positive, number
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -20,13 +20,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from priory.errors import InputError, warn
+from priory.core.errors import InputError, warn
 from priory.masks import Site
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from priory.data import Batch
+    from priory.core.data import Batch
     from priory.network import Network
 
 ELEMENTWISE = (functional.dropout, torch.dropout)

@@ -41,15 +41,15 @@ import torch
 from torch import Tensor
 
 from priory.chain import Chains
-from priory.data import check_finite, tensor_of
-from priory.errors import InputError, require, whole
+from priory.core.data import check_finite, tensor_of
+from priory.core.errors import InputError, require, whole
+from priory.core.streams import stream
 from priory.network import MEMORY_LIMIT
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from priory.data import Batch
+    from priory.core.data import Batch
     from priory.likelihoods import Likelihood
     from priory.model import Buffers, Model
 

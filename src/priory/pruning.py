@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from priory.data import Data
-from priory.errors import InputError, require, whole
+from priory.core.data import Data
+from priory.core.errors import InputError, require, whole
+from priory.core.streams import stream
 from priory.families import Diagonal
 from priory.families.full_rank import FullRank
 from priory.families.low_rank import LowRank
@@ -38,7 +39,6 @@ from priory.penalties.places import places
 from priory.posteriors import Posterior, Variational
 from priory.posteriors.laplace import LaplacePosterior
 from priory.predictive import Prediction, predict
-from priory.streams import stream
 from priory.sweeps import TITLES, scored
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from priory.errors import InputError, require
+from priory.core.errors import InputError, require
 from priory.model import Model, rows_given
 from priory.posteriors import Mixture, Posterior
 

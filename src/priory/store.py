@@ -21,13 +21,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from priory.errors import StoreError, require, warn
+from priory.core.errors import StoreError, require, warn
+from priory.core.streams import stream
 from priory.latent import Latent
 from priory.model import Model
 from priory.penalties.on_q import at_unit_scales
 from priory.posteriors import KINDS, Evidence, Posterior, Variational
 from priory.priors import Prior
-from priory.streams import stream
 from priory.target import Target
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from torch.distributions import Normal
 
 from priory import evaluate
 from priory.comparison import counted, split_rows
-from priory.errors import require, whole
+from priory.core.errors import require, whole
+from priory.core.streams import stream
 from priory.evaluate.scores import matched, top_class
 from priory.loop import check_method, fit, repr_of
 from priory.methods.swag import SWAG
@@ -31,7 +32,6 @@ from priory.model import Model
 from priory.penalties import Certificate, penalty_from_prior, prior_from_penalty
 from priory.posteriors import Mixture, Posterior, Variational
 from priory.posteriors.masked import Masked
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from pathlib import Path

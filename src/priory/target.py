@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from priory.errors import InputError, require
+from priory.core.errors import InputError, require
 from priory.model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
     from priory.density import Density
     from priory.families import Family
     from priory.posteriors import Posterior

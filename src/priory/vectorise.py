@@ -19,7 +19,7 @@ from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from priory.errors import warn
+from priory.core.errors import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,7 @@ import torch
 from sklearn import datasets
 
 from priory.cli.tables import SHIPPED, read_table
-from priory.errors import InputError
+from priory.core.errors import InputError
 
 
 def write(folder: Path, text: str) -> str:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import priory as pr
+from priory.core.data import Data
 from priory.curvature import Selection, select
-from priory.data import Data
 from priory.likelihoods import Likelihood
 from priory.loop import make_target
 from priory.target import Target

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import priory as pr
+from priory.core.data import Data
+from priory.core.errors import InputError
+from priory.core.flat import Param
 from priory.curvature import STRUCTURES, Curvature, select
 from priory.curvature.base import Roots
-from priory.data import Data
-from priory.errors import InputError
-from priory.flat import Param
 from priory.likelihoods import Categorical, Gaussian, Likelihood
 from priory.loop import make_target
 

@@ -11,13 +11,13 @@ from torch import nn
 from torch.distributions import Laplace, MultivariateNormal, Normal, StudentT
 
 import priory as pr
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.curvature import select
 from priory.curvature.evidence import log_evidence, prior_precision, scaled, tune, weights
 from priory.curvature.full import Full
-from priory.data import Data
 from priory.loop import make_target
 from priory.priors import Hierarchical
-from priory.streams import stream
 
 F64 = torch.float64
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.func import hessian
 
 import priory as pr
+from priory.core.data import Data
+from priory.core.errors import InputError, PrioryWarning
 from priory.curvature import Full, select
 from priory.curvature.full import factorise
 from priory.curvature.taps import Rows, rows
-from priory.data import Data
-from priory.errors import InputError, PrioryWarning
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, StudentT
 from priory.loop import make_target
 from priory.target import Target

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import priory as pr
+from priory.core.data import Data
+from priory.core.errors import InputError
 from priory.curvature import Full, select
 from priory.curvature.kronecker import Kronecker, outer
 from priory.curvature.taps import rows
-from priory.data import Data
-from priory.errors import InputError
 from priory.testing import assert_covariance_close, assert_mean_close
 
 EXACT: Any = {"rtol": 1e-8, "atol": 1e-10}

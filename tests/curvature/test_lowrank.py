@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import priory as pr
+from priory.core.data import Data
+from priory.core.errors import InputError
 from priory.curvature import Full, LowRank, select
 from priory.curvature.base import Kind
 from priory.curvature.taps import rows
-from priory.data import Data
-from priory.errors import InputError
 from priory.likelihoods import Categorical, Gaussian
 from priory.loop import make_target
 from priory.testing import assert_covariance_close, assert_mean_close

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import priory as pr
+from priory.core.data import Data
+from priory.core.errors import InputError
 from priory.curvature import Full, product, products, select
-from priory.data import Data
-from priory.errors import InputError
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, StudentT
 from priory.loop import make_target
 from priory.target import Target

@@ -5,6 +5,8 @@ import pytest
 import scipy.stats
 import torch
 
+from priory.core.errors import InputError
+from priory.core.streams import stream
 from priory.diagnostics import (
     bfmi,
     convergence,
@@ -21,8 +23,6 @@ from priory.diagnostics import (
     r_hat,
 )
 from priory.diagnostics.convergence import beta_cdf, beta_quantile
-from priory.errors import InputError
-from priory.streams import stream
 
 DOUBLE = torch.float64
 MEASURES = {

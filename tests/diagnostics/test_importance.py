@@ -5,10 +5,10 @@ import pytest
 import scipy.stats
 import torch
 
+from priory.core.errors import InputError
+from priory.core.streams import stream
 from priory.diagnostics import importance_resample, psis
 from priory.diagnostics.importance import k_hat, pareto_fit
-from priory.errors import InputError
-from priory.streams import stream
 
 DOUBLE = torch.float64
 

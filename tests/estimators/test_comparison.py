@@ -11,13 +11,13 @@ from torch import nn
 from torch.distributions import Laplace
 
 import priory as pr
-from priory.data import Data
-from priory.errors import InputError
+from priory.core.data import Data
+from priory.core.errors import InputError
+from priory.core.streams import stream
 from priory.estimators import ESTIMATORS, comparison, variance
 from priory.families import Diagonal, FactorisedForm, MixtureForm
 from priory.loop import make_target
 from priory.posteriors import DiagonalGaussian, Variational
-from priory.streams import stream
 from priory.testing import LinearRegression
 
 F64 = torch.float64

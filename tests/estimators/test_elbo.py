@@ -9,12 +9,12 @@ from torch import nn
 from torch.distributions import Laplace, MultivariateNormal, Normal, kl_divergence
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.estimators import elbo
 from priory.families import Diagonal
 from priory.loop import make_target
 from priory.methods.base import Plan
-from priory.streams import stream
 from priory.testing import LinearRegression
 
 F64 = torch.float64

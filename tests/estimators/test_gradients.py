@@ -10,15 +10,15 @@ from torch.distributions import Laplace, Normal
 
 import priory as pr
 from priory.checkpoint import Checkpoint
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.errors import InputError
+from priory.core.streams import stream
 from priory.divergences import KL, ForwardKL, JensenShannon, Renyi
-from priory.errors import InputError
 from priory.estimators import elbo
 from priory.estimators.gradients import SCORES, estimate
 from priory.families import Diagonal, DiagonalForm, FactorisedForm, FlowForm, FullRankForm, LowRankForm, MixtureForm
 from priory.loop import make_target
 from priory.methods.base import Plan
-from priory.streams import stream
 from priory.testing import LinearRegression, assert_mean_close
 
 F64 = torch.float64

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 import priory as pr
-from priory.data import Data
-from priory.errors import InputError
+from priory.core.data import Data
+from priory.core.errors import InputError
+from priory.core.streams import stream
 from priory.estimators.gradients import estimate
 from priory.estimators.importance import importance_weighted
 from priory.families import DiagonalForm, MixtureForm
 from priory.loop import make_target
-from priory.streams import stream
 from priory.testing import GaussianMean, LinearRegression, assert_mean_close
 
 F64 = torch.float64

@@ -10,10 +10,10 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import priory as pr
-from priory.errors import InputError
+from priory.core.errors import InputError
+from priory.core.streams import stream
 from priory.estimators.layers import LayerNoise, signs
 from priory.network import Network
-from priory.streams import stream
 from priory.testing import assert_mean_close
 
 F64 = torch.float64

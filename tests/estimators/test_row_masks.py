@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import priory as pr
+from priory.core.streams import stream
 from priory.estimators.row_masks import RowMasks
 from priory.masks import Units, by_layer
 from priory.own_dropout import in_network
-from priory.streams import stream
 
 ROWS = 5
 EXACT = {"rtol": 1e-10, "atol": 1e-10}

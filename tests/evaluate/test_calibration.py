@@ -7,7 +7,7 @@ from scipy import special, stats
 from sklearn.calibration import calibration_curve
 
 from priory import evaluate
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.likelihoods import Categorical, Gaussian, Likelihood, Poisson
 from priory.predictive import Prediction
 

@@ -9,7 +9,7 @@ from scipy import integrate, special, stats
 from sklearn import metrics
 
 from priory import evaluate
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, StudentT
 from priory.predictive import Linearised, Prediction
 

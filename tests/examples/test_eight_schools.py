@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from priory.core.errors import PrioryWarning
 from priory.diagnostics import mcse_mean, r_hat
-from priory.errors import PrioryWarning
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,9 @@ import torch
 from torch.distributions import Normal, constraints
 from torch.testing import assert_close
 
-from priory.errors import InputError
+from priory.core.errors import InputError
+from priory.core.flat import Layout, Param
+from priory.core.streams import stream
 from priory.families import (
     FORMS,
     DiagonalForm,
@@ -20,8 +22,6 @@ from priory.families import (
     PerParameterForm,
     form_of,
 )
-from priory.flat import Layout, Param
-from priory.streams import stream
 from priory.testing import assert_covariance_close, assert_mean_close
 
 F64 = torch.float64

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from priory.core.streams import stream
 from priory.families import Diagonal, FlowForm
 from priory.families.flow import halves
-from priory.streams import stream
 
 F64 = torch.float64
 

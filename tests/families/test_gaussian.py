@@ -17,6 +17,7 @@ from torch.distributions import (
 )
 from torch.testing import assert_close
 
+from priory.core.streams import stream
 from priory.families import (
     Diagonal,
     Factorised,
@@ -28,7 +29,6 @@ from priory.families import (
     Mixture,
     MixtureForm,
 )
-from priory.streams import stream
 from priory.testing import assert_covariance_close, assert_mean_close
 
 F64 = torch.float64

@@ -7,10 +7,10 @@ import torch
 from torch.distributions import Beta, Dirichlet, Gamma, Independent, LogNormal, MultivariateNormal, constraints
 from torch.testing import assert_close
 
-from priory.errors import InputError
+from priory.core.errors import InputError
+from priory.core.flat import Layout, Param
+from priory.core.streams import stream
 from priory.families import Diagonal, FullRank, PerParameterForm
-from priory.flat import Layout, Param
-from priory.streams import stream
 from priory.testing import assert_covariance_close, assert_mean_close
 
 F64 = torch.float64

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import priory as pr
-from priory.errors import InputError, MissingExtra
+from priory.core.errors import InputError, MissingExtra
 from priory.integrations import lightning, posterior_of
 from priory.optim import VariationalOnlineNewton
 

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import priory as pr
-from priory.errors import InputError
+from priory.core.errors import InputError
+from priory.core.streams import stream
 from priory.integrations import posterior_of
 from priory.optim import VariationalOnlineNewton
-from priory.streams import stream
 
 
 def test_the_gaussian_is_the_optimizers_and_its_bound_is_close_to_the_exact_evidence(tmp_path):

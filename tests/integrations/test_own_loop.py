@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.loop import make_target
-from priory.streams import stream
 
 
 def problem(dtype=torch.float64):

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import priory as pr
-from priory.errors import InputError
+from priory.core.errors import InputError
+from priory.core.streams import stream
 from priory.integrations import Snapshots
-from priory.streams import stream
 
 
 def regression(noise=0.1):

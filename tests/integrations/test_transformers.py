@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import priory as pr
-from priory.errors import InputError, MissingExtra
+from priory.core.errors import InputError, MissingExtra
 from priory.integrations import transformers
 
 

@@ -6,13 +6,13 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from priory.data import Data
-from priory.errors import DivergedError, InputError
-from priory.flat import Param
+from priory.core.data import Data
+from priory.core.errors import DivergedError, InputError
+from priory.core.flat import Param
+from priory.core.streams import stream
 from priory.latent import Expectation, GaussianMixture, Latent, PoissonMixture, Rows, expect, score
 from priory.latent.base import Theta, read, some
 from priory.methods.em import EM
-from priory.streams import stream
 
 # A person's own model: counts of which some are zero because nobody looked (zero-inflated Poisson).
 

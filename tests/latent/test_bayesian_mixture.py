@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor
 from torch.distributions import Dirichlet, MultivariateNormal, Wishart
 
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.latent.base import Rows
 from priory.latent.bayesian_mixture import BayesianGaussianMixture, discounts
 from priory.latent.conjugate import kl_dirichlet, kl_wishart

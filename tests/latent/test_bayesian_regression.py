@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.latent.base import Rows
 from priory.latent.bayesian_regression import BayesianRegression
 from priory.loop import fit

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from priory.errors import InputError, PrioryWarning
+from priory.core.errors import InputError, PrioryWarning
 from priory.latent import (
     BayesianGaussianMixture,
     BayesianRegression,

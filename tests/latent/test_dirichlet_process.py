@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.latent.base import Rows
 from priory.latent.dirichlet_process import DirichletProcessMixture, broken
 from priory.loop import fit

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from sklearn.decomposition import FactorAnalysis as Peer
 from torch import Tensor
 
-from priory.errors import InputError, PrioryWarning
+from priory.core.errors import InputError, PrioryWarning
+from priory.core.streams import stream
 from priory.latent import expect, score
 from priory.latent.factor_analysis import FactorAnalysis
 from priory.latent.principal_components import PrincipalComponents
 from priory.methods.em import EM
 from priory.posteriors.latent import LatentPoint
-from priory.streams import stream
 
 KINDS = {"factors": FactorAnalysis, "components": PrincipalComponents}
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from priory.errors import InputError, PrioryWarning
+from priory.core.errors import InputError, PrioryWarning
+from priory.core.streams import stream
 from priory.latent import FactorAnalysis, PrincipalComponents, expect, score
 from priory.latent.factor_analysis_mixture import FactorAnalysisMixture
 from priory.latent.principal_components_mixture import PrincipalComponentsMixture
 from priory.methods.em import EM
 from priory.posteriors.latent import LatentPoint
-from priory.streams import stream
 
 KINDS = {"factors": FactorAnalysisMixture, "components": PrincipalComponentsMixture}
 ALONE = {"factors": FactorAnalysis, "components": PrincipalComponents}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.latent import (
     BayesianGaussianMixture,
     FactorAnalysis,

@@ -9,7 +9,7 @@ import torch
 from sklearn.mixture import GaussianMixture as Peer
 from torch import Tensor
 
-from priory.errors import InputError, PrioryWarning
+from priory.core.errors import InputError, PrioryWarning
 from priory.latent import GaussianMixture, expect
 from priory.latent.gaussian_mixture import raised
 from priory.methods.em import EM

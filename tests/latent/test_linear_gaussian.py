@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from priory.errors import InputError, PrioryWarning
+from priory.core.errors import InputError, PrioryWarning
+from priory.core.streams import stream
 from priory.latent import expect, score
 from priory.latent.linear_gaussian import LinearGaussian
 from priory.latent.sequences import padded
 from priory.methods.em import EM
 from priory.posteriors.latent import LatentPoint
-from priory.streams import stream
 
 NAN = float("nan")
 

@@ -14,7 +14,8 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
-from priory.errors import InputError, PrioryWarning
+from priory.core.errors import InputError, PrioryWarning
+from priory.core.streams import stream
 from priory.latent import (
     BernoulliMixture,
     GaussianMixture,
@@ -30,7 +31,6 @@ from priory.latent.base import climbed
 from priory.latent.starts import clusters
 from priory.loop import Run, make_target
 from priory.methods.em import EM
-from priory.streams import stream
 
 KINDS = ["full", "tied", "diagonal", "spherical", "column", "bernoulli", "poisson", "multinomial", "regression"]
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 from torch.func import functional_call
 
-from priory.errors import InputError
+from priory.core.errors import InputError
+from priory.core.streams import stream
 from priory.latent import expect, score
 from priory.latent.mixture_of_experts import MixtureOfExperts
 from priory.methods.em import EM
 from priory.posteriors.latent import LatentPoint
-from priory.streams import stream
 
 
 def random(seed: int, *shape: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.latent.base import Rows, expect
 from priory.latent.conjugate import OverPhi
 from priory.latent.normal_gamma import NormalGamma

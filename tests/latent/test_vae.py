@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.latent.base import Rows
 from priory.latent.vae import VAE
 from priory.likelihoods import Gaussian

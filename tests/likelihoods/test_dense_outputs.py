@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 import priory as pr
 from priory import evaluate
+from priory.core.streams import stream
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from priory.predictive import Prediction
-from priory.streams import stream
 from priory.testing import assert_mean_close
 
 EXACT = {"rtol": 0, "atol": 1e-10}

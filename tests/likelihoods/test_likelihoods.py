@@ -14,10 +14,10 @@ from torch import Tensor, distributions
 from torch.nn.functional import softplus
 
 import priory as pr
+from priory.core.streams import stream
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
 from priory.likelihoods.scale import FLOOR
 from priory.likelihoods.student_t import incomplete_beta, student_cdf
-from priory.streams import stream
 from priory.testing import assert_covariance_close, assert_mean_close
 
 LEADS = [(), (5,), (2, 3)]  # one vector, draws, chains of draws

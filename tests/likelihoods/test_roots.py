@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.func import jacrev
 
 import priory as pr
+from priory.core.streams import stream
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, StudentT
-from priory.streams import stream
 from priory.testing import assert_covariance_close
 
 ROWS = 3

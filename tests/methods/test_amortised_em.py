@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from priory.checkpoint import Checkpoint
-from priory.errors import InputError
+from priory.core.errors import InputError
+from priory.core.streams import stream
 from priory.latent import NormalGamma
 from priory.latent.factor_analysis import principal
 from priory.latent.vae import VAE
@@ -18,7 +19,6 @@ from priory.loop import fit, make_target
 from priory.methods.amortised_em import AmortisedEM
 from priory.methods.base import Method, Plan
 from priory.posteriors.amortised import AmortisedPosterior
-from priory.streams import stream
 from priory.testing import assert_mean_close
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import priory as pr
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.methods.budget import UPDATES, Budget, Need, in_bytes
 from priory.methods.laplace import Laplace, Subnetwork
 
@@ -48,7 +48,7 @@ def test_a_limit_that_nothing_meets_is_said():
 
 
 def test_the_driver_gets_a_plan_of_rows_from_the_same_function():
-    from priory.data import Data
+    from priory.core.data import Data
     from priory.loop import make_target
 
     model = wide()

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.distributions import Gamma, Normal
 
 from priory.checkpoint import Checkpoint
+from priory.core.errors import InputError, PrioryWarning
+from priory.core.flat import Param
+from priory.core.streams import stream
 from priory.density import Density
-from priory.errors import InputError, PrioryWarning
-from priory.flat import Param
 from priory.latent import (
     BernoulliMixture,
     GaussianMixture,
@@ -31,7 +32,6 @@ from priory.methods.base import Method, Plan
 from priory.methods.em import EM
 from priory.model import Model
 from priory.posteriors.latent import LatentPoint
-from priory.streams import stream
 
 
 def started(

@@ -11,11 +11,11 @@ from torch.distributions import Normal
 from torch.func import functional_call
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.loop import make_target
 from priory.methods.ensemble import drawn_from_prior, noise_of_targets
 from priory.methods.map import settle
-from priory.streams import stream
 from priory.testing import assert_covariance_close, assert_mean_close, contract
 from priory.testing.contract import CLAUSES, classification, regression
 

@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 from torch.distributions import Beta
 
 import priory as pr
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.families.factorised import BASES
 from priory.methods.variational import VariationalMethod
 from priory.testing import Coin, GaussianMean, LinearRegression

@@ -5,10 +5,10 @@ import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
 import priory as pr
-from priory.errors import InputError
+from priory.core.errors import InputError
+from priory.core.streams import stream
 from priory.methods.full_rank import STRIP, lower_of_transposed_product, lower_product, natural_step
 from priory.methods.variational import VariationalMethod
-from priory.streams import stream
 from priory.testing import LinearRegression
 from priory.testing.contract import CLAUSES
 

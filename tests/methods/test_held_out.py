@@ -6,9 +6,9 @@ from scipy.optimize import minimize_scalar
 from torch import nn
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.methods.held_out import fraction_held, settled, settles
-from priory.streams import stream
 
 
 @pytest.mark.parametrize("draws", [1, 6])

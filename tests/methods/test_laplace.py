@@ -12,14 +12,14 @@ from torch.distributions import MultivariateNormal, Normal, StudentT
 from torch.nn.utils.parametrizations import weight_norm
 
 import priory as pr
+from priory.core.data import Data
+from priory.core.errors import InputError, PrioryWarning
+from priory.core.streams import stream
 from priory.curvature import STRUCTURES, select
-from priory.data import Data
-from priory.errors import InputError, PrioryWarning
 from priory.loop import make_target
 from priory.methods import laplace
 from priory.methods.laplace import Laplace, Subnetwork
 from priory.posteriors import Draws, Point
-from priory.streams import stream
 from priory.testing import LinearRegression
 from priory.testing.contract import CLAUSES, seeded
 

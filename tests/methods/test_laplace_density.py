@@ -7,12 +7,12 @@ import torch
 from torch.distributions import constraints
 
 import priory as pr
-from priory.data import Data
-from priory.errors import InputError, PrioryWarning
+from priory.core.data import Data
+from priory.core.errors import InputError, PrioryWarning
+from priory.core.streams import stream
 from priory.loop import make_target
 from priory.methods.laplace import Laplace, Subnetwork, newton_move, second_order
 from priory.posteriors.laplace import LaplacePosterior
-from priory.streams import stream
 from priory.testing import Coin, GaussianMean, LinearRegression, NormalGamma
 
 F64 = torch.float64

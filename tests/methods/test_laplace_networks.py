@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import priory as pr
-from priory.errors import PrioryWarning
+from priory.core.errors import PrioryWarning
 
 ROWS, CLASSES = 60, 3
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.loop import make_target
-from priory.streams import stream
 from priory.testing import assert_covariance_close, assert_mean_close
 from priory.testing.contract import CLAUSES, classification
 

@@ -5,7 +5,7 @@ import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
 import priory as pr
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.methods.variational import VariationalMethod
 from priory.testing import LinearRegression
 from priory.testing.contract import CLAUSES

@@ -6,9 +6,9 @@ from torch import nn
 from torch.distributions import Normal
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.loop import make_target
-from priory.streams import stream
 from priory.testing import Coin, GaussianMean, LinearRegression
 
 F64 = torch.float64

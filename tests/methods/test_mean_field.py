@@ -9,10 +9,10 @@ from torch import nn
 from torch.distributions import Normal
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.loop import make_target
 from priory.methods.base import Plan
-from priory.streams import stream
 from priory.testing import Coin, GaussianMean, LinearRegression
 
 F64 = torch.float64

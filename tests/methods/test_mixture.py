@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import priory as pr
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.methods.variational import VariationalMethod
 from priory.testing import GaussianMean, LinearRegression
 from priory.testing.contract import CLAUSES

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.estimators import elbo
 from priory.families import Diagonal
 from priory.loop import make_target
@@ -23,7 +24,6 @@ from priory.methods.natural import (
     natural_step,
     stein,
 )
-from priory.streams import stream
 from priory.testing import Coin, GaussianMean, LinearRegression, assert_mean_close
 from priory.testing.contract import CLAUSES
 

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 import priory as pr
-from priory.data import Data
-from priory.errors import DivergedError, PrioryWarning
+from priory.core.data import Data
+from priory.core.errors import DivergedError, PrioryWarning
+from priory.core.streams import stream
 from priory.loop import make_target
 from priory.methods.pathfinder import (
     Normal,
@@ -23,7 +24,6 @@ from priory.methods.pathfinder import (
     next_diagonal,
 )
 from priory.posteriors.draws import Draws
-from priory.streams import stream
 from priory.target import Target
 from priory.testing import assert_covariance_close, assert_mean_close
 from priory.testing.contract import CLAUSES

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from priory.errors import DivergedError, InputError
+from priory.core.errors import DivergedError, InputError
 from priory.latent.base import Rows
 from priory.latent.bayesian_mixture import BayesianGaussianMixture
 from priory.latent.bayesian_regression import BayesianRegression

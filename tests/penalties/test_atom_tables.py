@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.distributions import Normal
 
+from priory.core.errors import InputError
 from priory.distributions import SpikeAndSlab
-from priory.errors import InputError
 from priory.penalties.atom_tables import lines
 from priory.penalties.equivalence import prior_from_penalty
 from priory.penalties.forward import penalty_from_prior

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.distributions import Laplace, Normal
 
+from priory.core.errors import InputError
 from priory.distributions import SpikeAndSlab
-from priory.errors import InputError
 from priory.penalties.equivalence import prior_from_penalty
 from priory.penalties.forward import penalty_from_prior
 from priory.penalties.norms import L1

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.distributions import Gumbel, Normal
 
+from priory.core.errors import InputError
 from priory.distributions import LogUniform
-from priory.errors import InputError
 from priory.penalties.equivalence import prior_from_penalty
 from priory.penalties.families import FAMILIES
 from priory.penalties.forward import penalty_from_prior

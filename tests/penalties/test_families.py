@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import integrate
 
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.penalties.families import FAMILIES, known_family
 
 F64 = torch.float64

@@ -9,8 +9,8 @@ from scipy import stats
 from torch.distributions import HalfNormal, Independent, Laplace, Normal, StudentT
 
 import priory as pr
+from priory.core.errors import InputError
 from priory.distributions import GroupLasso, SpikeAndSlab
-from priory.errors import InputError
 from priory.penalties.equivalence import prior_from_penalty
 from priory.penalties.families import FAMILIES
 from priory.penalties.forward import coin_entropy, penalty_from_prior

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
+from priory.core.errors import InputError
 from priory.distributions import GroupLasso
-from priory.errors import InputError
 from priory.penalties.forward import penalty_from_prior
 from priory.penalties.heat import heat_residual, heat_residual_matrix
 

@@ -6,12 +6,12 @@ from torch import Tensor, nn
 from torch.distributions import Laplace, Normal
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.loop import make_target
 from priory.methods.base import Plan
 from priory.penalties import Variational, penalty_from_prior
 from priory.penalties.on_q import at_unit_scales
-from priory.streams import stream
 
 F64 = torch.float64
 NORMAL = Normal(torch.zeros((), dtype=F64), torch.tensor(0.7, dtype=F64))

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.distributions import Laplace, Normal
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.loop import make_target
 from priory.methods.base import Plan
 from priory.penalties import L1, L2, Bridge, ElasticNet, GroupLasso, Penalty, ReverseGroupLasso
 from priory.penalties.places import places
-from priory.streams import stream
 from priory.testing import assert_mean_close
 
 F64 = torch.float64

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.penalties.equivalence import Equivalence, prior_from_penalty
 from priory.penalties.forward import penalty_from_prior
 from priory.penalties.reading import Table

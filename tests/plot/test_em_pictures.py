@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 import priory as pr
 from priory import latent
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.latent import Latent
 from priory.plot import em
 from priory.plot.em import Turn

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.penalties.equivalence import Equivalence, prior_from_penalty
 from priory.plot.penalties import equivalence
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from priory import evaluate, plot
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.likelihoods import Categorical, Gaussian, Likelihood
 from priory.predictive import Prediction
 

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.errors import MissingExtra
+from priory.core.streams import stream
 from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, r_hat
-from priory.errors import MissingExtra
 from priory.loop import make_target
 from priory.posteriors import Draws, base
 from priory.posteriors import chains as module
 from priory.posteriors.chains import COLUMNS, Chains, Summary
-from priory.streams import stream
 from priory.target import Target
 from priory.testing import LinearRegression, assert_mean_close
 

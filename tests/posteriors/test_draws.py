@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import priory as pr
+from priory.core.streams import stream
 from priory.posteriors import Evidence
 from priory.posteriors.draws import Draws
-from priory.streams import stream
 from priory.target import Target
 from priory.testing import assert_mean_close
 

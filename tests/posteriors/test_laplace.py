@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 import priory as pr
-from priory.data import Data
-from priory.errors import InputError
+from priory.core.data import Data
+from priory.core.errors import InputError
+from priory.core.streams import stream
 from priory.loop import make_target
 from priory.methods.laplace import Laplace, Subnetwork
 from priory.posteriors import Point
 from priory.posteriors import laplace as of_laplace
 from priory.posteriors.laplace import runs
-from priory.streams import stream
 from priory.testing.contract import seeded
 
 F64 = torch.float64

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from priory.errors import InputError, StoreError
-from priory.flat import Param
+from priory.core.errors import InputError, StoreError
+from priory.core.flat import Param
 from priory.latent import Expectation, GaussianMixture, Latent, RegressionMixture
 from priory.loop import fit
 from priory.methods.em import EM

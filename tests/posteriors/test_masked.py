@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import priory as pr
+from priory.core.streams import stream
 from priory.posteriors.masked import Masked
-from priory.streams import stream
 
 
 class Heads(nn.Module):

@@ -6,9 +6,9 @@ from torch import nn
 
 import priory as pr
 from priory.averaged import Averaged
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.posteriors import Mixture, mixture
-from priory.streams import stream
 from priory.testing.contract import classification
 
 X = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]

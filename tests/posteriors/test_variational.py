@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import priory as pr
+from priory.core.errors import PrioryWarning
 from priory.diagnostics import psis
-from priory.errors import PrioryWarning
 from priory.posteriors.variational import Importance
 
 F64 = torch.float64

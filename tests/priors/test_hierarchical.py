@@ -12,7 +12,7 @@ from scipy import integrate, optimize
 from torch import Tensor, distributions, nn
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
 from priory.families import Diagonal
 from priory.loop import make_target
 from priory.priors import Hierarchical

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
 from priory.estimators import elbo
 from priory.families import Diagonal
 from priory.loop import make_target

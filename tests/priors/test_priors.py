@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, distributions, nn
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
 from priory.distributions import ScaleMixture
 from priory.loop import make_target
 from priory.priors.rules import by_rule

@@ -8,8 +8,8 @@ from torch import nn
 from torch.distributions import Laplace, Normal
 
 import priory as pr
+from priory.core.streams import stream
 from priory.priors import Hierarchical, Prior
-from priory.streams import stream
 
 F64 = torch.float64
 

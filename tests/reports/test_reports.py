@@ -15,7 +15,7 @@ from torch import nn
 
 import priory as pr
 from priory.comparison import Comparison, compare
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.reports import comparison_page, write_comparison
 
 EMPTY_ELEMENTS = {"meta", "link", "img", "br", "hr"}

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from scipy import integrate, optimize, special, stats
 from torch import Tensor
 
+from priory.core.errors import InputError
 from priory.density import Density
-from priory.errors import InputError
 from priory.testing import Coin, GaussianMean, LinearRegression, NormalGamma, NormalGammaPosterior, exact
 
 COIN = Coin(heads=17, tails=13, a=5, b=3)

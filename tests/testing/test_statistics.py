@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.testing import assert_covariance_close, assert_mean_close, assert_uniform_ranks, false_alarm
 from priory.testing.statistics import _as_normal, _chi_square, _kolmogorov, _skewness
 

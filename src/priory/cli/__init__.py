@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from priory.errors import MissingExtra, extra
+from priory.core.errors import MissingExtra, extra
 
 __all__ = ["main"]
 

@@ -21,7 +21,7 @@ import priory
 from priory import methods
 from priory.cli.tables import SHIPPED, Table, read_table
 from priory.comparison import TITLES, Comparison, Units, compare, counted, split_rows
-from priory.errors import InputError, MissingExtra, extra, require, whole
+from priory.core.errors import InputError, MissingExtra, extra, require, whole
 from priory.methods.ascent import Ascent
 from priory.priors.base import FLAT
 from priory.priors.rules import RULES

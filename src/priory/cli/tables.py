@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from priory.comparison import counted
-from priory.errors import InputError, extra, require
+from priory.core.errors import InputError, extra, require
 
 SHIPPED = ("diabetes", "breast_cancer", "wine", "iris", "digits")
 MOST_CLASSES = 10  # whole numbers with more values than this are read as amounts

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from priory.errors import InputError, require, whole
+from priory.core.errors import InputError, require, whole
 from priory.model import Model
 from priory.network import MEMORY_LIMIT
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from priory.core.data import Batch, Data
     from priory.curvature.taps import Rows
-    from priory.data import Batch, Data
     from priory.density import Density
     from priory.target import Target
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from priory.core.errors import InputError
 from priory.curvature.base import Curvature, Gaussian, Kind, Selection
 from priory.curvature.taps import rooted
-from priory.errors import InputError
 from priory.network import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from priory.core.data import Data
     from priory.curvature.taps import Rows
-    from priory.data import Data
     from priory.target import Target
 
 

@@ -33,16 +33,16 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
+from priory.core.errors import InputError, require, whole
 from priory.curvature.taps import rows
-from priory.errors import InputError, require, whole
 from priory.likelihoods import Gaussian as GaussianNoise
 from priory.likelihoods.scale import LocationScale
 from priory.model import Model
 from priory.priors.hierarchical import Hierarchical, precision_name
 
 if TYPE_CHECKING:
+    from priory.core.data import Data
     from priory.curvature.base import Curvature, Gaussian, Kind, Selection
-    from priory.data import Data
     from priory.target import Target
 
 By = Literal["scalar", "layer", "parameter"]

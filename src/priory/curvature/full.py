@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from priory.core.errors import InputError, warn
 from priory.curvature.base import Curvature, Gaussian, Kind, Selection, check_curvature, check_kind
 from priory.curvature.products import product
 from priory.curvature.taps import Tapped, rooted
-from priory.errors import InputError, warn
 from priory.network import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from priory.core.data import Data
     from priory.curvature.taps import Rows
-    from priory.data import Data
     from priory.target import Target
 
 JITTERS = (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-9, 1e-8)  # of the mean of the diagonal

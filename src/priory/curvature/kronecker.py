@@ -32,17 +32,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from priory.core.errors import InputError, require
 from priory.curvature.base import Curvature, Gaussian, Kind, Selection
 from priory.curvature.taps import Looked, Place, Plain, Tapped, rooted
-from priory.errors import InputError, require
 from priory.model import Model
 from priory.network import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from priory.core.data import Data
     from priory.curvature.taps import Part, Rows
-    from priory.data import Data
     from priory.target import Target
 
 Sharing = Literal["expand", "reduce"]

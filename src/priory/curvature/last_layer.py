@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from priory.core.errors import InputError, require
 from priory.curvature.base import last_layer
-from priory.errors import InputError, require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
     from priory.likelihoods import Likelihood
     from priory.model import Model
 

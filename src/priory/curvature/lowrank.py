@@ -24,19 +24,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from priory.core.errors import InputError, require, whole
+from priory.core.streams import stream
 from priory.curvature.base import Curvature, Gaussian, Kind, Selection, check_curvature, check_kind
 from priory.curvature.diagonal import Diagonal
 from priory.curvature.full import Full, indefinite
 from priory.curvature.products import product
-from priory.errors import InputError, require, whole
 from priory.network import MEMORY_LIMIT
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from priory.core.data import Data
     from priory.curvature.taps import Rows
-    from priory.data import Data
     from priory.target import Target
 
 RANK = 64

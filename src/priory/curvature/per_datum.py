@@ -21,8 +21,8 @@ from priory.network import checked
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from priory.core.data import Batch
     from priory.curvature.base import Selection
-    from priory.data import Batch
     from priory.network import Network
     from priory.target import Target
 

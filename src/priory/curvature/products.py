@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from priory.core.errors import require
 from priory.curvature.base import BLOCK, Kind, Roots, Selection, check_kind, select
 from priory.curvature.per_datum import parameters, twice_differentiable
-from priory.errors import require
 from priory.model import Model
 from priory.network import MEMORY_LIMIT, checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
     from priory.target import Target
 
 GRAPH = 8  # numbers held for each activation by a graph that is differentiated again

@@ -31,18 +31,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.functional import pad
 
+from priory.core.errors import require
+from priory.core.streams import stream
 from priory.curvature.base import BLOCK, Roots, check_kind
 from priory.curvature.per_datum import gradients, places_within
-from priory.errors import require
 from priory.model import Model
 from priory.network import MEMORY_LIMIT
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from priory.core.data import Batch, Data
     from priory.curvature.base import Kind, Selection
-    from priory.data import Batch, Data
     from priory.network import Network
     from priory.target import Target
 

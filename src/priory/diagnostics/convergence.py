@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from priory.errors import require, whole
+from priory.core.errors import require, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

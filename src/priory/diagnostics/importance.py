@@ -20,7 +20,7 @@ import math
 import torch
 from torch import Tensor
 
-from priory.errors import require, whole
+from priory.core.errors import require, whole
 
 FEWEST = 5  # weights in the tail that a fit needs
 PRIOR_DRAWS, PRIOR_K = 10, 0.5

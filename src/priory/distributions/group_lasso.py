@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Gamma, constraints
 
+from priory.core.errors import require, whole
 from priory.distributions.base import Parametrised
-from priory.errors import require, whole
 
 
 class GroupLasso(Parametrised):

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
+from priory.core.errors import require
 from priory.distributions.base import Parametrised
-from priory.errors import require
 
 
 class SpikeAndSlab(Parametrised):

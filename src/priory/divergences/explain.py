@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch.distributions import Distribution, Independent, Normal
 
+from priory.core.errors import require
 from priory.divergences.result import check_batches
-from priory.errors import require
 
 
 @dataclass(frozen=True)

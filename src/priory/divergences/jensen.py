@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributions import Distribution
 
+from priory.core.errors import require
 from priory.divergences.densities import dtype_of, log_density
 from priory.divergences.kullback_leibler import relative_entropy
 from priory.divergences.monte_carlo import draws, mean_and_error, with_score
@@ -19,7 +20,6 @@ from priory.divergences.quadrature import integrate, over_a_line
 from priory.divergences.ratios import check_weight
 from priory.divergences.result import KINDS, SAMPLES, Divergence, check_pair
 from priory.divergences.sums import over_labels
-from priory.errors import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable

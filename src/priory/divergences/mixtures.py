@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, MixtureSameFamily, MultivariateNormal, Normal, kl_divergence
 
+from priory.core.errors import require
 from priory.divergences.norms import is_gaussian
 from priory.divergences.result import check_pair
-from priory.errors import require
 
 SWEEPS = 200
 

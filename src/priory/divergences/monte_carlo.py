@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from priory.data import swapped
-from priory.streams import stream
+from priory.core.data import swapped
+from priory.core.streams import stream
 
 if TYPE_CHECKING:
     from torch.distributions import Distribution

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from priory.errors import require
+from priory.core.errors import require
 
 if TYPE_CHECKING:
     from typing import Any

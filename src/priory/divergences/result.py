@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
-from priory.errors import require, whole
+from priory.core.errors import require, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

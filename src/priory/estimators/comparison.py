@@ -23,22 +23,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from priory.data import Data
-from priory.errors import InputError, require, whole
+from priory.core.data import Data
+from priory.core.errors import InputError, require, whole
+from priory.core.streams import stream
 from priory.estimators.evidence_bound import assemble
 from priory.estimators.gradients import ESTIMATORS, LAYERS, SCORES, estimate
 from priory.estimators.importance import importance_weighted
 from priory.estimators.layers import LayerNoise
 from priory.families import Diagonal, Factorised, Form
 from priory.model import Model
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from matplotlib.axes import Axes
 
-    from priory.data import Batch
+    from priory.core.data import Batch
     from priory.density import Density
     from priory.families import Family
     from priory.posteriors import Variational

@@ -19,7 +19,7 @@ from priory.estimators.expected import GAUSSIAN, expected
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from priory.data import Batch
+    from priory.core.data import Batch
     from priory.families import Diagonal
     from priory.target import Target
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Laplace
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.families.diagonal import LOG_2_PI_E
 from priory.model import Model
 from priory.penalties.densities import Elastic
@@ -28,8 +28,8 @@ from priory.penalties.on_q import OnQ
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from priory.core.flat import Block
     from priory.estimators.gradients import Estimate
-    from priory.flat import Block
     from priory.target import Target
 
 

@@ -25,14 +25,14 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from priory.errors import InputError, require
+from priory.core.errors import InputError, require
 from priory.estimators.evidence_bound import Elbo, assemble
 from priory.families import Diagonal, Factorised, FullRank, LowRank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from priory.data import Batch
+    from priory.core.data import Batch
     from priory.families import Family
     from priory.target import Target
 

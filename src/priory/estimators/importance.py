@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from priory.errors import InputError, require
+from priory.core.errors import InputError, require
 from priory.estimators.gradients import Estimate, at_draws, whole
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from priory.data import Batch
+    from priory.core.data import Batch
     from priory.families import Family
     from priory.target import Target
 

@@ -35,12 +35,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from priory.errors import InputError, require
+from priory.core.errors import InputError, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from priory.data import Batch
+    from priory.core.data import Batch
     from priory.model import Model
     from priory.network import Network
 

@@ -23,7 +23,7 @@ from priory.estimators.layers import LayerNoise
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from priory.data import Batch
+    from priory.core.data import Batch
     from priory.estimators.layers import Layer
     from priory.masks import Units
     from priory.model import Model

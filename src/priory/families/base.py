@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from priory.errors import require, whole
+from priory.core.errors import require, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Self
 
+    from priory.core.flat import Layout
     from priory.density import DensityPrior
-    from priory.flat import Layout
     from priory.priors import Prior
 
 FORMS: dict[str, type[Form]] = {}  # by the name that a file has for each

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from priory.core.streams import stream
 from priory.families.base import Family, Form, normal_noise
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from torch import Tensor

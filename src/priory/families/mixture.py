@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.families.base import Family, Form
 from priory.families.diagonal import DiagonalForm
 from priory.families.full_rank import FullRankForm

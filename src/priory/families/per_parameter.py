@@ -22,11 +22,11 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution, constraints
 
 from priory.constraints import Bijector, bijector
-from priory.data import swapped
-from priory.errors import InputError, require
+from priory.core.data import swapped
+from priory.core.errors import InputError, require
+from priory.core.flat import Block, Layout
+from priory.core.streams import stream
 from priory.families.base import Family, Form
-from priory.flat import Block, Layout
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,7 +136,7 @@ class PerParameter(Family):
 class PerParameterForm(Form):
     """theta = [the arguments of each parameter's distribution]; `classes` maps names to those in torch.distributions.
 
-    >>> from priory.flat import Param
+    >>> from priory.core.flat import Param
     >>> layout = Layout({"p": Param((), constraints.unit_interval), "m": Param((3,))})
     >>> PerParameterForm({"p": "Beta"}, layout).length
     8

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.families import Diagonal
 from priory.integrations.outside import Outside
 from priory.optim import VariationalOnlineNewton

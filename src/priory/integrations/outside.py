@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from priory.data import Data
-from priory.errors import InputError, require
+from priory.core.data import Data
+from priory.core.errors import InputError, require
 from priory.loop import make_target
 from priory.methods.held_out import HELD_ROWS, learns, settled
 from priory.model import Model

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from priory.errors import InputError, require, whole
+from priory.core.errors import InputError, require, whole
 from priory.integrations.outside import Outside
 from priory.methods.optimise import Adam
 from priory.methods.swag import SWAG, State, take

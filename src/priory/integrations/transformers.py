@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from priory.errors import MissingExtra, extra
+from priory.core.errors import MissingExtra, extra
 from priory.integrations.snapshots import Snapshots
 
 try:

@@ -32,11 +32,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from priory.data import DEFAULT_BATCH, Batch, Data, as_batch
+from priory.core.data import DEFAULT_BATCH, Batch, Data, as_batch
+from priory.core.errors import InputError, require, warn, whole
+from priory.core.flat import Param
+from priory.core.streams import stream
 from priory.density import Density
-from priory.errors import InputError, require, warn, whole
-from priory.flat import Param
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -33,8 +33,8 @@ from torch import Tensor
 from torch.distributions import constraints as torch_constraints
 
 from priory import constraints
-from priory.errors import require
-from priory.flat import Param
+from priory.core.errors import require
+from priory.core.flat import Param
 from priory.latent.base import Expectation, Generated, Rows, Theta
 from priory.latent.conjugate import (
     LOG_TAU,
@@ -72,7 +72,7 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
     >>> BayesianGaussianMixture(3, strength=-1)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'strength' of BayesianGaussianMixture must be a positive number. Got -1 instead.
+    priory.InputError: The 'strength' of BayesianGaussianMixture must be a positive number. Got -1 instead.
     """
 
     def __init__(

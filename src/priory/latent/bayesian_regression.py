@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.distributions import constraints as torch_constraints
 
 from priory import constraints
-from priory.errors import InputError, require
-from priory.flat import Param
+from priory.core.errors import InputError, require
+from priory.core.flat import Param
 from priory.latent.base import Expectation, Generated, Rows, Theta
 from priory.latent.conjugate import LOG_TAU, Conjugate, Phi, gammas, kl_gamma, log_det, normals, positive
 
@@ -42,7 +42,7 @@ class BayesianRegression(Conjugate):
     >>> BayesianRegression(shape=0.0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'shape' of BayesianRegression must be a positive number. Got 0.0 instead.
+    priory.InputError: The 'shape' of BayesianRegression must be a positive number. Got 0.0 instead.
     """
 
     parts: ClassVar[tuple[str, ...]] = ("x", "y")

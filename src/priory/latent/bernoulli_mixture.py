@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.errors import require
-from priory.flat import Param
+from priory.core.errors import require
+from priory.core.flat import Param
 from priory.latent.base import Rows, Theta
 from priory.latent.columns import ColumnMixture
 
@@ -27,7 +27,7 @@ class BernoulliMixture(ColumnMixture):
     >>> BernoulliMixture(0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'k' of BernoulliMixture must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'k' of BernoulliMixture must be a whole number from 1. Got 0 instead.
     """
 
     parameter: ClassVar[str] = "probs"

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.latent.base import Rows, Theta
 from priory.latent.mixture import Mixture
 
 if TYPE_CHECKING:
-    from priory.flat import Param
+    from priory.core.flat import Param
 
 
 class ColumnMixture(Mixture):

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
+from priory.core.errors import InputError, require
+from priory.core.flat import Layout, Param
 from priory.density import DensityPrior
-from priory.errors import InputError, require
-from priory.flat import Layout, Param
 from priory.latent.base import Expectation, Generated, Latent, Rows, Theta
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints as torch_constraints
 
-from priory.errors import InputError, require, whole
-from priory.flat import Param
+from priory.core.errors import InputError, require, whole
+from priory.core.flat import Param
 from priory.latent.base import Rows
 from priory.latent.bayesian_mixture import BayesianGaussianMixture
 from priory.latent.conjugate import Phi, gammas, kl_dirichlet, log_beta, log_dirichlet
@@ -36,7 +36,7 @@ class DirichletProcessMixture(BayesianGaussianMixture):
     >>> DirichletProcessMixture(1)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'k' of DirichletProcessMixture must be a whole number from 2. Got 1 instead.
+    priory.InputError: The 'k' of DirichletProcessMixture must be a whole number from 2. Got 1 instead.
     """
 
     def __init__(

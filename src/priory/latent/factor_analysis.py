@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.errors import require, whole
-from priory.flat import Param
+from priory.core.errors import require, whole
+from priory.core.flat import Param
 from priory.latent.base import Expectation, Generated, Latent, Rows, Theta, warn_of_silent
 from priory.latent.frames import frame
 from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, conditional, patterns
@@ -37,7 +37,7 @@ class FactorAnalysis(Latent):
     >>> FactorAnalysis(0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'k' of FactorAnalysis must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'k' of FactorAnalysis must be a whole number from 1. Got 0 instead.
     """
 
     missing: ClassVar[bool] = True

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.errors import require, whole
-from priory.flat import Param
+from priory.core.errors import require, whole
+from priory.core.flat import Param
 from priory.latent.base import Expectation, Rows, Theta
 from priory.latent.factor_analysis import principal, residuals
 from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, GaussianMixture, conditional, matrices, patterns
@@ -42,7 +42,7 @@ class FactorAnalysisMixture(GaussianMixture):
     >>> FactorAnalysisMixture(2, factors=0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'factors' of FactorAnalysisMixture must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'factors' of FactorAnalysisMixture must be a whole number from 1. Got 0 instead.
     """
 
     def __init__(self, k: int, factors: int, floor: float = 1e-6, given: str | Sequence[str] = ()) -> None:

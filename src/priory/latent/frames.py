@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from priory.errors import require
+from priory.core.errors import require
 
 STILL = 1e-12  # of a column's size: one that spreads by less doesn't vary
 ROOM = 1e4  # between the least square that is a number and the least variance that a model may need

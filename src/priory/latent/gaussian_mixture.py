@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.distributions import constraints as torch_constraints
 
 from priory import constraints
-from priory.errors import require
-from priory.flat import Param
+from priory.core.errors import require
+from priory.core.flat import Param
 from priory.latent.base import Expectation, Rows, Theta
 from priory.latent.frames import frame
 from priory.latent.mixture import Mixture, assigned, log_weights
@@ -48,7 +48,7 @@ class GaussianMixture(Mixture):
     >>> GaussianMixture(2, covariance="round")
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'covariance' of GaussianMixture must be one of full, tied, diagonal, spherical. Got \
+    priory.InputError: The 'covariance' of GaussianMixture must be one of full, tied, diagonal, spherical. Got \
 'round' instead.
     """
 

@@ -35,8 +35,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.errors import InputError, require, warn, whole
-from priory.flat import Param
+from priory.core.errors import InputError, require, warn, whole
+from priory.core.flat import Param
 from priory.latent.base import Expectation, Generated, Rows, Theta, warn_of_silent
 from priory.latent.gaussian_mixture import GaussianMixture, filled_sums
 from priory.latent.mixture import EMPTY, Mixture, check_known, named_parts, restricted
@@ -68,7 +68,7 @@ class HiddenMarkov(SequenceModel):
     >>> HiddenMarkov(2, emissions="normal")
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'emissions' of HiddenMarkov must be one of gaussian, categorical, poisson. Got \
+    priory.InputError: The 'emissions' of HiddenMarkov must be one of gaussian, categorical, poisson. Got \
 'normal' instead.
     """
 

@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.distributions import constraints as torch_constraints
 
 from priory import constraints
-from priory.errors import require, whole
-from priory.flat import Param
+from priory.core.errors import require, whole
+from priory.core.flat import Param
 from priory.latent.base import Expectation, Generated, Rows, Theta, warn_of_silent
 from priory.latent.frames import frame
 from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, raised
@@ -48,7 +48,7 @@ class LinearGaussian(SequenceModel):
     >>> LinearGaussian(0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'k' of LinearGaussian must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'k' of LinearGaussian must be a whole number from 1. Got 0 instead.
     """
 
     def __init__(self, k: int, floor: float = 1e-6, given: str | Sequence[str] = ()) -> None:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.errors import InputError, require, warn, whole
-from priory.flat import Param
+from priory.core.errors import InputError, require, warn, whole
+from priory.core.flat import Param
 from priory.latent.base import Expectation, Generated, Latent, Rows, Theta, warn_of_silent
 from priory.latent.starts import clusters
 

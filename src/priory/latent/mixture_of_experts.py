@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from priory.errors import InputError, require, whole
-from priory.flat import Param
+from priory.core.errors import InputError, require, whole
+from priory.core.flat import Param
 from priory.latent.base import Expectation, Latent, Rows, Theta
 from priory.latent.gaussian_mixture import columns
 from priory.latent.mixture import EMPTY, assigned, restricted
@@ -50,7 +50,7 @@ class MixtureOfExperts(Latent):
     >>> MixtureOfExperts(2, gate="linear")
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'gate' of MixtureOfExperts must be a torch.nn.Module, or None. Got 'linear' instead.
+    priory.InputError: The 'gate' of MixtureOfExperts must be a torch.nn.Module, or None. Got 'linear' instead.
     """
 
     parts: ClassVar[tuple[str, ...]] = ("x", "y")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.errors import InputError, require
-from priory.flat import Param
+from priory.core.errors import InputError, require
+from priory.core.flat import Param
 from priory.latent.base import Rows, Theta
 from priory.latent.mixture import Mixture
 
@@ -27,7 +27,7 @@ class MultinomialMixture(Mixture):
     >>> MultinomialMixture(2, given="prior")
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'given' of MultinomialMixture must be 'weights', 'z' or both. Got 'prior' instead.
+    priory.InputError: The 'given' of MultinomialMixture must be 'weights', 'z' or both. Got 'prior' instead.
     """
 
     soft: ClassVar[float] = 0.1

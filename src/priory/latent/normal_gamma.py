@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.errors import require
-from priory.flat import Param
+from priory.core.errors import require
+from priory.core.flat import Param
 from priory.latent.base import Expectation, Generated, Rows, Theta
 from priory.latent.conjugate import LOG_TAU, Conjugate, Phi, gammas, normals, positive
 
@@ -38,7 +38,7 @@ class NormalGamma(Conjugate):
     >>> NormalGamma(rate=0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'rate' of NormalGamma must be a positive number. Got 0 instead.
+    priory.InputError: The 'rate' of NormalGamma must be a positive number. Got 0 instead.
     """
 
     starts: ClassVar[tuple[str, ...]] = ("prior", "random")

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.errors import require
-from priory.flat import Param
+from priory.core.errors import require
+from priory.core.flat import Param
 from priory.latent.base import Rows, Theta
 from priory.latent.columns import ColumnMixture, flat
 
@@ -30,7 +30,7 @@ class PoissonMixture(ColumnMixture):
     >>> PoissonMixture("two")
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'k' of PoissonMixture must be a whole number from 1. Got 'two' instead.
+    priory.InputError: The 'k' of PoissonMixture must be a whole number from 1. Got 'two' instead.
     """
 
     parameter: ClassVar[str] = "rates"

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.errors import require
-from priory.flat import Param
+from priory.core.errors import require
+from priory.core.flat import Param
 from priory.latent.base import Rows, Theta
 from priory.latent.frames import frame
 from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, SHARP, columns, matrices, pairs
@@ -32,7 +32,7 @@ class RegressionMixture(Mixture):
     >>> RegressionMixture(2, floor=0.0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'floor' of RegressionMixture must lie between 0 and 1. Got 0.0 instead.
+    priory.InputError: The 'floor' of RegressionMixture must lie between 0 and 1. Got 0.0 instead.
     """
 
     parts: ClassVar[tuple[str, ...]] = ("x", "y")

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from priory.data import Data, tensor_of
-from priory.errors import require
+from priory.core.data import Data, tensor_of
+from priory.core.errors import require
 from priory.latent.base import Latent, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from priory.data import Batch
+    from priory.core.data import Batch
 
 
 STEPS = 1 << 18  # of all sequences of a block together, about

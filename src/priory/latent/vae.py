@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from priory.errors import InputError, require, whole
-from priory.flat import Param
+from priory.core.errors import InputError, require, whole
+from priory.core.flat import Param
+from priory.core.streams import stream
 from priory.latent.base import Expectation, Generated, Latent, Rows, Theta
 from priory.likelihoods import Gaussian
 from priory.likelihoods.base import Likelihood
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +47,7 @@ class VAE(Latent):
     >>> VAE(nn.Linear(3, 4), nn.Linear(2, 3), latent=0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'latent' of VAE must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'latent' of VAE must be a whole number from 1. Got 0 instead.
     """
 
     exact: bool = False

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from priory.errors import InputError
+from priory.core.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
     from torch.distributions import Distribution
 
-    from priory.flat import Param
+    from priory.core.flat import Param
 
 
 @dataclass(frozen=True)

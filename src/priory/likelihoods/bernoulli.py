@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn.functional import logsigmoid
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.likelihoods.base import Likelihood, as_float, diagonal_roots, per_datum, squeeze_last
 
 if TYPE_CHECKING:

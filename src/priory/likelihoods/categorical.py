@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn.functional import cross_entropy, log_softmax
 
-from priory.errors import InputError, require
+from priory.core.errors import InputError, require
 from priory.likelihoods.base import Likelihood, per_datum, shaped
 
 if TYPE_CHECKING:

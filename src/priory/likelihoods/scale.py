@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributions import LogNormal, constraints
 from torch.nn.functional import softplus
 
-from priory.errors import InputError, require
-from priory.flat import Param
+from priory.core.errors import InputError, require
+from priory.core.flat import Param
 from priory.likelihoods.base import Declared, Likelihood, as_float, diagonal_roots, lift, squeeze_last
 
 if TYPE_CHECKING:

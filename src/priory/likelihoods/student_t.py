@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.likelihoods.base import per_datum
 from priory.likelihoods.scale import LocationScale
 
@@ -25,7 +25,7 @@ class StudentT(LocationScale):
     >>> StudentT(0.0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'df' of StudentT must be a positive number. Got 0.0 instead.
+    priory.InputError: The 'df' of StudentT must be a positive number. Got 0.0 instead.
     """
 
     def __init__(

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from priory.errors import require, whole
+from priory.core.errors import require, whole
 from priory.latent.vae import VAE
 from priory.methods.base import Info, Options, Plan
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.posteriors.amortised import AmortisedPosterior
 
 if TYPE_CHECKING:
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
     from priory.posteriors import Posterior
     from priory.target import Target
 
@@ -47,7 +47,7 @@ class AmortisedEM(Options):
     >>> AmortisedEM(bound="evidence")
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'bound' of AmortisedEM must be 'elbo' or 'iwae'. Got 'evidence' instead.
+    priory.InputError: The 'bound' of AmortisedEM must be 'elbo' or 'iwae'. Got 'evidence' instead.
     """
 
     bound: Literal["elbo", "iwae"] = "elbo"

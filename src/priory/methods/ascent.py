@@ -29,15 +29,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from priory.data import Data
-from priory.errors import DivergedError, require, warn, whole
+from priory.core.data import Data
+from priory.core.errors import DivergedError, require, warn, whole
 from priory.latent.base import Latent, Theta, climbed, expect, some
 from priory.methods.base import Info, Options, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from priory.data import Batch
+    from priory.core.data import Batch
     from priory.latent.base import Expectation
     from priory.posteriors import Posterior
     from priory.target import Target

@@ -15,15 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
-from priory.errors import InputError
+from priory.core.errors import InputError
+from priory.core.streams import stream
 from priory.model import Model
-from priory.streams import stream
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from priory.data import Data
+    from priory.core.data import Data
     from priory.posteriors import Posterior
     from priory.target import Target
 

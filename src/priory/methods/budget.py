@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from priory.core.errors import InputError
 from priory.curvature import Selection, select
 from priory.curvature.lowrank import EXTRA, RANK
-from priory.errors import InputError
 from priory.model import Model
 from priory.network import tensors
 
 if TYPE_CHECKING:
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
     from priory.density import Density
 
 DENSE = 1024  # coordinates of a layer without a Kronecker rule whose block is kept whole

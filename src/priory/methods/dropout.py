@@ -32,9 +32,10 @@ from torch import Tensor
 from torch.distributions import Normal
 from torch.nn.functional import softplus
 
+from priory.core.errors import InputError, require, warn, whole
+from priory.core.streams import stream
 from priory.distributions import LogUniform
 from priory.divergences import kl
-from priory.errors import InputError, require, warn, whole
 from priory.estimators.row_masks import RowMasks
 from priory.masks import Units, by_layer, drop_rate
 from priory.methods.base import Info, Options, Plan
@@ -44,7 +45,6 @@ from priory.model import Model
 from priory.own_dropout import Quiet, in_network
 from priory.posteriors import Masked, Posterior
 from priory.posteriors.masked import factors
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
     from priory.target import Target
 
 RELAXED = 0.1  # the temperature of a relaxed mask, as in the paper
@@ -87,7 +87,7 @@ class Dropout(Options):
     >>> Dropout(rate=1.5)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'rate' of Dropout must lie between 0 and 1. Got 1.5 instead.
+    priory.InputError: The 'rate' of Dropout must lie between 0 and 1. Got 1.5 instead.
     """
 
     rate: float | str | tuple[float, ...] | None = None

@@ -25,7 +25,7 @@ there only the prior is moved. A noise that is learnt is that of the members' me
 misses by has the noise in it that was added to its targets, and a scale set by it would feed itself. So would one that
 the network gives, which is refused.
 
-With a process group of `torch.distributed` each process trains its share of the members (see `priory.distributed`).
+With a process group of `torch.distributed` each process trains its share of the members (see `priory.core.distributed`).
 Cost of a step: one step of the method for all members together, or one for each; memory grows with M P.
 """
 
@@ -39,8 +39,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from priory.distributed import rank, world
-from priory.errors import InputError, require, whole
+from priory.core.distributed import rank, world
+from priory.core.errors import InputError, require, whole
 from priory.likelihoods import Gaussian
 from priory.methods.base import After, Info, Method, Options, Plan
 from priory.methods.map import MAP
@@ -52,7 +52,7 @@ from priory.target import Target
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Ensemble(Options):
     >>> Ensemble(MAP(), size=0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'size' of Ensemble must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'size' of Ensemble must be a whole number from 1. Got 0 instead.
     """
 
     method: Any = None

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from priory.errors import require, whole
+from priory.core.errors import require, whole
 from priory.families.flow import FlowForm
 from priory.methods.variational import VariationalMethod
 
@@ -28,7 +28,7 @@ class Flow(VariationalMethod):
     >>> Flow(layers=0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'layers' of Flow must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'layers' of Flow must be a whole number from 1. Got 0 instead.
     """
 
     layers: int = 6

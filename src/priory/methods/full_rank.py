@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.families.full_rank import FullRank as Gaussian
 from priory.families.full_rank import FullRankForm
 from priory.methods.base import Info
@@ -32,7 +32,7 @@ from priory.methods.variational import VariationalMethod, moved_average, told
 from priory.posteriors.variational import Variational
 
 if TYPE_CHECKING:
-    from priory.data import Batch
+    from priory.core.data import Batch
     from priory.methods.base import Plan
     from priory.posteriors import Posterior
     from priory.target import Target
@@ -63,7 +63,7 @@ class FullRank(VariationalMethod):
     >>> FullRank(samples=1, estimator="vargrad")
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'samples' of FullRank must be at least 2 for vargrad. Got 1 instead.
+    priory.InputError: The 'samples' of FullRank must be at least 2 for vargrad. Got 1 instead.
     """
 
     samples: int = 16

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
     from priory.model import Model
     from priory.target import Target
 

@@ -25,13 +25,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 
+from priory.core.data import Data
+from priory.core.errors import InputError, require, warn, whole
+from priory.core.streams import stream
 from priory.curvature import KINDS, STRUCTURES, Curvature, Gaussian, Selection, select
 from priory.curvature.diagonal import Diagonal
 from priory.curvature.evidence import log_evidence, prior_bend, prior_precision, scaled, tune, weights
 from priory.curvature.full import Full
-from priory.data import Data
 from priory.density import Density
-from priory.errors import InputError, require, warn, whole
 from priory.methods.base import Info, Method, Options, Plan, centre_of, factors_of
 from priory.methods.budget import Budget, budget
 from priory.methods.map import MAP
@@ -40,14 +41,13 @@ from priory.network import MEMORY_LIMIT
 from priory.penalties.proximal import corners
 from priory.posteriors import Posterior
 from priory.posteriors.laplace import LaplacePosterior
-from priory.streams import stream
 from priory.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from priory.data import Batch
-    from priory.flat import Block
+    from priory.core.data import Batch
+    from priory.core.flat import Block
 
 
 LIMIT = 4 << 30  # bytes that a curvature may take
@@ -68,7 +68,7 @@ class Subnetwork:
     >>> Subnetwork(0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'size' of Subnetwork must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'size' of Subnetwork must be a whole number from 1. Got 0 instead.
     """
 
     size: int
@@ -137,7 +137,7 @@ class Laplace(Options):
     >>> Laplace(structure="round")
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'structure' of Laplace must be among diag, full, kron, lowrank. Got 'round' instead.
+    priory.InputError: The 'structure' of Laplace must be among diag, full, kron, lowrank. Got 'round' instead.
     """
 
     structure: str | None = None

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from priory.core.data import Data
+from priory.core.errors import InputError, require
 from priory.curvature import select
 from priory.curvature.evidence import scaled, tune
 from priory.curvature.full import Full
 from priory.curvature.last_layer import Belief, Layer, newton
-from priory.data import Data
-from priory.errors import InputError, require
 from priory.methods.base import Info, Options, Plan, centre_of, factors_of
 from priory.methods.held_out import learns
 from priory.methods.map import MAP

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from priory.errors import require, whole
+from priory.core.errors import require, whole
 from priory.families.low_rank import LowRankForm
 from priory.methods.variational import VariationalMethod
 
@@ -26,7 +26,7 @@ class LowRank(VariationalMethod):
     >>> LowRank(rank=0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'rank' of LowRank must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'rank' of LowRank must be a whole number from 1. Got 0 instead.
     """
 
     rank: int = 5

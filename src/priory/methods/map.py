@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from priory.core.errors import InputError, require, whole
 from priory.curvature import STRUCTURES, select
 from priory.curvature.evidence import scaled, tune
-from priory.errors import InputError, require, whole
 from priory.methods.base import Info, Options, Plan
 from priory.methods.held_out import HELD_ROWS, fraction_held, learns, settled_at, settles
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
     from priory.target import Target
 
 BURN_IN = 0.1  # of the steps, before the evidence is first asked: weights that fit nothing say nothing of a prior
@@ -77,7 +77,7 @@ class MAP(Options):
     >>> MAP(learning_rate=0.0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'learning_rate' of MAP must be a positive number. Got 0.0 instead.
+    priory.InputError: The 'learning_rate' of MAP must be a positive number. Got 0.0 instead.
     """
 
     learning_rate: float = 1e-2

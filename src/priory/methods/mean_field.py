@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from priory.errors import InputError, PrioryWarning, require
+from priory.core.errors import InputError, PrioryWarning, require
 from priory.estimators.expected import GAUSSIAN, Expected, check, expected
 from priory.estimators.gradients import LAYERS
 from priory.estimators.layers import LayerNoise
@@ -42,7 +42,7 @@ from priory.model import Model
 from priory.posteriors import DiagonalGaussian, Posterior, Variational
 
 if TYPE_CHECKING:
-    from priory.data import Batch
+    from priory.core.data import Batch
     from priory.estimators.gradients import Estimate
     from priory.families import Form
     from priory.methods.base import Plan
@@ -92,7 +92,7 @@ class MeanField(VariationalMethod):
     >>> MeanField(samples=0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'samples' of MeanField must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'samples' of MeanField must be a whole number from 1. Got 0 instead.
     """
 
     family: Any = "gaussian"

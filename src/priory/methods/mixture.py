@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from priory.errors import require, whole
+from priory.core.errors import require, whole
 from priory.families.mixture import MixtureForm
 from priory.methods.variational import VariationalMethod
 
@@ -29,7 +29,7 @@ class MixtureOfGaussians(VariationalMethod):
     >>> MixtureOfGaussians(components=0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'components' of MixtureOfGaussians must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'components' of MixtureOfGaussians must be a whole number from 1. Got 0 instead.
     """
 
     components: int = 2

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from priory.errors import require, whole
+from priory.core.errors import require, whole
 from priory.families import Diagonal, FullRank, FullRankForm
 from priory.methods.base import Info, Options, Plan
 from priory.methods.optimise import check_rate, default_steps, rates
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
     from priory.posteriors import Posterior
     from priory.target import Target
 
@@ -92,7 +92,7 @@ class NaturalGradient(Options):
     >>> NaturalGradient(momentum=1)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'momentum' of NaturalGradient must be a number from 0 to below 1. Got 1 instead.
+    priory.InputError: The 'momentum' of NaturalGradient must be a number from 0 to below 1. Got 1 instead.
     """
 
     covariance: str = "diagonal"

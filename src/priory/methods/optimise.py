@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from priory.errors import InputError, require
+from priory.core.errors import InputError, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable

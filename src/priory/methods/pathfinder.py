@@ -29,20 +29,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from priory.core.errors import DivergedError, require, warn, whole
+from priory.core.streams import stream
 from priory.diagnostics.importance import importance_resample, k_hat, psis
-from priory.errors import DivergedError, require, warn, whole
 from priory.estimators.evidence_bound import assemble
 from priory.methods.base import Info, Options, Plan
 from priory.methods.flatness import DRAWS, flat_place, name_of
 from priory.model import Model
 from priory.posteriors import Evidence, Posterior
 from priory.posteriors.draws import Draws
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from priory.data import Data
+    from priory.core.data import Data
     from priory.target import Target
 
     Joint = Callable[[Tensor], tuple[Tensor, Tensor]]  # log p and its gradient, (*B, P) -> (*B,), (*B, P)
@@ -128,7 +128,7 @@ class Pathfinder(Options):
     >>> Pathfinder(paths=0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'paths' of Pathfinder must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'paths' of Pathfinder must be a whole number from 1. Got 0 instead.
     """
 
     paths: int = 8

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from priory.core.errors import require, whole
 from priory.curvature.evidence import scaled
-from priory.errors import require, whole
 from priory.families.low_rank import LowRankForm
 from priory.methods.base import Info, Options, Plan, factors_of
 from priory.methods.map import MAP
@@ -33,7 +33,7 @@ from priory.posteriors import Posterior, Variational
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
     from priory.target import Target
 
 LEAST_VARIANCE = 1e-30  # of a coordinate that never moves, as a learnt noise: the paper's own floor
@@ -65,7 +65,7 @@ class SWAG(Options):
     >>> SWAG(rank=1)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'rank' of SWAG must be a whole number from 2. Got 1 instead.
+    priory.InputError: The 'rank' of SWAG must be a whole number from 2. Got 1 instead.
     """
 
     snapshots: int = 100

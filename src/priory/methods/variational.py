@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from priory.errors import require, warn, whole
+from priory.core.errors import require, warn, whole
+from priory.core.streams import stream
 from priory.estimators.evidence_bound import assemble
 from priory.estimators.gradients import LAYERS, PATHS, SCORES, Estimate, estimate
 from priory.estimators.importance import importance_weighted
@@ -23,7 +24,6 @@ from priory.methods.flatness import DRAWS, flat_place, name_of
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.model import Model
 from priory.posteriors.variational import Variational
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
     from priory.families import Form
     from priory.posteriors import Posterior
     from priory.target import Target

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.latent.conjugate import Conjugate, OverPhi
 from priory.methods.ascent import Ascent
 from priory.posteriors.conjugate import ConjugatePosterior
@@ -32,7 +32,7 @@ from priory.posteriors.conjugate import ConjugatePosterior
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
     from priory.latent.base import Latent, Theta
     from priory.methods.ascent import State
     from priory.methods.base import Info, Plan
@@ -51,7 +51,7 @@ class VariationalEM(Ascent):
     >>> VariationalEM(restarts=0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'restarts' of VariationalEM must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'restarts' of VariationalEM must be a whole number from 1. Got 0 instead.
     """
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:

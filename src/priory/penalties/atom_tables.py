@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.penalties.atoms import POINT, with_spike
 from priory.penalties.certificate import ENTROPY, certify, kind_of
 from priory.penalties.certificate import constant as in_words

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.penalties.certificate import ENTROPY, NONE, VALID, Certificate, certify, kind_of
 from priory.penalties.certificate import constant as in_words
 from priory.penalties.forward import coin_entropy

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from priory.errors import InputError, require
+from priory.core.errors import InputError, require
 from priory.penalties.places import places
 from priory.priors.rules import RULES, by_rule
 

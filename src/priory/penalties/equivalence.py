@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: F401 - for the doctest
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.penalties import atom_tables, atoms
 from priory.penalties.base import Regulariser
 from priory.penalties.families import FAMILIES, known_family

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from priory.errors import InputError, require, whole
+from priory.core.errors import InputError, require, whole
 from priory.penalties.base import Regulariser, positive, variance_rule
 from priory.penalties.norms import L2, NAMED
 from priory.penalties.places import places

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Gumbel, Laplace, Normal, Uniform
 
+from priory.core.errors import require
 from priory.distributions import Logistic
 from priory.divergences.quadrature import legendre
-from priory.errors import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, MixtureSameFamily, Normal, kl_divergence
 
+from priory.core.errors import require
 from priory.distributions import SpikeAndSlab
 from priory.divergences import kl
 from priory.divergences.densities import log_density
-from priory.errors import require
 from priory.penalties.base import Regulariser
 from priory.penalties.families import FAMILIES, LocationScale, known_family
 from priory.penalties.places import Place

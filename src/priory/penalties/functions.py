@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from priory.errors import InputError, require
+from priory.core.errors import InputError, require
 from priory.penalties.certificate import ENTROPY, IMPROPER, TEMPERED, VALID, Certificate, certify, kind_of
 from priory.penalties.families import FAMILIES
 from priory.penalties.grid import CORE, find_unit, log_integral, make_grid, tail_slopes

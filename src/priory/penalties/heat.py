@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.penalties.forward import numbers
 
 STEP = 0.02  # of the scale

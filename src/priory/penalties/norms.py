@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.distributions import Laplace, Normal
 
+from priory.core.errors import InputError, require
 from priory.distributions import GeneralisedGaussian
-from priory.errors import InputError, require
 from priory.penalties.base import Homogeneous, Regulariser, is_function, positive
 from priory.penalties.densities import Elastic, Grouped, Unnormalised
 
@@ -126,7 +126,7 @@ class Bridge(Homogeneous):
     >>> Bridge(p=0.0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'p' of Bridge must be a number above 0, up to 20. Got 0.0 instead.
+    priory.InputError: The 'p' of Bridge must be a number above 0, up to 20. Got 0.0 instead.
     """
 
     p: float = 1.5

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from priory.errors import InputError, require
+from priory.core.errors import InputError, require
 from priory.penalties.base import is_function, positive
 from priory.penalties.densities import Unnormalised, each
 from priory.penalties.equivalence import prior_from_penalty

@@ -31,7 +31,7 @@ from priory.penalties.densities import Elastic, Grouped
 from priory.priors import Prior
 
 if TYPE_CHECKING:
-    from priory.flat import Block
+    from priory.core.flat import Block
 
 NEWTON_STEPS = 8
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from priory.errors import InputError, require
+from priory.core.errors import InputError, require
 
 OWNER = "prior_from_penalty"
 Function = Callable[..., Tensor]

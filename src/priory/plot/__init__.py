@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from priory import evaluate
-from priory.errors import extra, require
+from priory.core.errors import extra, require
 from priory.evaluate.scores import matched, top_class
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from priory.data import tensor_of
-from priory.errors import extra, require, whole
+from priory.core.data import tensor_of
+from priory.core.errors import extra, require, whole
 from priory.latent import GaussianMixture, Latent, expect
 from priory.plot import BLUE, COLOURS, GREEN, GREY, INK, VERMILION, _axes, _list
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from priory.errors import extra, require
+from priory.core.errors import extra, require
 from priory.penalties.result import Equivalence
 from priory.plot import BLUE, COLOURS, GREEN, GREY, INK, ORANGE, VERMILION, _axes, _list
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from priory.errors import extra, require
+from priory.core.errors import extra, require
 from priory.plot import BLUE, GREEN, GREY, INK, VERMILION, _axes, _list
 from priory.pruning import PruningCurve
 from priory.sweeps import TITLES, TemperatureSweep

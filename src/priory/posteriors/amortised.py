@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from priory.errors import InputError, require, whole
+from priory.core.errors import InputError, require, whole
+from priory.core.streams import stream
 from priory.latent.vae import VAE
 from priory.posteriors.base import Evidence, Posterior
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

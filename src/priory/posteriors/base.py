@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from priory.data import Data, tensor_of
-from priory.errors import InputError, require, whole
+from priory.core.data import Data, tensor_of
+from priory.core.errors import InputError, require, whole
+from priory.core.streams import stream
 from priory.model import Model
 from priory.predictive import Prediction, predict
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from os import PathLike
 
-    from priory.data import Batch
+    from priory.core.data import Batch
     from priory.target import Target
 
 P = ParamSpec("P")

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from priory.data import Data, as_batch
+from priory.core.data import Data, as_batch
+from priory.core.errors import InputError, extra, require
+from priory.core.streams import stream
 from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, quantile, r_hat
-from priory.errors import InputError, extra, require
 from priory.model import Model
 from priory.posteriors.base import Evidence, Posterior, chosen
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from priory.data import Batch
+    from priory.core.data import Batch
     from priory.target import Target
 
 GOOD_R_HAT = 1.01

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from priory.data import as_batch, check_finite
-from priory.errors import InputError, require, whole
+from priory.core.data import as_batch, check_finite
+from priory.core.errors import InputError, require, whole
+from priory.core.streams import stream
 from priory.latent.conjugate import Conjugate
 from priory.likelihoods import Gaussian
 from priory.posteriors.base import Evidence, Posterior
 from priory.predictive import Prediction
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

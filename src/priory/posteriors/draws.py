@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from priory.errors import InputError, require
+from priory.core.errors import InputError, require
 from priory.posteriors.base import Evidence, Posterior, chosen
 
 if TYPE_CHECKING:

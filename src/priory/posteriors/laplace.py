@@ -20,21 +20,21 @@ import torch
 from torch import Tensor
 
 from priory.constraints import gaussian_mean
+from priory.core.errors import InputError, require, whole
+from priory.core.streams import stream
 from priory.curvature import STRUCTURES, Curvature, Gaussian, select
 from priory.curvature.evidence import log_evidence, scaled
 from priory.curvature.taps import Taps, picks
-from priory.errors import InputError, require, whole
 from priory.model import Model
 from priory.network import MEMORY_LIMIT
 from priory.posteriors.base import Evidence, Posterior, taking
 from priory.posteriors.point import FACTOR
 from priory.predictive import LINKS, Linearised, Prediction
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from priory.data import Batch
+    from priory.core.data import Batch
     from priory.target import Target
 
 Through = Literal["linear", "network"]

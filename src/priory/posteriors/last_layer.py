@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from priory.core.errors import require, whole
 from priory.curvature.last_layer import Belief, Layer, cholesky, newton
-from priory.errors import require, whole
 from priory.model import Model, rows_given
 from priory.posteriors.base import Evidence, Posterior, taking
 from priory.predictive import LINKS, Linearised

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from priory.data import check_finite, tensor_of
-from priory.errors import require, whole
+from priory.core.data import check_finite, tensor_of
+from priory.core.errors import require, whole
+from priory.core.streams import stream
 from priory.latent.base import Latent
 from priory.latent.sequences import SequenceModel
 from priory.posteriors.base import Evidence, Posterior
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from priory.errors import InputError
+from priory.core.errors import InputError
 from priory.masks import Site, Units, places_of
 from priory.model import Model
 from priory.own_dropout import Quiet

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from priory.averaged import Averaged
-from priory.distributed import gather, world
-from priory.errors import InputError, require, whole
+from priory.core.distributed import gather, world
+from priory.core.errors import InputError, require, whole
 from priory.model import Model
 from priory.posteriors.base import DRAWN, KINDS, Evidence, Posterior, taking
 from priory.posteriors.point import Point

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from priory.core.errors import InputError
 from priory.curvature.evidence import scaled
-from priory.errors import InputError
 from priory.model import Model
 from priory.posteriors.base import Posterior
 

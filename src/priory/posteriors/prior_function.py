@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from priory.errors import InputError, require, whole
+from priory.core.errors import InputError, require, whole
 from priory.posteriors.base import Posterior, taking
 from priory.predictive import predict
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from priory.data import Batch
+    from priory.core.data import Batch
     from priory.model import Buffers
     from priory.predictive import Prediction
     from priory.target import Target

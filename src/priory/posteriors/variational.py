@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.errors import InputError, require, whole
+from priory.core.streams import stream
 from priory.diagnostics import psis
 from priory.diagnostics.importance import k_hat
-from priory.errors import InputError, require, whole
 from priory.estimators.evidence_bound import assemble
 from priory.families import Family, Form, form_of
 from priory.model import Model
 from priory.penalties.on_q import OnQ
 from priory.posteriors.base import Evidence, Posterior
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

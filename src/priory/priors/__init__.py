@@ -7,7 +7,7 @@ import math
 import torch
 from torch.distributions import Normal
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.priors.base import Prior, declared, read_prior
 from priory.priors.edge_of_chaos import EdgeOfChaos, Propagation, edge_of_chaos, propagation
 from priory.priors.hierarchical import Hierarchical

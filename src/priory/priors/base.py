@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, LogNormal, Normal, constraints
 
-from priory.errors import InputError, require
-from priory.flat import Param
+from priory.core.errors import InputError, require
+from priory.core.flat import Param
 from priory.priors.hierarchical import Hierarchical, precision_name
 from priory.priors.rules import RULES, by_rule
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from priory.flat import Block, Layout
+    from priory.core.flat import Block, Layout
 
 FLAT = "flat"
 Belief = Distribution | Hierarchical | str  # of one named parameter; the string is FLAT

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from priory.core.errors import InputError, require
 from priory.divergences.quadrature import legendre
-from priory.errors import InputError, require
 from priory.priors.rules import by_rule
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from priory.errors import require
+from priory.core.errors import require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +41,7 @@ class Hierarchical:
     >>> Hierarchical(rate=0.0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'rate' of Hierarchical must be a positive number. Got 0.0 instead.
+    priory.InputError: The 'rate' of Hierarchical must be a positive number. Got 0.0 instead.
     """
 
     shape: float = 1.0

@@ -10,7 +10,7 @@ Bayesian mixture's `lower_bound_` has all of its constants, so that it may choos
 True
 """
 
-from priory.errors import extra
+from priory.core.errors import extra
 
 extra("sklearn", "sklearn")  # says what to install, where it is missing
 

@@ -18,8 +18,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from priory.data import tensor_of
-from priory.errors import require, whole
+from priory.core.data import tensor_of
+from priory.core.errors import require, whole
 from priory.loop import fit
 from priory.posteriors import ConjugatePosterior, LatentPoint
 

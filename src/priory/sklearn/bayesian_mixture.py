@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from priory import latent
-from priory.errors import require
+from priory.core.errors import require
 from priory.methods import VariationalEM
 from priory.posteriors import ConjugatePosterior
 from priory.sklearn.base import STARTS, Array, MixtureEstimator, arrays, positive, precision_roots, tensors
@@ -37,7 +37,7 @@ class BayesianGaussianMixture(MixtureEstimator):
     >>> BayesianGaussianMixture(covariance_type="tied").fit([[0.0], [1.0]])
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'covariance_type' of BayesianGaussianMixture must be one of full, diag. Got 'tied' \
+    priory.InputError: The 'covariance_type' of BayesianGaussianMixture must be one of full, diag. Got 'tied' \
 instead.
     """
 

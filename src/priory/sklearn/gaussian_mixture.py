@@ -21,12 +21,12 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 
 from priory import latent
-from priory.errors import require
+from priory.core.errors import require
+from priory.core.streams import stream
 from priory.latent.base import Theta, expect, some
 from priory.methods import EM
 from priory.posteriors import LatentPoint
 from priory.sklearn.base import STARTS, Array, MixtureEstimator, arrays, positive, precision_roots, tensors
-from priory.streams import stream
 from priory.target import Target
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class GaussianMixture(MixtureEstimator):
     >>> GaussianMixture(n_components=0).fit([[0.0], [1.0]])
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'n_components' of GaussianMixture must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'n_components' of GaussianMixture must be a whole number from 1. Got 0 instead.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 
 from priory import latent
-from priory.data import tensor_of
-from priory.errors import require, whole
+from priory.core.data import tensor_of
+from priory.core.errors import require, whole
 from priory.latent.sequences import padded, padded_states
 from priory.methods import EM
 from priory.posteriors import LatentPoint
@@ -50,7 +50,7 @@ class HMM(LatentEstimator):
     >>> HMM(emissions="normal").fit([[0.0], [1.0]])
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'emissions' of HMM must be one of gaussian, categorical, poisson. Got 'normal' \
+    priory.InputError: The 'emissions' of HMM must be one of gaussian, categorical, poisson. Got 'normal' \
 instead.
     """
 

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from priory.checkpoint import Checkpoint
-from priory.data import Data
-from priory.errors import InputError
+from priory.core.data import Data
+from priory.core.errors import InputError
+from priory.core.streams import stream
 from priory.likelihoods import Categorical, Gaussian
 from priory.loop import fit, make_target
 from priory.methods.base import Info, Method
 from priory.model import Model
 from priory.posteriors import Posterior
 from priory.store import load
-from priory.streams import stream
 from priory.target import Target
 from priory.testing.exact import Coin, GaussianMean
 

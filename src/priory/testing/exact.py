@@ -25,12 +25,12 @@ from torch.distributions import Beta, MultivariateNormal, Normal, StudentT
 from torch.nn.functional import logsigmoid
 
 from priory import constraints
+from priory.core.errors import require
+from priory.core.flat import Param
+from priory.core.streams import stream
 from priory.density import Density
-from priory.errors import require
-from priory.flat import Param
 from priory.likelihoods import Gaussian
 from priory.model import Model
-from priory.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable

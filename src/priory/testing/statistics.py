@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from priory.errors import require
+from priory.core.errors import require
 
 FEWEST = 30  # draws below which no correction helps
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from priory.core.streams import stream
 from priory.methods.mcmc.adaptation import MEMORY, RATE, Length, StepSize, chees_slope, first_step, halton, windows
-from priory.streams import stream
 
 DOUBLE = torch.float64
 ANY = torch.tensor(math.inf, dtype=DOUBLE)

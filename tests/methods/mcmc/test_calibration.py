@@ -19,12 +19,12 @@ from torch.nn.functional import logsigmoid
 
 import priory as pr
 from priory.constraints import positive, unit_interval
-from priory.data import Data
-from priory.flat import Layout, Param
+from priory.core.data import Data
+from priory.core.flat import Layout, Param
+from priory.core.streams import stream
 from priory.methods.mcmc import HMC, NUTS, hmc, nuts
 from priory.methods.mcmc.integrators import kinetic
 from priory.methods.mcmc.sampler import Move, Sampler, State
-from priory.streams import stream
 from priory.target import Target
 from priory.testing import assert_uniform_ranks
 

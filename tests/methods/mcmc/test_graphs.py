@@ -13,10 +13,10 @@ from torch.nn.functional import softplus
 
 import priory as pr
 from priory import Param, constraints
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.methods.mcmc.graphs import function, tidy
 from priory.methods.mcmc.joint import by_coordinate, by_vector, log_joint
-from priory.streams import stream
 from priory.target import Target
 
 DOUBLE = torch.float64

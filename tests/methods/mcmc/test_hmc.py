@@ -8,10 +8,10 @@ from torch import Tensor
 
 import priory as pr
 from priory import Param
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.methods.mcmc import HMC
 from priory.methods.mcmc.adaptation import windows
-from priory.streams import stream
 from priory.target import Target
 from priory.testing.contract import (
     CLAUSES,

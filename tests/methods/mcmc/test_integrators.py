@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
+from priory.core.streams import stream
 from priory.methods.mcmc.integrators import INTEGRATORS, integrate, kinetic
 from priory.methods.mcmc.joint import Joint
 from priory.methods.mcmc.metrics import METRICS, Dense, Diagonal, LowRank, Metric
-from priory.streams import stream
 
 DOUBLE, SIZE = torch.float64, 4
 

@@ -9,11 +9,11 @@ from torch.distributions import HalfCauchy, Normal
 
 import priory as pr
 from priory import Param, constraints
-from priory.data import Data
-from priory.errors import PrioryWarning
+from priory.core.data import Data
+from priory.core.errors import PrioryWarning
+from priory.core.streams import stream
 from priory.loop import make_target
 from priory.methods.mcmc.joint import gradients, log_joint, record, without_value
-from priory.streams import stream
 from priory.target import Target
 
 DOUBLE = torch.float64

@@ -7,10 +7,10 @@ import torch
 
 import priory as pr
 from priory import Param
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.methods.mcmc import MALA
 from priory.methods.mcmc.metrics import Diagonal
-from priory.streams import stream
 from priory.target import Target
 from priory.testing.contract import CLAUSES, records_one_number_a_step
 

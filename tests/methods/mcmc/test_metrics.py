@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from priory.core.streams import stream
 from priory.methods.mcmc.adaptation import RECENT, Moments
 from priory.methods.mcmc.metrics import METRICS, PLAIN, RANK, Dense, Diagonal, LowRank
-from priory.streams import stream
 
 DOUBLE = torch.float64
 SIZE = 5

@@ -9,14 +9,14 @@ from torch import Tensor
 
 import priory as pr
 from priory import Param
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.streams import stream
 from priory.methods.mcmc import NUTS, nuts
 from priory.methods.mcmc.integrators import integrate, kinetic
 from priory.methods.mcmc.joint import Joint
 from priory.methods.mcmc.metrics import Diagonal
 from priory.methods.mcmc.nuts import level, walk
 from priory.methods.mcmc.sampler import State
-from priory.streams import stream
 from priory.target import Target
 from priory.testing import assert_mean_close
 from priory.testing.contract import (

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 import priory as pr
+from priory.core.errors import PrioryWarning
 from priory.diagnostics import mcse_mean, mcse_sd, r_hat
-from priory.errors import PrioryWarning
 from priory.methods.mcmc.sampler import Sampler
 from priory.posteriors import Chains
 

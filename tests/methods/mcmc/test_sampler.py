@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 import priory as pr
 from priory import Param
-from priory.data import Data
-from priory.errors import DivergedError, InputError, PrioryWarning
+from priory.core.data import Data
+from priory.core.errors import DivergedError, InputError, PrioryWarning
+from priory.core.streams import stream
 from priory.loop import make_target
 from priory.methods.mcmc import HMC, MALA, NUTS, RandomWalk
 from priory.methods.mcmc.adaptation import Moments, StepSize, windows
@@ -19,7 +20,6 @@ from priory.methods.mcmc.drift import warn_of_divergences, warn_of_drift
 from priory.methods.mcmc.metrics import METRICS, Dense, Diagonal, LowRank
 from priory.methods.mcmc.sampler import Sampler, State, number_of_chains, rescue
 from priory.posteriors import Draws
-from priory.streams import stream
 from priory.target import Target
 from priory.testing import assert_covariance_close, assert_mean_close
 

@@ -5,14 +5,14 @@ import scipy.linalg
 import torch
 
 import priory as pr
-from priory.data import Data
-from priory.errors import DivergedError
+from priory.core.data import Data
+from priory.core.errors import DivergedError
+from priory.core.streams import stream
 from priory.loop import make_target
 from priory.methods.mcmc import sghmc
 from priory.methods.mcmc.schedules import Cyclical
 from priory.methods.mcmc.sghmc import SGHMC
 from priory.posteriors.chains import Chains
-from priory.streams import stream
 from priory.target import Target
 from priory.testing import GaussianMean, LinearRegression, assert_covariance_close, assert_mean_close
 from priory.testing.contract import CLAUSES

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 import priory as pr
-from priory.data import Data
+from priory.core.data import Data
+from priory.core.errors import DivergedError
+from priory.core.streams import stream
 from priory.diagnostics import r_hat
-from priory.errors import DivergedError
 from priory.loop import make_target
 from priory.methods.mcmc import sgld
 from priory.methods.mcmc.schedules import Cyclical, Timetable
 from priory.methods.mcmc.sgld import SGLD
 from priory.posteriors.chains import Chains
-from priory.streams import stream
 from priory.target import Target
 from priory.testing import GaussianMean, LinearRegression, assert_covariance_close, assert_mean_close
 from priory.testing.contract import CLAUSES, classification, keeps_members_apart, resumes_with_the_same_bits

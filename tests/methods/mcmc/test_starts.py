@@ -12,11 +12,11 @@ from torch.distributions import constraints as whole
 
 import priory as pr
 from priory import Param, constraints
-from priory.data import Data
-from priory.errors import DivergedError, InputError
+from priory.core.data import Data
+from priory.core.errors import DivergedError, InputError
+from priory.core.streams import stream
 from priory.methods.mcmc import HMC, MALA, NUTS, RandomWalk
 from priory.methods.mcmc.starts import from_prior
-from priory.streams import stream
 from priory.target import Target
 from priory.testing import assert_mean_close
 

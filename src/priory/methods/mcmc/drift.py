@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from priory.errors import DivergedError, PrioryWarning
+from priory.core.errors import DivergedError, PrioryWarning
 from priory.methods.flatness import name_of
 from priory.methods.mcmc.metrics import ROUNDING
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.methods.mcmc.adaptation import chees_slope, halton
 from priory.methods.mcmc.integrators import INTEGRATORS, integrate, kinetic
 from priory.methods.mcmc.sampler import DIVERGED, Move, Sampler, State, metropolis, normal, wide
@@ -44,7 +44,7 @@ class HMC(Sampler):
     >>> HMC(chains=0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'chains' of HMC must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'chains' of HMC must be a whole number from 1. Got 0 instead.
     """
 
     trajectory: float | None = None

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from priory.core.errors import PrioryWarning
 from priory.density import Density
-from priory.errors import PrioryWarning
 from priory.methods.mcmc.graphs import function, tidy
 from priory.vectorise import unchecked
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule
 
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
     from priory.target import Target
 
 AT_ONCE = 1 << 23  # rows x chains whose densities are computed together

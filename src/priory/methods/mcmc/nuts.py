@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from priory.errors import require, whole
+from priory.core.errors import require, whole
 from priory.methods.mcmc.integrators import integrate, kinetic
 from priory.methods.mcmc.sampler import DIVERGED, Move, Sampler, State, normal, probability, wide
 
@@ -50,7 +50,7 @@ class NUTS(Sampler):
     >>> NUTS(max_depth=0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'max_depth' of NUTS must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'max_depth' of NUTS must be a whole number from 1. Got 0 instead.
     """
 
     max_depth: int = 10

@@ -30,7 +30,7 @@ class RandomWalk(Sampler):
     >>> RandomWalk(thin=0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'thin' of RandomWalk must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'thin' of RandomWalk must be a whole number from 1. Got 0 instead.
     """
 
     accept: float = 0.234

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from priory.core.errors import require, whole
 from priory.density import Density, Values
-from priory.errors import require, whole
 from priory.methods.base import Info, Options, Plan
 from priory.methods.mcmc.adaptation import Length, Moments, StepSize, first_step, windows
 from priory.methods.mcmc.drift import refuse_drift, warn_of_divergences, warn_of_drift
@@ -29,7 +29,7 @@ from priory.posteriors.chains import Chains
 if TYPE_CHECKING:
     from os import PathLike
 
-    from priory.data import Data
+    from priory.core.data import Data
     from priory.methods.mcmc.joint import Joint
     from priory.posteriors import Posterior
     from priory.target import Target

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from priory.errors import require, whole
+from priory.core.errors import require, whole
 from priory.methods.base import Options
 from priory.methods.optimise import default_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from priory.data import Data
+    from priory.core.data import Data
     from priory.methods.base import Plan
     from priory.posteriors import Posterior
     from priory.target import Target
@@ -43,7 +43,7 @@ class Cyclical(Options):
     >>> Cyclical(cycles=0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'cycles' of Cyclical must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'cycles' of Cyclical must be a whole number from 1. Got 0 instead.
     """
 
     cycles: int = 4

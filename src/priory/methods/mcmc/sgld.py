@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from priory.errors import require
+from priory.core.errors import require
 from priory.methods.base import Info, Plan
 from priory.methods.mcmc.schedules import GradientSampler, Timetable, check_target, standard_normal, step_size
 from priory.posteriors.chains import Chains
 
 if TYPE_CHECKING:
-    from priory.data import Batch, Data
+    from priory.core.data import Batch, Data
     from priory.posteriors import Posterior
     from priory.target import Target
 
@@ -60,7 +60,7 @@ class SGLD(GradientSampler):
     >>> SGLD(learning_rate=0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'learning_rate' of SGLD must be a positive number. Got 0 instead.
+    priory.InputError: The 'learning_rate' of SGLD must be a positive number. Got 0 instead.
     """
 
     learning_rate: float | None = None

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from priory.core.errors import DivergedError, InputError, require
 from priory.density import Density
-from priory.errors import DivergedError, InputError, require
 from priory.methods.flatness import name_of
 from priory.methods.mcmc.adaptation import Moments
 from priory.model import Model
@@ -25,7 +25,7 @@ from priory.target import summed
 if TYPE_CHECKING:
     from torch.distributions import Distribution
 
-    from priory.flat import Block, Layout
+    from priory.core.flat import Block, Layout
     from priory.methods.mcmc.joint import Joint
     from priory.posteriors import Posterior
     from priory.target import Target

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from priory.streams import stream
+from priory.core.streams import stream
 
 NAMES = st.lists(st.one_of(st.text("abc", min_size=1, max_size=4), st.integers(0, 99)), max_size=3)
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from priory.constraints import lower_cholesky, ordered
-from priory.errors import InputError
-from priory.flat import Layout, Param
+from priory.core.errors import InputError
+from priory.core.flat import Layout, Param
 
 F64 = torch.float64
 SHAPES = st.lists(st.integers(1, 4), max_size=3).map(tuple)

@@ -26,8 +26,8 @@ from torch.utils.data import (
 )
 
 import priory as pr
-from priory.data import Data
-from priory.errors import InputError
+from priory.core.data import Data
+from priory.core.errors import InputError
 from priory.loop import make_target
 
 ROWS = 10

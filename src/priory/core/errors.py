@@ -49,7 +49,7 @@ def require(ok: bool, name: str, owner: str, must: str, got: object) -> None:
     >>> require(0 >= 1, "samples", "MeanField", "be at least 1", 0)
     Traceback (most recent call last):
     ...
-    priory.errors.InputError: The 'samples' of MeanField must be at least 1. Got 0 instead.
+    priory.InputError: The 'samples' of MeanField must be at least 1. Got 0 instead.
     """
     if not ok:
         raise InputError(f"The '{name}' of {owner} must {must}. Got {_short(got)} instead.")
@@ -85,3 +85,7 @@ def extra(module: str, name: str) -> ModuleType:
     except ImportError as error:
         package = module.split(".")[0]
         raise MissingExtra(f"This needs '{package}': pip install 'priory[{name}]'.") from error
+
+
+for _public in (InputError, DivergedError, StoreError, PrioryWarning):
+    _public.__module__ = "priory"  # where users import them from, and what a traceback shows

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, distributed
 
-from priory.streams import stream
+from priory.core.streams import stream
 
 if TYPE_CHECKING:
     from typing import Any

@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from priory.errors import PrioryWarning, warn
+from priory.core.errors import PrioryWarning, warn
 
 
 def test_a_warning_points_at_the_first_line_outside_of_the_package() -> None:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from priory.errors import InputError, require, whole
-from priory.streams import stream
+from priory.core.errors import InputError, require, whole
+from priory.core.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributions import constraints as torch_constraints
 
 from priory.constraints import Bijector, bijector
-from priory.errors import InputError, require
+from priory.core.errors import InputError, require
 
 if TYPE_CHECKING:
     from torch.distributions.constraints import Constraint
