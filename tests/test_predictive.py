@@ -13,13 +13,13 @@ from torch.distributions import Bernoulli, Categorical
 from torch.func import functional_call
 
 import priory as pr
-from priory.chain import Chains
 from priory.core.data import Data
 from priory.core.streams import stream
 from priory.families import Diagonal
 from priory.likelihoods import Likelihood
 from priory.loop import make_target
-from priory.network import ELEMENTWISE
+from priory.network.chain import Chains
+from priory.network.skeleton import ELEMENTWISE
 from priory.posteriors import DiagonalGaussian, Point
 from priory.predictive import Prediction, predict
 from priory.testing import assert_covariance_close, assert_mean_close

@@ -17,7 +17,7 @@ from torch import Tensor
 from priory.core.data import Batch, check_finite
 from priory.core.errors import InputError, require
 from priory.core.flat import Layout, Param
-from priory.vectorise import Vectorised, value_and_grad
+from priory.network.vectorise import Vectorised, value_and_grad
 
 Params = dict[str, Tensor]
 TRIES = 64  # starts of chains that are tried where there is no density in the origin

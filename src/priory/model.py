@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from priory.chain import Chain, Chains, differentiable
 from priory.core.data import Batch, Data, check_finite, part
 from priory.core.errors import InputError, require
 from priory.core.flat import Layout
 from priory.likelihoods import Likelihood
-from priory.network import MEMORY_LIMIT, SMALL_WORK, Network
+from priory.network.chain import Chain, Chains, differentiable
+from priory.network.skeleton import MEMORY_LIMIT, SMALL_WORK, Network
+from priory.network.vectorise import Vectorised
 from priory.priors import Prior, declared, read_prior
-from priory.vectorise import Vectorised
 
 if TYPE_CHECKING:
     from torch import nn

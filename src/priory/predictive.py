@@ -40,11 +40,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from priory.chain import Chains
 from priory.core.data import check_finite, tensor_of
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
-from priory.network import MEMORY_LIMIT
+from priory.network.chain import Chains
+from priory.network.skeleton import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from priory.curvature import per_datum
 from priory.curvature.per_datum import gradients, parameters
-from priory.network import Network
+from priory.network.skeleton import Network
 
 
 class Attention(nn.Module):

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from priory.core.errors import InputError, require, whole
 from priory.model import Model
-from priory.network import MEMORY_LIMIT
+from priory.network.skeleton import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -17,7 +17,7 @@ from torch import Tensor
 from priory.core.errors import InputError
 from priory.curvature.base import Curvature, Gaussian, Kind, Selection
 from priory.curvature.taps import rooted
-from priory.network import MEMORY_LIMIT
+from priory.network.skeleton import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,7 +20,7 @@ from priory.core.errors import InputError, warn
 from priory.curvature.base import Curvature, Gaussian, Kind, Selection, check_curvature, check_kind
 from priory.curvature.products import product
 from priory.curvature.taps import Tapped, rooted
-from priory.network import MEMORY_LIMIT
+from priory.network.skeleton import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

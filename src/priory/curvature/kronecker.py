@@ -36,7 +36,7 @@ from priory.core.errors import InputError, require
 from priory.curvature.base import Curvature, Gaussian, Kind, Selection
 from priory.curvature.taps import Looked, Place, Plain, Tapped, rooted
 from priory.model import Model
-from priory.network import MEMORY_LIMIT
+from priory.network.skeleton import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

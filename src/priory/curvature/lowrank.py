@@ -30,7 +30,7 @@ from priory.curvature.base import Curvature, Gaussian, Kind, Selection, check_cu
 from priory.curvature.diagonal import Diagonal
 from priory.curvature.full import Full, indefinite
 from priory.curvature.products import product
-from priory.network import MEMORY_LIMIT
+from priory.network.skeleton import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

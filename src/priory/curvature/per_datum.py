@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from priory.network import checked
+from priory.network.skeleton import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from priory.core.data import Batch
     from priory.curvature.base import Selection
-    from priory.network import Network
+    from priory.network.skeleton import Network
     from priory.target import Target
 
 

@@ -21,7 +21,7 @@ from priory.core.errors import require
 from priory.curvature.base import BLOCK, Kind, Roots, Selection, check_kind, select
 from priory.curvature.per_datum import parameters, twice_differentiable
 from priory.model import Model
-from priory.network import MEMORY_LIMIT, checked
+from priory.network.skeleton import MEMORY_LIMIT, checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -36,14 +36,14 @@ from priory.core.streams import stream
 from priory.curvature.base import BLOCK, Roots, check_kind
 from priory.curvature.per_datum import gradients, places_within
 from priory.model import Model
-from priory.network import MEMORY_LIMIT
+from priory.network.skeleton import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from priory.core.data import Batch, Data
     from priory.curvature.base import Kind, Selection
-    from priory.network import Network
+    from priory.network.skeleton import Network
     from priory.target import Target
 
     Cotangents = Callable[[Tensor, slice], Tensor]  # arranged outputs (n, *rest) of some rows -> (C, n, *rest)

@@ -29,9 +29,9 @@ from priory.core.streams import stream
 from priory.estimators.evidence_bound import assemble
 from priory.estimators.gradients import ESTIMATORS, LAYERS, SCORES, estimate
 from priory.estimators.importance import importance_weighted
-from priory.estimators.layers import LayerNoise
 from priory.families import Diagonal, Factorised, Form
 from priory.model import Model
+from priory.network.layer_noise import LayerNoise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

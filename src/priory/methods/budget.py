@@ -24,7 +24,7 @@ from priory.core.errors import InputError
 from priory.curvature import Selection, select
 from priory.curvature.lowrank import EXTRA, RANK
 from priory.model import Model
-from priory.network import tensors
+from priory.network.skeleton import tensors
 
 if TYPE_CHECKING:
     from priory.core.data import Batch, Data

@@ -1,14 +1,14 @@
 """Dropout as variational inference (Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation").
 
 q drops input units of layers: w = m z, with z = 0 at the rate p and 1 / (1 - p) otherwise, one z for all weights of a
-unit (see `priory.masks`). Under a prior N(m0, 1/lambda) over each weight the loss is
+unit (see `priory.network.masks`). Under a prior N(m0, 1/lambda) over each weight the loss is
 
     -E_q[log p(D | w)] + sum_i lambda_i / 2 ((m_i - m0_i)^2 + m_i^2 a_i) - sum_u H(p_u),    a = p / (1 - p)
 
 which is the bound up to a constant that depends on neither m nor p: weight decay divided by 1 - p, and the entropy of
 the masks, H(p) = -p log p - (1 - p) log(1 - p). (In the lectures' form, without the factor 1 / (1 - p) on what is kept,
 the decay is multiplied by 1 - p: the same number.) In a step each row has masks of its own where a layer allows it
-(`priory.estimators.row_masks`); in predictions each draw of the weights has one.
+(`priory.network.row_masks`); in predictions each draw of the weights has one.
 
 Rates are given; or learnt with the weights (`rate="learn"`) through a relaxed mask (concrete dropout, Gal, Hron and
 Kendall 2017), which the entropy keeps away from 0; or searched: several are fitted side by side and rows held out
@@ -36,13 +36,13 @@ from priory.core.errors import InputError, require, warn, whole
 from priory.core.streams import stream
 from priory.distributions import LogUniform
 from priory.divergences import kl
-from priory.estimators.row_masks import RowMasks
-from priory.masks import Units, by_layer, drop_rate
 from priory.methods.base import Info, Options, Plan
 from priory.methods.held_out import HELD_ROWS, fraction_held, learns, settled, settles
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.model import Model
-from priory.own_dropout import Quiet, in_network
+from priory.network.masks import Units, by_layer, drop_rate
+from priory.network.own_dropout import Quiet, in_network
+from priory.network.row_masks import RowMasks
 from priory.posteriors import Masked, Posterior
 from priory.posteriors.masked import factors
 

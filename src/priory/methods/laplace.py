@@ -37,7 +37,7 @@ from priory.methods.base import Info, Method, Options, Plan, centre_of, factors_
 from priory.methods.budget import Budget, budget
 from priory.methods.map import MAP
 from priory.model import Model
-from priory.network import MEMORY_LIMIT
+from priory.network.skeleton import MEMORY_LIMIT
 from priory.penalties.proximal import corners
 from priory.posteriors import Posterior
 from priory.posteriors.laplace import LaplacePosterior

@@ -31,7 +31,6 @@ from torch import Tensor
 from priory.core.errors import InputError, PrioryWarning, require
 from priory.estimators.expected import GAUSSIAN, Expected, check, expected
 from priory.estimators.gradients import LAYERS
-from priory.estimators.layers import LayerNoise
 from priory.families import Diagonal, DiagonalForm, FactorisedForm, PerParameterForm
 from priory.families.factorised import BASES
 from priory.methods.base import Info
@@ -39,6 +38,7 @@ from priory.methods.optimise import Adam, rates
 from priory.methods.variational import State as Flat
 from priory.methods.variational import VariationalMethod, inner, parts
 from priory.model import Model
+from priory.network.layer_noise import LayerNoise
 from priory.posteriors import DiagonalGaussian, Posterior, Variational
 
 if TYPE_CHECKING:

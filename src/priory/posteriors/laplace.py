@@ -26,7 +26,7 @@ from priory.curvature import STRUCTURES, Curvature, Gaussian, select
 from priory.curvature.evidence import log_evidence, scaled
 from priory.curvature.taps import Taps, picks
 from priory.model import Model
-from priory.network import MEMORY_LIMIT
+from priory.network.skeleton import MEMORY_LIMIT
 from priory.posteriors.base import Evidence, Posterior, taking
 from priory.posteriors.point import FACTOR
 from priory.predictive import LINKS, Linearised, Prediction

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from priory.core.errors import InputError
-from priory.masks import Site, Units, places_of
 from priory.model import Model
-from priory.own_dropout import Quiet
+from priory.network.masks import Site, Units, places_of
+from priory.network.own_dropout import Quiet
 from priory.posteriors.base import Evidence, Posterior
 
 if TYPE_CHECKING:

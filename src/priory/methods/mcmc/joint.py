@@ -24,8 +24,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from priory.core.errors import PrioryWarning
 from priory.density import Density
-from priory.methods.mcmc.graphs import function, tidy
-from priory.vectorise import unchecked
+from priory.network.graphs import function, tidy
+from priory.network.vectorise import unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,7 +26,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from priory.core.errors import InputError, require
 from priory.core.flat import Param
-from priory.own_dropout import Quiet
+from priory.network.own_dropout import Quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,7 +12,7 @@ from torch.distributions import Distribution, HalfCauchy, Normal
 
 import priory as pr
 from priory.core.errors import PrioryWarning
-from priory.vectorise import TRACES, Vectorised, unchecked, value_and_grad
+from priory.network.vectorise import TRACES, Vectorised, unchecked, value_and_grad
 
 F64 = torch.float64
 P = 4

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import priory as pr
-from priory.chain import differentiable
+from priory.network.chain import differentiable
 
 F64 = torch.float64
 

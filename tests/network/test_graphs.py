@@ -15,8 +15,8 @@ import priory as pr
 from priory import Param, constraints
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.methods.mcmc.graphs import function, tidy
 from priory.methods.mcmc.joint import by_coordinate, by_vector, log_joint
+from priory.network.graphs import function, tidy
 from priory.target import Target
 
 DOUBLE = torch.float64

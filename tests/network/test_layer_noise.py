@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 import priory as pr
 from priory.core.errors import InputError
 from priory.core.streams import stream
-from priory.estimators.layers import LayerNoise, signs
-from priory.network import Network
+from priory.network.layer_noise import LayerNoise, signs
+from priory.network.skeleton import Network
 from priory.testing import assert_mean_close
 
 F64 = torch.float64

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from priory.core.data import Batch
     from priory.model import Model
-    from priory.network import Network
+    from priory.network.skeleton import Network
 
 RULED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NAMES = {"local": "local reparameterisation", "flipout": "flipout"}
@@ -81,7 +81,7 @@ class LayerNoise:
     must be read nowhere else. The network's skeleton runs with other forward functions during a pass, which are gone
     after it, also when an exception passes through.
 
-    >>> from priory.network import Network
+    >>> from priory.network.skeleton import Network
     >>> noise = LayerNoise(Network(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1))), "local")
     >>> noise.fallbacks
     ('1.weight', '1.bias')

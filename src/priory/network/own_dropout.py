@@ -21,13 +21,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from priory.core.errors import InputError, warn
-from priory.masks import Site
+from priory.network.masks import Site
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from priory.core.data import Batch
-    from priory.network import Network
+    from priory.network.skeleton import Network
 
 ELEMENTWISE = (functional.dropout, torch.dropout)
 CHANNELS = (functional.dropout1d, functional.dropout2d, functional.dropout3d, torch.feature_dropout)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from priory.network import Network
+    from priory.network.skeleton import Network
 
 IN_PLACE = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoid_}
 CACHED = 1 << 21  # activations of a layer that are worked on together, 8 MiB: more fall out of the cache

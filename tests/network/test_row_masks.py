@@ -7,9 +7,9 @@ from torch.nn import functional
 
 import priory as pr
 from priory.core.streams import stream
-from priory.estimators.row_masks import RowMasks
-from priory.masks import Units, by_layer
-from priory.own_dropout import in_network
+from priory.network.masks import Units, by_layer
+from priory.network.own_dropout import in_network
+from priory.network.row_masks import RowMasks
 
 ROWS = 5
 EXACT = {"rtol": 1e-10, "atol": 1e-10}

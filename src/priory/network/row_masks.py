@@ -2,12 +2,12 @@
 
 One draw of w = m z for a whole batch makes the rows' errors move together. sum_n log p(y_n | x_n, w) is a sum over
 rows, so its expectation under q needs the right distribution of each row's pass alone, and a factor on the inputs of a
-layer is a factor on its weights (`priory.masks`): row n may have factors of its own, z_n x_n in front of the layer, and
+layer is a factor on its weights (`priory.network.masks`): row n may have factors of its own, z_n x_n in front of the layer, and
 value and gradients stay unbiased.
 
 Where there is no rule (recurrences, weights that are read elsewhere, layers that don't act on a row for each input) the
 weights take the factors of the first row for all of them. Cost: one pass a vector, and a product with the factors in
-front of each masked layer. Vectors of a plain chain of layers go through it together (`priory.chain`).
+front of each masked layer. Vectors of a plain chain of layers go through it together (`priory.network.chain`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from priory.chain import differentiable
-from priory.estimators.layers import LayerNoise
+from priory.network.chain import differentiable
+from priory.network.layer_noise import LayerNoise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from priory.core.data import Batch
-    from priory.estimators.layers import Layer
-    from priory.masks import Units
     from priory.model import Model
+    from priory.network.layer_noise import Layer
+    from priory.network.masks import Units
 
 
 class RowMasks:
