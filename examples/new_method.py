@@ -24,7 +24,7 @@ from priory.posteriors import Point, Posterior
 
 if TYPE_CHECKING:
     from priory.core.data import Batch, Data
-    from priory.target import Target
+    from priory.models.target import Target
 
 
 @dataclass

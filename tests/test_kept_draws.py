@@ -26,8 +26,8 @@ from priory.loop import FIRST_LOOK, Run, least_ess, make_target
 from priory.methods.base import Info, Options, Plan
 from priory.methods.mcmc import HMC, RandomWalk
 from priory.methods.mcmc.sgld import SGLD
+from priory.models.target import Target
 from priory.posteriors.chains import Chains
-from priory.target import Target
 
 DOUBLE = torch.float64
 

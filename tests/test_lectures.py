@@ -17,7 +17,7 @@ import priory as pr
 from priory.core.data import Data
 from priory.estimators import elbo
 from priory.families import Diagonal
-from priory.target import Target
+from priory.models.target import Target
 
 F64 = torch.float64
 

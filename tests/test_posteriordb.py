@@ -9,8 +9,8 @@ import torch
 
 import priory as pr
 from priory.methods.pathfinder import Pathfinder
+from priory.models.target import Target
 from priory.posteriors.draws import Draws
-from priory.target import Target
 from priory.testing import assert_mean_close
 
 pytestmark = pytest.mark.reference

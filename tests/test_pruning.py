@@ -13,9 +13,9 @@ import priory as pr
 from priory import penalties
 from priory.core.errors import InputError
 from priory.families import Diagonal
+from priory.models.target import Target
 from priory.posteriors import DiagonalGaussian
 from priory.pruning import SHARES, prune_neurons, prune_weights, weight_order
-from priory.target import Target
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

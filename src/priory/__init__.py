@@ -33,7 +33,7 @@ _WHERE = {
     "Certificate": "priory.penalties",
     "Checkpoint": "priory.checkpoint",
     "Cyclical": "priory.methods",
-    "Density": "priory.density",
+    "Density": "priory.models.density",
     "DivergedError": "priory.core.errors",
     "Dropout": "priory.methods",
     "EarlyStop": "priory.callbacks",
@@ -48,7 +48,7 @@ _WHERE = {
     "LowRank": "priory.methods",
     "MeanField": "priory.methods",
     "MixtureOfGaussians": "priory.methods",
-    "Model": "priory.model",
+    "Model": "priory.models.model",
     "NaturalGradient": "priory.methods",
     "Param": "priory.core.flat",
     "Pathfinder": "priory.methods",
@@ -181,7 +181,6 @@ if TYPE_CHECKING:
     from priory.comparison import compare
     from priory.core.errors import DivergedError, InputError, PrioryWarning, StoreError
     from priory.core.flat import Param
-    from priory.density import Density
     from priory.divergences import explain_kl, jensen_shannon, kl, renyi
     from priory.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
     from priory.loop import fit
@@ -211,7 +210,8 @@ if TYPE_CHECKING:
         Subnetwork,
         VariationalEM,
     )
-    from priory.model import Model
+    from priory.models.density import Density
+    from priory.models.model import Model
     from priory.penalties import Certificate, Equivalence, layer_factors, penalty_from_prior, prior_from_penalty
     from priory.pruning import prune_neurons, prune_weights
     from priory.stacking import average, stack

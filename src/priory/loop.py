@@ -22,19 +22,19 @@ from priory.core.data import Batch, Data
 from priory.core.distributed import gather, own_stream, rank, spread, world
 from priory.core.errors import DivergedError, require, warn, whole
 from priory.core.streams import stream
-from priory.density import Density
 from priory.diagnostics import ess_bulk
 from priory.draws_store import KeptDraws
 from priory.history import Told
 from priory.latent import Latent
 from priory.likelihoods.scale import LocationScale
 from priory.methods.base import After, Method, Plan
-from priory.model import Model
+from priory.models.density import Density
+from priory.models.model import Model
+from priory.models.target import Target
 from priory.posteriors import Mixture, Posterior
 from priory.posteriors.chains import Chains
 from priory.progress import Progress
 from priory.store import checksum, fixed, prior_at_two_places
-from priory.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from priory.core.data import Batch
     from priory.likelihoods import Likelihood
-    from priory.model import Buffers, Model
+    from priory.models.model import Buffers, Model
 
 BISECTIONS = 60
 

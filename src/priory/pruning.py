@@ -34,7 +34,7 @@ from priory.core.streams import stream
 from priory.families import Diagonal
 from priory.families.full_rank import FullRank
 from priory.families.low_rank import LowRank
-from priory.model import Model
+from priory.models.model import Model
 from priory.penalties.places import places
 from priory.posteriors import Posterior, Variational
 from priory.posteriors.laplace import LaplacePosterior

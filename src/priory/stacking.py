@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import InputError, require
-from priory.model import Model, rows_given
+from priory.models.model import Model, rows_given
 from priory.posteriors import Mixture, Posterior
 
 if TYPE_CHECKING:

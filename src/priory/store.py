@@ -24,17 +24,17 @@ from torch import Tensor
 from priory.core.errors import StoreError, require, warn
 from priory.core.streams import stream
 from priory.latent import Latent
-from priory.model import Model
+from priory.models.model import Model
+from priory.models.target import Target
 from priory.penalties.on_q import at_unit_scales
 from priory.posteriors import KINDS, Evidence, Posterior, Variational
 from priory.priors import Prior
-from priory.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from os import PathLike
 
-    from priory.density import Density
+    from priory.models.density import Density
 
 FORMAT, VERSION = "priory", 1
 NAMES = {

@@ -15,7 +15,7 @@ from priory.core.data import Data
 from priory.curvature import Selection, select
 from priory.likelihoods import Likelihood
 from priory.loop import make_target
-from priory.target import Target
+from priory.models.target import Target
 
 
 @dataclass(frozen=True)

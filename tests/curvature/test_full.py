@@ -17,7 +17,7 @@ from priory.curvature.full import factorise
 from priory.curvature.taps import Rows, rows
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, StudentT
 from priory.loop import make_target
-from priory.target import Target
+from priory.models.target import Target
 from priory.testing import assert_covariance_close, assert_mean_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch.func.hessian loads it

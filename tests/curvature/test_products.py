@@ -12,7 +12,7 @@ from priory.core.errors import InputError
 from priory.curvature import Full, product, products, select
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, StudentT
 from priory.loop import make_target
-from priory.target import Target
+from priory.models.target import Target
 
 
 class Attention(nn.Module):

@@ -15,9 +15,9 @@ from priory.likelihoods import Gaussian
 from priory.loop import fit, make_target
 from priory.methods.amortised_em import AmortisedEM
 from priory.methods.em import EM
+from priory.models.target import Target
 from priory.posteriors.amortised import AmortisedPosterior
 from priory.store import load
-from priory.target import Target
 from priory.testing import assert_mean_close
 
 

@@ -13,7 +13,6 @@ from priory.checkpoint import Checkpoint
 from priory.core.errors import InputError, PrioryWarning
 from priory.core.flat import Param
 from priory.core.streams import stream
-from priory.density import Density
 from priory.latent import (
     BernoulliMixture,
     GaussianMixture,
@@ -30,7 +29,8 @@ from priory.methods import MAP
 from priory.methods.ascent import squared
 from priory.methods.base import Method, Plan
 from priory.methods.em import EM
-from priory.model import Model
+from priory.models.density import Density
+from priory.models.model import Model
 from priory.posteriors.latent import LatentPoint
 
 

@@ -23,8 +23,8 @@ from priory.methods.pathfinder import (
     mixture,
     next_diagonal,
 )
+from priory.models.target import Target
 from priory.posteriors.draws import Draws
-from priory.target import Target
 from priory.testing import assert_covariance_close, assert_mean_close
 from priory.testing.contract import CLAUSES
 

@@ -17,7 +17,7 @@ from priory.likelihoods import Gaussian
 from priory.loop import Run, fit, make_target
 from priory.methods.base import Method
 from priory.methods.variational_em import VariationalEM
-from priory.model import Model
+from priory.models.model import Model
 from priory.posteriors.conjugate import ConjugatePosterior
 
 

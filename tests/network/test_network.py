@@ -18,8 +18,8 @@ from priory.core.data import Data
 from priory.core.errors import DivergedError, InputError, StoreError
 from priory.core.streams import stream
 from priory.loop import make_target
+from priory.models.target import Target
 from priory.network.skeleton import BATCHED_WORK, Network, pool_by_maxima
-from priory.target import Target
 
 ROWS = 12
 METHODS = [pr.MAP(), pr.MeanField(), pr.MeanField(samples=3)]

@@ -12,10 +12,10 @@ from priory.core.errors import MissingExtra
 from priory.core.streams import stream
 from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, r_hat
 from priory.loop import make_target
+from priory.models.target import Target
 from priory.posteriors import Draws, base
 from priory.posteriors import chains as module
 from priory.posteriors.chains import COLUMNS, Chains, Summary
-from priory.target import Target
 from priory.testing import LinearRegression, assert_mean_close
 
 DOUBLE = torch.float64

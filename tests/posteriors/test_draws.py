@@ -5,9 +5,9 @@ import torch
 
 import priory as pr
 from priory.core.streams import stream
+from priory.models.target import Target
 from priory.posteriors import Evidence
 from priory.posteriors.draws import Draws
-from priory.target import Target
 from priory.testing import assert_mean_close
 
 DENSITY = pr.Density(

@@ -16,7 +16,7 @@ from scipy import integrate, optimize, special, stats
 from torch import Tensor
 
 from priory.core.errors import InputError
-from priory.density import Density
+from priory.models.density import Density
 from priory.testing import Coin, GaussianMean, LinearRegression, NormalGamma, NormalGammaPosterior, exact
 
 COIN = Coin(heads=17, tails=13, a=5, b=3)

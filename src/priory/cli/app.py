@@ -160,7 +160,7 @@ def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def build_model(table: Table, widths: list[int], prior: str | float, seed: int) -> Any:
     """Make a network of dense layers, its start a function of the seed, with the task's likelihood."""
     from priory.likelihoods import Categorical, Gaussian
-    from priory.model import Model
+    from priory.models.model import Model
 
     outputs = len(table.classes) if table.classes else 1
     sizes = [table.x.shape[1], *widths]

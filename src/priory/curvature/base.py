@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from priory.core.errors import InputError, require, whole
-from priory.model import Model
+from priory.models.model import Model
 from priory.network.skeleton import MEMORY_LIMIT
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from priory.core.data import Batch, Data
     from priory.curvature.taps import Rows
-    from priory.density import Density
-    from priory.target import Target
+    from priory.models.density import Density
+    from priory.models.target import Target
 
 Kind = Literal["ggn", "fisher", "empirical", "hessian"]
 KINDS: tuple[Kind, ...] = ("ggn", "fisher", "empirical", "hessian")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from priory.core.data import Data
     from priory.curvature.taps import Rows
-    from priory.target import Target
+    from priory.models.target import Target
 
 
 class Diagonal(Curvature):

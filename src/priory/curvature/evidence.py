@@ -37,13 +37,13 @@ from priory.core.errors import InputError, require, whole
 from priory.curvature.taps import rows
 from priory.likelihoods import Gaussian as GaussianNoise
 from priory.likelihoods.scale import LocationScale
-from priory.model import Model
+from priory.models.model import Model
 from priory.priors.hierarchical import Hierarchical, precision_name
 
 if TYPE_CHECKING:
     from priory.core.data import Data
     from priory.curvature.base import Curvature, Gaussian, Kind, Selection
-    from priory.target import Target
+    from priory.models.target import Target
 
 By = Literal["scalar", "layer", "parameter"]
 BY: tuple[By, ...] = ("scalar", "layer", "parameter")

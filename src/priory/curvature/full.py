@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from priory.core.data import Data
     from priory.curvature.taps import Rows
-    from priory.target import Target
+    from priory.models.target import Target
 
 JITTERS = (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-9, 1e-8)  # of the mean of the diagonal
 SINGULAR = 1e-13  # what is left of a coordinate's precision, once the others are known, that is none

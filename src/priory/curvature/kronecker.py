@@ -35,7 +35,7 @@ from torch import Tensor
 from priory.core.errors import InputError, require
 from priory.curvature.base import Curvature, Gaussian, Kind, Selection
 from priory.curvature.taps import Looked, Place, Plain, Tapped, rooted
-from priory.model import Model
+from priory.models.model import Model
 from priory.network.skeleton import MEMORY_LIMIT
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from priory.core.data import Data
     from priory.curvature.taps import Part, Rows
-    from priory.target import Target
+    from priory.models.target import Target
 
 Sharing = Literal["expand", "reduce"]
 LARGEST = 1024  # coordinates of a parameter without a rule whose block is kept whole

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from priory.core.data import Batch, Data
     from priory.likelihoods import Likelihood
-    from priory.model import Model
+    from priory.models.model import Model
 
 ROWS = 1024  # of a pass at a time
 STEPS = 500

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from priory.core.data import Data
     from priory.curvature.taps import Rows
-    from priory.target import Target
+    from priory.models.target import Target
 
 RANK = 64
 EXTRA = 10  # directions beyond the rank, which make the wanted ones accurate

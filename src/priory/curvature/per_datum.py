@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from priory.core.data import Batch
     from priory.curvature.base import Selection
+    from priory.models.target import Target
     from priory.network.skeleton import Network
-    from priory.target import Target
 
 
 def gradients(

@@ -20,14 +20,14 @@ from torch.func import functional_call
 from priory.core.errors import require
 from priory.curvature.base import BLOCK, Kind, Roots, Selection, check_kind, select
 from priory.curvature.per_datum import parameters, twice_differentiable
-from priory.model import Model
+from priory.models.model import Model
 from priory.network.skeleton import MEMORY_LIMIT, checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from priory.core.data import Batch, Data
-    from priory.target import Target
+    from priory.models.target import Target
 
 GRAPH = 8  # numbers held for each activation by a graph that is differentiated again
 

@@ -35,7 +35,7 @@ from priory.core.errors import require
 from priory.core.streams import stream
 from priory.curvature.base import BLOCK, Roots, check_kind
 from priory.curvature.per_datum import gradients, places_within
-from priory.model import Model
+from priory.models.model import Model
 from priory.network.skeleton import MEMORY_LIMIT
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from priory.core.data import Batch, Data
     from priory.curvature.base import Kind, Selection
+    from priory.models.target import Target
     from priory.network.skeleton import Network
-    from priory.target import Target
 
     Cotangents = Callable[[Tensor, slice], Tensor]  # arranged outputs (n, *rest) of some rows -> (C, n, *rest)
 

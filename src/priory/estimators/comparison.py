@@ -30,7 +30,7 @@ from priory.estimators.evidence_bound import assemble
 from priory.estimators.gradients import ESTIMATORS, LAYERS, SCORES, estimate
 from priory.estimators.importance import importance_weighted
 from priory.families import Diagonal, Factorised, Form
-from priory.model import Model
+from priory.models.model import Model
 from priory.network.layer_noise import LayerNoise
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from priory.core.data import Batch
-    from priory.density import Density
     from priory.families import Family
+    from priory.models.density import Density
+    from priory.models.target import Target
     from priory.posteriors import Variational
-    from priory.target import Target
 
     # one loss to descend, (*B,), from a family and a generator
     Loss = Callable[[Family, dict[str, Tensor], torch.Generator], Tensor]

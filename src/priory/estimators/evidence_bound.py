@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from priory.core.data import Batch
     from priory.families import Diagonal
-    from priory.target import Target
+    from priory.models.target import Target
 
 
 @dataclass(frozen=True)

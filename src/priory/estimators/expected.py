@@ -21,7 +21,7 @@ from torch.distributions import Distribution, Independent, Laplace
 
 from priory.core.errors import require
 from priory.families.diagonal import LOG_2_PI_E
-from priory.model import Model
+from priory.models.model import Model
 from priory.penalties.densities import Elastic
 from priory.penalties.on_q import OnQ
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from priory.core.flat import Block
     from priory.estimators.gradients import Estimate
-    from priory.target import Target
+    from priory.models.target import Target
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from priory.core.data import Batch
     from priory.families import Family
-    from priory.target import Target
+    from priory.models.target import Target
 
 SCORES = ("score", "score_baseline", "leave_one_out", "vargrad")
 PATHS = ("pathwise", "sticking", "doubly")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from priory.core.data import Batch
     from priory.families import Family
-    from priory.target import Target
+    from priory.models.target import Target
 
 
 def importance_weighted(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from priory.core.flat import Layout
-    from priory.density import DensityPrior
+    from priory.models.density import DensityPrior
     from priory.priors import Prior
 
 FORMS: dict[str, type[Form]] = {}  # by the name that a file has for each

@@ -18,7 +18,7 @@ from priory.families.base import Family, Form, normal_noise
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from priory.density import DensityPrior
+    from priory.models.density import DensityPrior
     from priory.priors import Prior
 
 LOG_2_PI_E = 1 + math.log(2 * math.pi)

@@ -14,7 +14,7 @@ from priory.core.data import Data
 from priory.core.errors import InputError, require
 from priory.loop import make_target
 from priory.methods.held_out import HELD_ROWS, learns, settled
-from priory.model import Model
+from priory.models.model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -36,7 +36,7 @@ from priory.core.data import DEFAULT_BATCH, Batch, Data, as_batch
 from priory.core.errors import InputError, require, warn, whole
 from priory.core.flat import Param
 from priory.core.streams import stream
-from priory.density import Density
+from priory.models.density import Density
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

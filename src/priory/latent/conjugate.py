@@ -23,8 +23,8 @@ from torch import Tensor
 
 from priory.core.errors import InputError, require
 from priory.core.flat import Layout, Param
-from priory.density import DensityPrior
 from priory.latent.base import Expectation, Generated, Latent, Rows, Theta
+from priory.models.density import DensityPrior
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

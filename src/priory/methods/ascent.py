@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from priory.core.data import Batch
     from priory.latent.base import Expectation
+    from priory.models.target import Target
     from priory.posteriors import Posterior
-    from priory.target import Target
 
 ITERATIONS = 200  # at most, if the person names no steps
 PASSES = 10  # over the data, for minibatches

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtim
 
 from priory.core.errors import InputError
 from priory.core.streams import stream
-from priory.model import Model
+from priory.models.model import Model
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from priory.core.data import Data
+    from priory.models.target import Target
     from priory.posteriors import Posterior
-    from priory.target import Target
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ from torch import nn
 from priory.core.errors import InputError
 from priory.curvature import Selection, select
 from priory.curvature.lowrank import EXTRA, RANK
-from priory.model import Model
+from priory.models.model import Model
 from priory.network.skeleton import tensors
 
 if TYPE_CHECKING:
     from priory.core.data import Batch, Data
-    from priory.density import Density
+    from priory.models.density import Density
 
 DENSE = 1024  # coordinates of a layer without a Kronecker rule whose block is kept whole
 RULED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

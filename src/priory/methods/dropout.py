@@ -39,7 +39,7 @@ from priory.divergences import kl
 from priory.methods.base import Info, Options, Plan
 from priory.methods.held_out import HELD_ROWS, fraction_held, learns, settled, settles
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
-from priory.model import Model
+from priory.models.model import Model
 from priory.network.masks import Units, by_layer, drop_rate
 from priory.network.own_dropout import Quiet, in_network
 from priory.network.row_masks import RowMasks
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from priory.core.data import Batch, Data
-    from priory.target import Target
+    from priory.models.target import Target
 
 RELAXED = 0.1  # the temperature of a relaxed mask, as in the paper
 USUAL = 0.1  # the rate where neither the person nor the network names one

@@ -22,7 +22,7 @@ from priory.posteriors.latent import LatentPoint
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from priory.target import Target
+    from priory.models.target import Target
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,10 @@ from priory.core.errors import InputError, require, whole
 from priory.likelihoods import Gaussian
 from priory.methods.base import After, Info, Method, Options, Plan
 from priory.methods.map import MAP
-from priory.model import Model
+from priory.models.model import Model
+from priory.models.target import Target
 from priory.posteriors import Draws, Mixture, Posterior
 from priory.posteriors.prior_function import PriorFunction
-from priory.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

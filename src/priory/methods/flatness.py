@@ -18,7 +18,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from priory.target import Target
+    from priory.models.target import Target
 
 DRAWS = 256  # at which a Gaussian's fall is 1 with a standard error of 0.09
 FLAT = 0.1

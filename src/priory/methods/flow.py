@@ -18,7 +18,7 @@ from priory.families.flow import FlowForm
 from priory.methods.variational import VariationalMethod
 
 if TYPE_CHECKING:
-    from priory.target import Target
+    from priory.models.target import Target
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from priory.posteriors.variational import Variational
 if TYPE_CHECKING:
     from priory.core.data import Batch
     from priory.methods.base import Plan
+    from priory.models.target import Target
     from priory.posteriors import Posterior
-    from priory.target import Target
 
 LARGEST = 5_000  # parameters, whose factor takes 200 MB in double precision
 STRIP = 128  # columns of a strip of a triangular product: wide enough that its parts are products at full speed

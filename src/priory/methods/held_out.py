@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from priory.core.data import Batch, Data
-    from priory.model import Model
-    from priory.target import Target
+    from priory.models.model import Model
+    from priory.models.target import Target
 
 SETTLE_EVERY = (25, 100)  # steps of the weights between two looks at the held-out rows, at first and later
 LATER = 500

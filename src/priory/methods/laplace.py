@@ -32,16 +32,16 @@ from priory.curvature import KINDS, STRUCTURES, Curvature, Gaussian, Selection, 
 from priory.curvature.diagonal import Diagonal
 from priory.curvature.evidence import log_evidence, prior_bend, prior_precision, scaled, tune, weights
 from priory.curvature.full import Full
-from priory.density import Density
 from priory.methods.base import Info, Method, Options, Plan, centre_of, factors_of
 from priory.methods.budget import Budget, budget
 from priory.methods.map import MAP
-from priory.model import Model
+from priory.models.density import Density
+from priory.models.model import Model
+from priory.models.target import Target
 from priory.network.skeleton import MEMORY_LIMIT
 from priory.penalties.proximal import corners
 from priory.posteriors import Posterior
 from priory.posteriors.laplace import LaplacePosterior
-from priory.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

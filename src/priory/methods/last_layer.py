@@ -27,13 +27,13 @@ from priory.curvature.last_layer import Belief, Layer, newton
 from priory.methods.base import Info, Options, Plan, centre_of, factors_of
 from priory.methods.held_out import learns
 from priory.methods.map import MAP
-from priory.model import Model
+from priory.models.model import Model
 from priory.posteriors import LastLayerPosterior, Posterior
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from priory.target import Target
+    from priory.models.target import Target
 
 LIMIT = 1 << 32  # bytes
 MATRICES = 5  # of (K D)^2 numbers at a time: the prior's, the curvature twice, their sum and its factor

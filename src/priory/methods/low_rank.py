@@ -16,7 +16,7 @@ from priory.families.low_rank import LowRankForm
 from priory.methods.variational import VariationalMethod
 
 if TYPE_CHECKING:
-    from priory.target import Target
+    from priory.models.target import Target
 
 
 @dataclass(frozen=True)

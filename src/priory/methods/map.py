@@ -30,7 +30,7 @@ from priory.curvature.evidence import scaled, tune
 from priory.methods.base import Info, Options, Plan
 from priory.methods.held_out import HELD_ROWS, fraction_held, learns, settled_at, settles
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
-from priory.model import Model
+from priory.models.model import Model
 from priory.penalties.proximal import Corner, corners
 from priory.posteriors import Point, Posterior
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from priory.core.data import Batch, Data
-    from priory.target import Target
+    from priory.models.target import Target
 
 BURN_IN = 0.1  # of the steps, before the evidence is first asked: weights that fit nothing say nothing of a prior
 UPDATES = 10  # of prior and noise each time; the next time goes on from there

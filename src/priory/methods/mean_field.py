@@ -37,7 +37,7 @@ from priory.methods.base import Info
 from priory.methods.optimise import Adam, rates
 from priory.methods.variational import State as Flat
 from priory.methods.variational import VariationalMethod, inner, parts
-from priory.model import Model
+from priory.models.model import Model
 from priory.network.layer_noise import LayerNoise
 from priory.posteriors import DiagonalGaussian, Posterior, Variational
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from priory.estimators.gradients import Estimate
     from priory.families import Form
     from priory.methods.base import Plan
-    from priory.target import Target
+    from priory.models.target import Target
 
 EXAMINED = 32  # rows of the trial passes that find the layers without a rule
 BROAD = 0.5  # the arguments of a narrow Beta or Gamma are large and stiff: these begin wide

@@ -17,7 +17,7 @@ from priory.families.mixture import MixtureForm
 from priory.methods.variational import VariationalMethod
 
 if TYPE_CHECKING:
-    from priory.target import Target
+    from priory.models.target import Target
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from priory.families import Diagonal, FullRank, FullRankForm
 from priory.methods.base import Info, Options, Plan
 from priory.methods.optimise import check_rate, default_steps, rates
 from priory.methods.variational import inner, parts, warn_if_flat
-from priory.model import Model
+from priory.models.model import Model
 from priory.posteriors import DiagonalGaussian
 from priory.posteriors.variational import Variational
 
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from priory.core.data import Batch, Data
+    from priory.models.target import Target
     from priory.posteriors import Posterior
-    from priory.target import Target
 
 FULL_UP_TO = 2_048  # parameters: a step with full covariance is then about a second
 FORGET = 20.0  # the Hessian's rate is this over the number of steps: with a cosine, e^-10 of the start remains

@@ -35,7 +35,7 @@ from priory.diagnostics.importance import importance_resample, k_hat, psis
 from priory.estimators.evidence_bound import assemble
 from priory.methods.base import Info, Options, Plan
 from priory.methods.flatness import DRAWS, flat_place, name_of
-from priory.model import Model
+from priory.models.model import Model
 from priory.posteriors import Evidence, Posterior
 from priory.posteriors.draws import Draws
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from priory.core.data import Data
-    from priory.target import Target
+    from priory.models.target import Target
 
     Joint = Callable[[Tensor], tuple[Tensor, Tensor]]  # log p and its gradient, (*B, P) -> (*B,), (*B, P)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from priory.core.data import Batch, Data
-    from priory.target import Target
+    from priory.models.target import Target
 
 LEAST_VARIANCE = 1e-30  # of a coordinate that never moves, as a learnt noise: the paper's own floor
 

@@ -22,7 +22,7 @@ from priory.families.diagonal import LOG_2_PI_E
 from priory.methods.base import Info, Options, Plan
 from priory.methods.flatness import DRAWS, flat_place, name_of
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
-from priory.model import Model
+from priory.models.model import Model
 from priory.posteriors.variational import Variational
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from priory.core.data import Batch, Data
     from priory.families import Form
+    from priory.models.target import Target
     from priory.posteriors import Posterior
-    from priory.target import Target
 
 NARROW = 0.02  # of the prior's standard deviations: the first steps see the network and not the noise
 WIDE = 1.0  # for a density, whose scale is not known: what is to bend or to split must first cover

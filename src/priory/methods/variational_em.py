@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from priory.latent.base import Latent, Theta
     from priory.methods.ascent import State
     from priory.methods.base import Info, Plan
+    from priory.models.target import Target
     from priory.posteriors import Posterior
-    from priory.target import Target
 
 
 @dataclass(frozen=True)

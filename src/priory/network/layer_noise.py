@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from priory.core.data import Batch
-    from priory.model import Model
+    from priory.models.model import Model
     from priory.network.skeleton import Network
 
 RULED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

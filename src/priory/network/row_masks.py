@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from priory.core.data import Batch
-    from priory.model import Model
+    from priory.models.model import Model
     from priory.network.layer_noise import Layer
     from priory.network.masks import Units
 

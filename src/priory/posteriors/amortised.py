@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from priory.latent.base import Generated
-    from priory.target import Target
+    from priory.models.target import Target
 
 DRAWS = 64  # of z a row, for the bound that stands for the evidence
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from priory.core.data import Data, tensor_of
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
-from priory.model import Model
+from priory.models.model import Model
 from priory.predictive import Prediction, predict
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from priory.core.data import Batch
-    from priory.target import Target
+    from priory.models.target import Target
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,14 +15,14 @@ from priory.core.data import Data, as_batch
 from priory.core.errors import InputError, extra, require
 from priory.core.streams import stream
 from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, quantile, r_hat
-from priory.model import Model
+from priory.models.model import Model
 from priory.posteriors.base import Evidence, Posterior, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from priory.core.data import Batch
-    from priory.target import Target
+    from priory.models.target import Target
 
 GOOD_R_HAT = 1.01
 GOOD_ESS, ENOUGH = 100, 400  # effective draws a chain; and of all chains, however many

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from priory.latent.base import Generated, Rows
     from priory.latent.conjugate import Phi
-    from priory.target import Target
+    from priory.models.target import Target
 
 FRAME = "frame."  # what a file puts before the names of what the model keeps of its data
 PHI = "q."  # and before the numbers of q

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from priory.target import Target
+    from priory.models.target import Target
 
 
 class DiagonalGaussian(Variational):

@@ -25,7 +25,7 @@ from priory.core.streams import stream
 from priory.curvature import STRUCTURES, Curvature, Gaussian, select
 from priory.curvature.evidence import log_evidence, scaled
 from priory.curvature.taps import Taps, picks
-from priory.model import Model
+from priory.models.model import Model
 from priory.network.skeleton import MEMORY_LIMIT
 from priory.posteriors.base import Evidence, Posterior, taking
 from priory.posteriors.point import FACTOR
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from priory.core.data import Batch
-    from priory.target import Target
+    from priory.models.target import Target
 
 Through = Literal["linear", "network"]
 TOGETHER = 256  # outputs of a row whose whole covariance a prediction has

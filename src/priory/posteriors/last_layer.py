@@ -14,7 +14,7 @@ import torch
 
 from priory.core.errors import require, whole
 from priory.curvature.last_layer import Belief, Layer, cholesky, newton
-from priory.model import Model, rows_given
+from priory.models.model import Model, rows_given
 from priory.posteriors.base import Evidence, Posterior, taking
 from priory.predictive import LINKS, Linearised
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from priory.models.target import Target
     from priory.predictive import Prediction
-    from priory.target import Target
 
 
 class LastLayerPosterior(Posterior):

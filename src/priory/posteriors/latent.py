@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from priory.latent.base import Generated, Theta
-    from priory.target import Target
+    from priory.models.target import Target
 
 BISECTIONS = 60
 FRAME = "frame."  # what a file puts before the names of what the model keeps of its data

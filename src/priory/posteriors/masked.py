@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from priory.core.errors import InputError
-from priory.model import Model
+from priory.models.model import Model
 from priory.network.masks import Site, Units, places_of
 from priory.network.own_dropout import Quiet
 from priory.posteriors.base import Evidence, Posterior
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from priory.models.target import Target
     from priory.predictive import Prediction
-    from priory.target import Target
 
 
 class Masked(Posterior):

@@ -10,7 +10,7 @@ from torch import Tensor
 from priory.averaged import Averaged
 from priory.core.distributed import gather, world
 from priory.core.errors import InputError, require, whole
-from priory.model import Model
+from priory.models.model import Model
 from priory.posteriors.base import DRAWN, KINDS, Evidence, Posterior, taking
 from priory.posteriors.point import Point
 from priory.posteriors.prior_function import PriorFunction, predicted
@@ -19,9 +19,9 @@ from priory.predictive import predict
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from priory.density import Density
+    from priory.models.density import Density
+    from priory.models.target import Target
     from priory.predictive import Prediction
-    from priory.target import Target
 
 BUFFER = "buffer."  # what a file puts before the name of a member's buffer
 TOLERANCE = 1e-4  # of the sum of weights that a person gives

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from priory.core.errors import InputError
 from priory.curvature.evidence import scaled
-from priory.model import Model
+from priory.models.model import Model
 from priory.posteriors.base import Posterior
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from priory.models.target import Target
     from priory.posteriors.base import Evidence
-    from priory.target import Target
 
 FACTOR = "factor."  # what a file puts before the name of a parameter whose prior was scaled
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from priory.core.data import Batch
-    from priory.model import Buffers
+    from priory.models.model import Buffers
+    from priory.models.target import Target
     from priory.predictive import Prediction
-    from priory.target import Target
 
 
 class PriorFunction(Posterior):

@@ -17,9 +17,9 @@ import torch
 from priory import latent
 from priory.core.errors import require
 from priory.methods import VariationalEM
+from priory.models.target import Target
 from priory.posteriors import ConjugatePosterior
 from priory.sklearn.base import STARTS, Array, MixtureEstimator, arrays, positive, precision_roots, tensors
-from priory.target import Target
 
 SHAPES = ("full", "diag")
 PRIORS = ("dirichlet_process", "dirichlet_distribution")

@@ -25,9 +25,9 @@ from priory.core.errors import require
 from priory.core.streams import stream
 from priory.latent.base import Theta, expect, some
 from priory.methods import EM
+from priory.models.target import Target
 from priory.posteriors import LatentPoint
 from priory.sklearn.base import STARTS, Array, MixtureEstimator, arrays, positive, precision_roots, tensors
-from priory.target import Target
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,9 +20,9 @@ from priory.core.data import tensor_of
 from priory.core.errors import require, whole
 from priory.latent.sequences import padded, padded_states
 from priory.methods import EM
+from priory.models.target import Target
 from priory.posteriors import LatentPoint
 from priory.sklearn.base import STARTS, Array, LatentEstimator, arrays, tensors
-from priory.target import Target
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,10 +27,10 @@ from priory.core.streams import stream
 from priory.likelihoods import Categorical, Gaussian
 from priory.loop import fit, make_target
 from priory.methods.base import Info, Method
-from priory.model import Model
+from priory.models.model import Model
+from priory.models.target import Target
 from priory.posteriors import Posterior
 from priory.store import load
-from priory.target import Target
 from priory.testing.exact import Coin, GaussianMean
 
 SHAPES = (torch.Size(), torch.Size([3]), torch.Size([2, 3]))

@@ -28,9 +28,9 @@ from priory import constraints
 from priory.core.errors import require
 from priory.core.flat import Param
 from priory.core.streams import stream
-from priory.density import Density
 from priory.likelihoods import Gaussian
-from priory.model import Model
+from priory.models.density import Density
+from priory.models.model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Callable

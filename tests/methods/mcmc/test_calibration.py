@@ -25,7 +25,7 @@ from priory.core.streams import stream
 from priory.methods.mcmc import HMC, NUTS, hmc, nuts
 from priory.methods.mcmc.integrators import kinetic
 from priory.methods.mcmc.sampler import Move, Sampler, State
-from priory.target import Target
+from priory.models.target import Target
 from priory.testing import assert_uniform_ranks
 
 REPLICATES, CHAINS, WARMUP, DRAWS, THIN = 250, 4, 60, 8, 3

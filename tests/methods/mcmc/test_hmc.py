@@ -12,7 +12,7 @@ from priory.core.data import Data
 from priory.core.streams import stream
 from priory.methods.mcmc import HMC
 from priory.methods.mcmc.adaptation import windows
-from priory.target import Target
+from priory.models.target import Target
 from priory.testing.contract import (
     CLAUSES,
     finds_the_mean_of_a_gaussian,

@@ -14,7 +14,7 @@ from priory.core.errors import PrioryWarning
 from priory.core.streams import stream
 from priory.loop import make_target
 from priory.methods.mcmc.joint import gradients, log_joint, record, without_value
-from priory.target import Target
+from priory.models.target import Target
 
 DOUBLE = torch.float64
 Y = torch.tensor([28.0, 8, -3, 7, -1, 1, 18, 12], dtype=DOUBLE)

@@ -11,7 +11,7 @@ from priory.core.data import Data
 from priory.core.streams import stream
 from priory.methods.mcmc import MALA
 from priory.methods.mcmc.metrics import Diagonal
-from priory.target import Target
+from priory.models.target import Target
 from priory.testing.contract import CLAUSES, records_one_number_a_step
 
 

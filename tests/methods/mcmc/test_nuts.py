@@ -17,7 +17,7 @@ from priory.methods.mcmc.joint import Joint
 from priory.methods.mcmc.metrics import Diagonal
 from priory.methods.mcmc.nuts import level, walk
 from priory.methods.mcmc.sampler import State
-from priory.target import Target
+from priory.models.target import Target
 from priory.testing import assert_mean_close
 from priory.testing.contract import (
     CLAUSES,

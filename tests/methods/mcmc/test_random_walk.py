@@ -13,7 +13,7 @@ from priory.core.streams import stream
 from priory.diagnostics import bfmi
 from priory.methods.mcmc import RandomWalk
 from priory.methods.mcmc.metrics import Diagonal
-from priory.target import Target
+from priory.models.target import Target
 from priory.testing import assert_mean_close
 from priory.testing.contract import CLAUSES, records_one_number_a_step
 

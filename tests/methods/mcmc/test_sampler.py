@@ -19,8 +19,8 @@ from priory.methods.mcmc.adaptation import Moments, StepSize, windows
 from priory.methods.mcmc.drift import warn_of_divergences, warn_of_drift
 from priory.methods.mcmc.metrics import METRICS, Dense, Diagonal, LowRank
 from priory.methods.mcmc.sampler import Sampler, State, number_of_chains, rescue
+from priory.models.target import Target
 from priory.posteriors import Draws
-from priory.target import Target
 from priory.testing import assert_covariance_close, assert_mean_close
 
 DOUBLE = torch.float64

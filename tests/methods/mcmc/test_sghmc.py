@@ -12,8 +12,8 @@ from priory.loop import make_target
 from priory.methods.mcmc import sghmc
 from priory.methods.mcmc.schedules import Cyclical
 from priory.methods.mcmc.sghmc import SGHMC
+from priory.models.target import Target
 from priory.posteriors.chains import Chains
-from priory.target import Target
 from priory.testing import GaussianMean, LinearRegression, assert_covariance_close, assert_mean_close
 from priory.testing.contract import CLAUSES
 

@@ -12,8 +12,8 @@ from priory.loop import make_target
 from priory.methods.mcmc import sgld
 from priory.methods.mcmc.schedules import Cyclical, Timetable
 from priory.methods.mcmc.sgld import SGLD
+from priory.models.target import Target
 from priory.posteriors.chains import Chains
-from priory.target import Target
 from priory.testing import GaussianMean, LinearRegression, assert_covariance_close, assert_mean_close
 from priory.testing.contract import CLAUSES, classification, keeps_members_apart, resumes_with_the_same_bits
 

@@ -17,7 +17,7 @@ from priory.core.errors import DivergedError, InputError
 from priory.core.streams import stream
 from priory.methods.mcmc import HMC, MALA, NUTS, RandomWalk
 from priory.methods.mcmc.starts import from_prior
-from priory.target import Target
+from priory.models.target import Target
 from priory.testing import assert_mean_close
 
 X, Y = torch.linspace(-1, 1, 8)[:, None].double(), torch.linspace(-2, 1, 8).double()

@@ -15,7 +15,7 @@ from priory.methods.mcmc.metrics import ROUNDING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from priory.target import Target
+    from priory.models.target import Target
 
 FAR = 1e10  # free coordinates from which a posterior is taken to have no end
 SPREADING, ENOUGH = 2.0, 20  # how much wider the draws may end than they began, and how many tell

@@ -23,7 +23,7 @@ from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from priory.core.errors import PrioryWarning
-from priory.density import Density
+from priory.models.density import Density
 from priory.network.graphs import function, tidy
 from priory.network.vectorise import unchecked
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from priory.core.data import Batch, Data
-    from priory.target import Target
+    from priory.models.target import Target
 
 AT_ONCE = 1 << 23  # rows x chains whose densities are computed together
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import require, whole
-from priory.density import Density, Values
 from priory.methods.base import Info, Options, Plan
 from priory.methods.mcmc.adaptation import Length, Moments, StepSize, first_step, windows
 from priory.methods.mcmc.drift import refuse_drift, warn_of_divergences, warn_of_drift
@@ -24,6 +23,7 @@ from priory.methods.mcmc.integrators import integrate, kinetic
 from priory.methods.mcmc.joint import log_joint, values_alone
 from priory.methods.mcmc.metrics import METRICS, Metric
 from priory.methods.mcmc.starts import begin, from_prior, learnt_from, refuse_discrete, refuse_improper, replaced
+from priory.models.density import Density, Values
 from priory.posteriors.chains import Chains
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from priory.core.data import Data
     from priory.methods.mcmc.joint import Joint
+    from priory.models.target import Target
     from priory.posteriors import Posterior
-    from priory.target import Target
 
 DIVERGED = 1000.0  # nats of energy that no accurate trajectory gains
 MOST, FEWEST = 256, 4  # chains

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from priory.core.data import Data
     from priory.methods.base import Plan
+    from priory.models.target import Target
     from priory.posteriors import Posterior
-    from priory.target import Target
 
 KEPT = 1_000  # draws a chain, at most, unless `thin` is given
 

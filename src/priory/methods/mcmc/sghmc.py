@@ -30,8 +30,8 @@ from priory.posteriors.chains import Chains
 
 if TYPE_CHECKING:
     from priory.core.data import Batch, Data
+    from priory.models.target import Target
     from priory.posteriors import Posterior
-    from priory.target import Target
 
 
 @dataclass

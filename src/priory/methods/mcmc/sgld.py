@@ -31,8 +31,8 @@ from priory.posteriors.chains import Chains
 
 if TYPE_CHECKING:
     from priory.core.data import Batch, Data
+    from priory.models.target import Target
     from priory.posteriors import Posterior
-    from priory.target import Target
 
 DECAY, DAMPING = 0.99, 1e-5
 

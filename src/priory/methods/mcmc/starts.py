@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import DivergedError, InputError, require
-from priory.density import Density
 from priory.methods.flatness import name_of
 from priory.methods.mcmc.adaptation import Moments
-from priory.model import Model
+from priory.models.density import Density
+from priory.models.model import Model
+from priory.models.target import summed
 from priory.priors.base import flattens
 from priory.priors.hierarchical import Hierarchical, precision_name
-from priory.target import summed
 
 if TYPE_CHECKING:
     from torch.distributions import Distribution
 
     from priory.core.flat import Block, Layout
     from priory.methods.mcmc.joint import Joint
+    from priory.models.target import Target
     from priory.posteriors import Posterior
-    from priory.target import Target
 
 HALVINGS = 10  # times that a start without density is drawn towards zero
 STARTS = 256  # draws of a posterior that chains start from, whose covariance is their first metric

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import InputError, require
-from priory.model import Model
+from priory.models.model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from priory.core.data import Batch, Data
-    from priory.density import Density
     from priory.families import Family
+    from priory.models.density import Density
     from priory.posteriors import Posterior
 
 
