@@ -49,7 +49,7 @@ from priory import penalties
 from priory.core.distributed import gather, rank, world
 from priory.core.errors import DivergedError
 from priory.core.streams import stream
-from priory.penalties.places import places
+from priory.penalties.as_prior.places import places
 from priory.priors.rules import RULES
 
 PENALTIES: dict[str, type[penalties.Regulariser]] = {

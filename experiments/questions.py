@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import priory as pr
 from priory import penalties, priors
 from priory.core.streams import stream
-from priory.penalties.places import places
+from priory.penalties.as_prior.places import places
 from priory.priors.rules import RULES
 from priory.sweeps import TemperatureSweep, scored, temperature_sweep
 

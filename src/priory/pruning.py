@@ -35,7 +35,7 @@ from priory.families import Diagonal
 from priory.families.full_rank import FullRank
 from priory.families.low_rank import LowRank
 from priory.models.model import Model
-from priory.penalties.places import places
+from priory.penalties.as_prior.places import places
 from priory.posteriors import Posterior, Variational
 from priory.posteriors.laplace import LaplacePosterior
 from priory.predictive import Prediction, predict

@@ -26,7 +26,7 @@ from priory.core.streams import stream
 from priory.latent import Latent
 from priory.models.model import Model
 from priory.models.target import Target
-from priory.penalties.on_q import at_unit_scales
+from priory.penalties.as_prior.on_q import at_unit_scales
 from priory.posteriors import KINDS, Evidence, Posterior, Variational
 from priory.priors import Prior
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from priory.core.errors import InputError
-from priory.penalties.equivalence import Equivalence, prior_from_penalty
+from priory.penalties.equivalence.from_penalty import Equivalence, prior_from_penalty
 from priory.plot.penalties import equivalence
 
 

@@ -22,8 +22,8 @@ from torch.distributions import Distribution, Independent, Laplace
 from priory.core.errors import require
 from priory.families.diagonal import LOG_2_PI_E
 from priory.models.model import Model
-from priory.penalties.densities import Elastic
-from priory.penalties.on_q import OnQ
+from priory.penalties.as_prior.densities import Elastic
+from priory.penalties.as_prior.on_q import OnQ
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -39,7 +39,7 @@ from priory.models.density import Density
 from priory.models.model import Model
 from priory.models.target import Target
 from priory.network.skeleton import MEMORY_LIMIT
-from priory.penalties.proximal import corners
+from priory.penalties.as_prior.proximal import corners
 from priory.posteriors import Posterior
 from priory.posteriors.laplace import LaplacePosterior
 

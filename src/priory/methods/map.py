@@ -31,7 +31,7 @@ from priory.methods.base import Info, Options, Plan
 from priory.methods.held_out import HELD_ROWS, fraction_held, learns, settled_at, settles
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.models.model import Model
-from priory.penalties.proximal import Corner, corners
+from priory.penalties.as_prior.proximal import Corner, corners
 from priory.posteriors import Point, Posterior
 
 if TYPE_CHECKING:

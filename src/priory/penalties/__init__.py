@@ -1,15 +1,15 @@
 """Penalties and priors: which prior a penalty is, whether it is one at all, and what its factor should be."""
 
-from priory.penalties.base import Regulariser
-from priory.penalties.certificate import Certificate
-from priory.penalties.equivalence import prior_from_penalty
-from priory.penalties.factors import Explanation, explain, layer_factors
-from priory.penalties.forward import penalty_from_prior
-from priory.penalties.heat import heat_residual, heat_residual_matrix
-from priory.penalties.norms import L1, L2, Bridge, ElasticNet, GroupLasso, Penalty, ReverseGroupLasso
-from priory.penalties.on_q import Variational
-from priory.penalties.reading import Table
-from priory.penalties.result import Equivalence
+from priory.penalties.as_prior.base import Regulariser
+from priory.penalties.as_prior.factors import Explanation, explain, layer_factors
+from priory.penalties.as_prior.norms import L1, L2, Bridge, ElasticNet, GroupLasso, Penalty, ReverseGroupLasso
+from priory.penalties.as_prior.on_q import Variational
+from priory.penalties.equivalence.certificate import Certificate
+from priory.penalties.equivalence.from_penalty import prior_from_penalty
+from priory.penalties.equivalence.from_prior import penalty_from_prior
+from priory.penalties.equivalence.heat import heat_residual, heat_residual_matrix
+from priory.penalties.equivalence.reading import Table
+from priory.penalties.equivalence.result import Equivalence
 
 __all__ = [
     "L1",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from priory.core.errors import extra, require
-from priory.penalties.result import Equivalence
+from priory.penalties.equivalence.result import Equivalence
 from priory.plot import BLUE, COLOURS, GREEN, GREY, INK, ORANGE, VERMILION, _axes, _list
 
 if TYPE_CHECKING:

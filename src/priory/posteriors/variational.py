@@ -23,15 +23,15 @@ from priory.diagnostics.importance import k_hat
 from priory.estimators.evidence_bound import assemble
 from priory.families import Family, Form, form_of
 from priory.models.model import Model
-from priory.penalties.on_q import OnQ
+from priory.penalties.as_prior.on_q import OnQ
 from priory.posteriors.base import Evidence, Posterior
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from priory.models.target import Target
-    from priory.penalties.certificate import Certificate
-    from priory.penalties.result import Equivalence
+    from priory.penalties.equivalence.certificate import Certificate
+    from priory.penalties.equivalence.result import Equivalence
 
 SAMPLES = 256  # draws behind log_evidence
 RATIOS = 1024  # draws behind k_hat of a network, each a pass over the data

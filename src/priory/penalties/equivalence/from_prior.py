@@ -1,0 +1,158 @@
+"""From a prior to its penalty: what a variational loss adds to the data's, given the family that it is trained in.
+
+    locations and scales   r(mu, s)    = KL(beta_{mu,s} || alpha) = -H(beta_s) - E log alpha(mu + s z)
+    dirac                  r(mu)       = -log alpha(mu), as the entropy of a point is dropped
+    dropout                r(m, p)     = -H(p) - p log alpha(m) - (1 - p) log alpha(0), with p the chance to be kept
+    spike and slab         r(mu, s, p) = KL of the coins + p KL(beta_{mu,s} || slab)
+
+Closed forms come first (`priory.divergences`), panels otherwise. All are differentiable. After Wolinski, Charpiat and
+Ollivier (2020), "An Equivalence between Bayesian Priors and Penalties in Variational Inference", arXiv:2002.00178.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent, MixtureSameFamily, Normal, kl_divergence
+
+from priory.core.errors import require
+from priory.distributions import SpikeAndSlab
+from priory.divergences import kl
+from priory.divergences.densities import log_density
+from priory.penalties.as_prior.base import Regulariser
+from priory.penalties.as_prior.places import Place
+from priory.penalties.equivalence.families import FAMILIES, LocationScale, known_family
+
+OWNER = "penalty_from_prior"
+ONE = Place("w", (), weight=False, fan_in=1, fan_out=1, blocks=1, transposed=False)
+Penalty = Callable[..., Tensor]
+
+
+def penalty_from_prior(prior: Any, family: str = "gaussian", *, corners: Sequence[float] | None = None) -> Penalty:
+    """The penalty r(mu, scale) that a prior is, for a family of posteriors: KL(beta || prior), number by number.
+
+    The prior is a distribution, a penalty of `priory.penalties` with a number as its factor, an `Equivalence`, anything
+    with a `log_prob`, or a function that is a log density. `corners` says where that density has corners, poles or
+    narrow peaks: the centres of a distribution, 0 for a function, unless given. A prior over vectors of n numbers gives
+    r(mu (..., n), scale) for the Gaussian family.
+
+    >>> r = penalty_from_prior(Normal(0.0, 1.3), "gaussian")
+    >>> round(r(0.5, 0.8).item(), 6)
+    0.248821
+    """
+    name, prior = known_family(family, OWNER), one_weight(prior, OWNER)
+    if name == "spike_slab":
+        return _spike_slab(prior)
+    if isinstance(prior, Distribution) and prior.event_shape:
+        return _vector(prior, name)
+    log_prior = log_density_of(prior)
+    if name == "dirac":
+        return lambda mu, scale=None: -log_prior(numbers(mu)[0])
+    if name == "dropout":
+        return _dropout(log_prior)
+    marks: Sequence[Tensor | float] = centres(prior) if corners is None else tuple(corners)
+    return _location_scale(prior, log_prior, FAMILIES[name], marks)
+
+
+def _location_scale(
+    prior: Any, log_prior: Callable[[Tensor], Tensor], family: LocationScale, marks: Sequence[Tensor | float]
+) -> Penalty:
+    def penalty(mu: Any, scale: Any) -> Tensor:
+        if isinstance(scale, (int, float)):
+            require(scale > 0, "scale", OWNER, "be above zero", scale)
+        loc, scale = torch.broadcast_tensors(*numbers(mu, scale))
+        if isinstance(prior, SpikeAndSlab):
+            return kl(family.member(loc, scale), prior).value
+        if isinstance(prior, Distribution):
+            try:
+                return kl_divergence(family.member(loc, scale), prior)
+            except NotImplementedError:
+                pass
+        return -family.entropy(scale) - family.expectation(log_prior, loc, scale, marks)
+
+    return penalty
+
+
+def _dropout(log_prior: Callable[[Tensor], Tensor]) -> Penalty:
+    def penalty(m: Any, keep: Any) -> Tensor:
+        m, keep = torch.broadcast_tensors(*numbers(m, keep))
+        return -coin_entropy(keep) - keep * log_prior(m) - (1 - keep) * log_prior(torch.zeros_like(m))
+
+    return penalty
+
+
+def _spike_slab(prior: Any) -> Penalty:
+    ok = isinstance(prior, SpikeAndSlab)
+    require(ok, "prior", OWNER, "be a SpikeAndSlab for the family 'spike_slab'", type(prior).__name__)
+
+    def penalty(mu: Any, scale: Any, p: Any) -> Tensor:
+        loc, scale, p = torch.broadcast_tensors(*numbers(mu, scale, p))
+        return kl(SpikeAndSlab(p, Normal(loc, scale, validate_args=False), validate_args=False), prior).value
+
+    return penalty
+
+
+def _vector(prior: Distribution, name: str) -> Penalty:
+    """One penalty for n numbers at once, with one scale or one each."""
+    ok = name in ("gaussian", "dirac") and len(prior.event_shape) == 1
+    must = "be 'gaussian' or 'dirac' for a prior over vectors"
+    require(ok, "family", OWNER, must, f"{name!r} and the event shape {tuple(prior.event_shape)}")
+    if name == "dirac":
+        return lambda mu, scale=None: -log_density(prior, numbers(mu)[0])
+
+    def penalty(mu: Any, scale: Any) -> Tensor:
+        loc, scale = torch.broadcast_tensors(*numbers(mu, scale))
+        return kl(Independent(Normal(loc, scale, validate_args=False), 1), prior).value
+
+    return penalty
+
+
+def numbers(*values: Any) -> list[Tensor]:
+    """Arguments as tensors that go together: numbers take the type of the tensors beside them, or float64."""
+    floats = [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+    like = floats[0] if floats else torch.zeros((), dtype=torch.float64)
+    options = {"dtype": like.dtype, "device": like.device}
+    return [v if isinstance(v, Tensor) and v.is_floating_point() else torch.as_tensor(v, **options) for v in values]
+
+
+def coin_entropy(p: Tensor) -> Tensor:
+    """H(p) = -p log p - (1 - p) log(1 - p)."""
+    return -torch.special.xlogy(p, p) - torch.special.xlogy(1 - p, 1 - p)
+
+
+def one_weight(prior: Any, owner: str) -> Any:
+    """The distribution that a penalty of weights is for one weight; anything else as it is."""
+    if not isinstance(prior, Regulariser):
+        return prior
+    ok = isinstance(prior.factor, (int, float))
+    require(ok, "prior", owner, "have a number as its factor, where there is no network", repr(prior))
+    return prior.prior(float(prior.factor), ONE, torch.float64)  # pyright: ignore[reportArgumentType]
+
+
+def log_density_of(prior: Any) -> Callable[[Tensor], Tensor]:
+    """The log density of whatever can stand for a prior, number by number."""
+    if isinstance(prior, Distribution):
+        return lambda w: log_density(prior, w)
+    for name in ("log_prior", "log_prob"):
+        function = getattr(prior, name, None)
+        if callable(function):
+            return function  # pyright: ignore[reportReturnType]
+    must = "be a distribution, an Equivalence, a penalty or a function that is a log density"
+    require(callable(prior), "prior", OWNER, must, type(prior).__name__)
+    return prior
+
+
+def centres(prior: Any) -> tuple[Tensor | float, ...]:
+    """Where a density has its peaks, corners and ends."""
+    if not isinstance(prior, Distribution):
+        return (0.0,)
+    if isinstance(prior, MixtureSameFamily):
+        parts = prior.component_distribution
+        return tuple(c for peak in centres(parts) for c in torch.as_tensor(peak).expand(parts.batch_shape).unbind(-1))
+    ends = (getattr(prior.support, end, math.inf) for end in ("lower_bound", "upper_bound"))
+    finite = tuple(end for end in ends if bool(torch.as_tensor(end).isfinite().all()))
+    return (getattr(prior, "loc", 0.0), *finite)

@@ -1,0 +1,97 @@
+"""The local test for learnt variances: a penalty of Gaussians is a KL if and only if it obeys a heat equation.
+
+Smoothing with N(0, v) is heat flow for a time v / 2, and the entropy of n numbers is n log(2 pi e v) / 2, hence
+
+    d/dv r = 1/2 Laplacian r - n / (2 v),    or    rho = 1 + [s dr/ds - sum_i s_i^2 d^2r/dmu_i^2] / n = 0,
+
+with v = s^2. Away from 0, rho says what is wrong: 1 is a penalty without its entropy term, and T times a KL has
+rho = 1 - T, everywhere. For a covariance V = L L' that is learnt as a whole (Bonnet 1964; Price 1958),
+
+    d/dV r = 1/2 Hessian r - 1/2 V^-1,    or    R = I + L' [2 dr/dV - Hessian r] L = 0,
+
+a matrix with 1 or 1 - T on its diagonal in the same cases. Derivatives are differences of fourth order, so that any
+function will do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from priory.core.errors import require
+from priory.penalties.equivalence.from_prior import numbers
+
+STEP = 0.02  # of the scale
+OWNER = "heat_residual"
+
+
+def heat_residual(r: Any, mu: Any, scale: Any, *, vector: bool = False) -> Tensor:
+    """rho of a penalty r(mu, scale): 0 for a KL, 1 without the entropy term, 1 - T for a tempered KL.
+
+    With `vector`, the last dimension of `mu` is one point of R^n, `scale` has one number for it, (..., 1), or one for
+    each coordinate, (..., n), and r gives one value a point.
+
+    >>> rho = heat_residual(lambda mu, s: 0.5 * (mu**2 + s**2), 0.7, 0.3)  # no -log s
+    >>> round(rho.item(), 6)
+    1.0
+    """
+    require(callable(r), "r", OWNER, "be a function of a location and a scale", type(r).__name__)
+    loc, s = numbers(mu, scale)
+    loc, s = loc.double(), s.double()
+    require(bool((s > 0).all()), "scale", OWNER, "be above zero", float(s.min()))
+    if not vector:
+        return 1 + _first(lambda t: r(loc, s * t.exp())) - _second(lambda t: r(loc + t * s, s))
+    require(loc.ndim >= 1, "mu", OWNER, "have a last dimension with `vector`", tuple(loc.shape))
+    n = loc.shape[-1]
+    eye = torch.eye(n, dtype=torch.float64)
+    bends = sum(_second(lambda t, e=e: r(loc + t * s * e, s)) for e in eye)
+    return 1 + (_first(lambda t: r(loc, s * t.exp())) - bends) / n
+
+
+def heat_residual_matrix(r: Any, mu: Any, covariance: Any) -> Tensor:
+    """R (..., n, n) of a penalty r(mu (..., n), covariance (..., n, n)): 0 for a KL, (1 - T) I for T times a KL.
+
+    >>> import torch
+    >>> def r(mu, v):  # a KL to a standard normal, up to a constant
+    ...     return 0.5 * (mu.square().sum(-1) + v.diagonal(dim1=-2, dim2=-1).sum(-1) - v.logdet())
+    >>> v = torch.tensor([[1.0, 0.6], [0.6, 2.0]], dtype=torch.float64)
+    >>> bool(heat_residual_matrix(r, [0.3, -1.0], v).abs().max() < 1e-6)
+    True
+    """
+    owner = "heat_residual_matrix"
+    require(callable(r), "r", owner, "be a function of a location and a covariance", type(r).__name__)
+    loc, v = (t.double() for t in numbers(mu, covariance))
+    n = loc.shape[-1] if loc.ndim else 0
+    square = v.ndim >= 2 and tuple(v.shape[-2:]) == (n, n)
+    require(square, "covariance", owner, f"be of {n} by {n} numbers, as the location has {n}", tuple(v.shape))
+    factor, info = torch.linalg.cholesky_ex(v)
+    require(not bool(info.any()), "covariance", owner, "be positive definite", "one that is not")
+    eye = torch.eye(n, dtype=torch.float64)
+    rows = torch.stack([torch.stack([_entry(r, loc, factor, a, b) for b in eye], -1) for a in eye], -2)
+    return eye + rows
+
+
+def _entry(r: Any, loc: Tensor, factor: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """a' L' [2 dr/dV - Hessian r] L b: along V = L (1 + t (ab' + ba')) L', and by polarisation of the bends."""
+    outer = torch.outer(a, b) + torch.outer(b, a)
+    slope = _first(lambda t: r(loc, factor @ torch.matrix_exp(t * outer) @ factor.mT))
+    plus, minus = (_second(lambda t, d=d: r(loc + t * factor @ d, factor @ factor.mT)) for d in (a + b, a - b))
+    return slope - (plus - minus) / 4
+
+
+def _at(function: Any, steps: tuple[int, ...]) -> list[Tensor]:
+    return [function(torch.tensor(STEP * k, dtype=torch.float64)) for k in steps]
+
+
+def _first(function: Any) -> Tensor:
+    """The slope at 0."""
+    a, b, d, e = _at(function, (-2, -1, 1, 2))
+    return (a - 8 * b + 8 * d - e) / (12 * STEP)
+
+
+def _second(function: Any) -> Tensor:
+    """The second derivative at 0."""
+    a, b, c, d, e = _at(function, (-2, -1, 0, 1, 2))
+    return (-a + 16 * b - 30 * c + 16 * d - e) / (12 * STEP**2)

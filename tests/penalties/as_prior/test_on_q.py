@@ -1,0 +1,250 @@
+"""Penalties on q: training with the penalty of a prior is training with the prior; others are certified as they are."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Laplace, Normal
+
+import priory as pr
+from priory.core.data import Data
+from priory.core.streams import stream
+from priory.loop import make_target
+from priory.methods.base import Plan
+from priory.penalties import Variational, penalty_from_prior
+from priory.penalties.as_prior.on_q import at_unit_scales
+
+F64 = torch.float64
+NORMAL = Normal(torch.zeros((), dtype=F64), torch.tensor(0.7, dtype=F64))
+LAPLACE = Laplace(torch.zeros((), dtype=F64), torch.tensor(0.4, dtype=F64))
+
+
+def data() -> tuple[Tensor, Tensor]:
+    X = torch.randn(20, 3, generator=stream(0, "x"), dtype=F64)
+    return X, torch.sin(X.sum(1, keepdim=True))
+
+
+def model(prior: object) -> pr.Model:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(F64)
+    return pr.Model(net, pr.Gaussian(0.3), prior=prior)
+
+
+def stepped(
+    prior: object, method: pr.MeanField, steps: int = 2, temperature: float = 1.0, shape: tuple[int, ...] = ()
+) -> tuple[Tensor, list[float]]:
+    """The variational parameters after some steps, and the losses on the way."""
+    built = model(prior)
+    rows = Data.of(data(), 20).prepared(built.prepare)
+    target = make_target(built, rows, temperature, "likelihood")
+    state = method.init(target, Plan(rows, 5), stream(0, "start"), torch.Size(shape))
+    if isinstance(getattr(state, "variational", None), Tensor):  # the same start, whatever the prior thinks of scales
+        state.variational[1] = -2.0
+    else:
+        state.theta[..., built.layout.size :] = -2.0
+    losses, generator = [], stream(3, "noise")
+    for _ in range(steps):
+        state, info = method.step(target, state, rows.tensors, generator)
+        losses.append(torch.as_tensor(info.metrics["loss"]).sum().item())
+    return getattr(state, "variational", getattr(state, "theta", None)), losses
+
+
+@pytest.mark.parametrize("prior", [NORMAL, LAPLACE], ids=["Normal", "Laplace"])
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize("estimator", ["pathwise", "local"])
+def test_the_penalty_of_a_prior_trains_as_the_prior_does(prior, temperature: float, estimator: str) -> None:
+    penalty = Variational(penalty_from_prior(prior, "gaussian"))
+    method = pr.MeanField(estimator=estimator)
+    wanted, losses = stepped(prior, method, temperature=temperature)
+    found, own = stepped(penalty, method, temperature=temperature)
+    assert own == pytest.approx(losses, abs=1e-8)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-8)  # two steps of Adam: the gradients are equal
+
+
+def test_the_gradient_is_that_of_the_loss_by_autograd() -> None:
+    """E[-log p] at one draw plus r: value and slopes, for a penalty that is no divergence at all."""
+    penalty = Variational(lambda mu, s: (mu.square() + 3 * s.square() + mu * s).sin(), factor=1.3)
+    built = model(penalty)
+    rows = Data.of(data(), 20).prepared(built.prepare)
+    target = make_target(built, rows, 1.0, "likelihood")
+    method = pr.MeanField()
+    state = method.init(target, Plan(rows, 5), stream(0, "start"))
+    start, generator = state.variational.clone(), stream(3, "noise")
+    state, info = method.step(target, state, rows.tensors, generator)
+    loc, log_scale = (t.clone().requires_grad_() for t in start)
+    w = loc + log_scale.exp() * state.noise[0]
+    r = 1.3 * (loc.square() + 3 * log_scale.exp().square() + loc * log_scale.exp()).sin().sum()
+    loss = -target.differentiable(w, rows.tensors) + r
+    slopes = torch.stack(torch.autograd.grad(loss, [loc, log_scale]))
+    assert float(info.metrics["loss"]) == pytest.approx(float(loss.detach()), abs=1e-8)
+    torch.testing.assert_close(state.gradient, slopes, rtol=0, atol=1e-8)
+    assert float(info.metrics["kl"]) == pytest.approx(float(r.detach()), abs=1e-8)
+
+
+@pytest.mark.parametrize("family", ["laplace", "logistic", "uniform"])
+def test_other_families_train_with_the_penalty_of_a_prior(family: str) -> None:
+    """The same steps as with the prior, but for the noise: the prior enters at draws there, and in closed form here."""
+    penalty = Variational(penalty_from_prior(NORMAL, family))
+    method = pr.MeanField(family=family, samples=4_000)
+    wanted, losses = stepped(NORMAL, method, steps=1)
+    found, own = stepped(penalty, method, steps=1)
+    assert own[0] == pytest.approx(losses[0], rel=5e-3)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)  # the signs of all slopes: one step of Adam
+
+
+@pytest.mark.parametrize("family", ["laplace", "logistic", "uniform"])
+@pytest.mark.parametrize("temperature", [0.3, 4.0])
+def test_the_temperature_multiplies_the_penalty_in_loss_and_bound_alike(family: str, temperature: float) -> None:
+    """The first step at T and at 1 has the same draws, so that its bounds differ by (T - 1) r alone."""
+    built = model(Variational(lambda mu, s: mu.square() + 3 * s.square() + mu * s, factor=1.3))
+    rows = Data.of(data(), 20).prepared(built.prepare)
+    method, found = pr.MeanField(family=family), []
+    for t in (1.0, temperature):
+        target = make_target(built, rows, t, "likelihood")
+        state = method.init(target, Plan(rows, 5), stream(0, "start"))
+        q = method.form(target).family(state.theta)
+        mu, s = q.loc.clone(), q.scale.clone()
+        _, info = method.step(target, state, rows.tensors, stream(3, "noise"))
+        found.append({name: float(value) for name, value in info.metrics.items()})
+    r = float(1.3 * (mu.square() + 3 * s.square() + mu * s).sum())
+    plain, tempered = found
+    assert tempered["nll"] == pytest.approx(plain["nll"], abs=1e-9)
+    assert tempered["kl"] == pytest.approx(r, abs=1e-9)
+    assert tempered["elbo"] == pytest.approx(plain["elbo"] - (temperature - 1) * r, abs=1e-9)
+    assert tempered["loss"] == pytest.approx(plain["loss"] + (temperature - 1) * r, abs=1e-9)
+
+
+def test_members_have_penalties_of_their_own() -> None:
+    penalty = Variational(lambda mu, s: (0.5 * (mu.square() + s.square()) - s.log()).sum())
+    both, losses = stepped(penalty, pr.MeanField(), shape=(3,))
+    assert both.shape[1] == 3
+    standard = Normal(torch.zeros((), dtype=F64), torch.ones((), dtype=F64))
+    wanted, other = stepped(standard, pr.MeanField(), shape=(3,))
+    torch.testing.assert_close(both, wanted, rtol=0, atol=1e-8)
+    constant = 3 * 21 * -0.5  # what KL has and this r has not
+    assert [a + constant for a in losses] == pytest.approx(other, abs=1e-7)
+
+
+def test_a_penalty_may_be_on_some_parameters_and_a_prior_on_others() -> None:
+    penalty = Variational(penalty_from_prior(NORMAL, "gaussian"))
+    wanted, losses = stepped(NORMAL, pr.MeanField())
+    found, own = stepped({"0.*": penalty, "*": NORMAL}, pr.MeanField())
+    assert own == pytest.approx(losses, abs=1e-8)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-8)
+
+
+# Certificates.
+
+
+def fitted(prior: object, **options: object):
+    return pr.fit(model(prior), data(), pr.MeanField(**options), steps=5, progress=False)
+
+
+def test_a_posterior_carries_the_certificate_of_its_penalty() -> None:
+    good = fitted(Variational(lambda mu, s: 0.5 * (mu.square() + s.square() - 1) - s.log())).certificate
+    assert good.valid
+    cold = fitted(Variational(lambda mu, s: 0.5 * (mu.square() + s.square() - 1) - s.log(), factor=0.1)).certificate
+    assert not cold.valid
+    assert "0.1" in cold.verdict
+    assert fitted(NORMAL).certificate is None
+
+
+def test_the_certificate_is_for_the_family_of_q() -> None:
+    penalty = Variational(penalty_from_prior(NORMAL, "laplace"))
+    assert fitted(penalty, family="laplace").certificate.valid
+    assert not fitted(penalty).certificate.valid
+
+
+def test_predictions_need_no_density() -> None:
+    prediction = fitted(Variational(lambda mu, s: mu.square() + s.square())).predict(data()[0])
+    assert bool(torch.isfinite(prediction.mean).all())
+
+
+class Line(nn.Module):
+    """A slope and an intercept without a shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope, self.offset = (nn.Parameter(torch.zeros(shape, dtype=F64)) for shape in ((3, 1), ()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.slope + self.offset
+
+
+def test_a_parameter_of_one_number_is_penalised_too() -> None:
+    built = pr.Model(Line(), pr.Gaussian(0.3), prior=Variational(lambda mu, s: mu.square() + s.square() - s.log()))
+    assert pr.fit(built, data(), pr.MeanField(), steps=3, progress=False).mean["offset"].shape == ()
+    rows = Data.of(data(), 20).prepared(built.prepare)
+    target, method = make_target(built, rows, 1.0, "likelihood"), pr.MeanField()
+    state = method.init(target, Plan(rows, 5), stream(0, "start"))
+    loc, log_scale = (t.clone().requires_grad_() for t in state.variational)
+    assert loc.shape == (4,)  # three slopes and the offset
+    state, info = method.step(target, state, rows.tensors, stream(3, "noise"))
+    r = (loc.square() + (2 * log_scale).exp() - log_scale).sum()
+    loss = r - target.differentiable(loc + log_scale.exp() * state.noise[0], rows.tensors)
+    slopes = torch.stack(torch.autograd.grad(loss, [loc, log_scale]))
+    assert float(info.metrics["kl"]) == pytest.approx(float(r.detach()), abs=1e-8)
+    torch.testing.assert_close(state.gradient, slopes, rtol=0, atol=1e-8)
+
+
+def test_penalties_have_a_number_at_each_w_that_tells_them_apart() -> None:
+    w = torch.randn(2, 21, generator=stream(0, "w"), dtype=F64)
+    penalty = Variational(lambda mu, s: 0.5 * (mu.square() + s.square()) - s.log(), factor=3.0)
+    prior = model({"0.*": penalty, "*": NORMAL}).prior
+    found = at_unit_scales(prior).log_prob(w)
+    wanted = -1.5 * (w[:, :16].square() + 1).sum(-1) + NORMAL.log_prob(w[:, 16:]).sum(-1)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
+    with pytest.raises(pr.InputError, match="has no density at one w"):
+        prior.log_prob(w)
+
+
+# What can't be.
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pr.MAP(), pr.HMC(chains=2, warmup=2), pr.FullRank(), pr.NaturalGradient()],
+    ids=lambda m: type(m).__name__,
+)
+def test_a_method_that_needs_a_density_refuses_it_in_a_sentence(method) -> None:
+    penalty = Variational(lambda mu, s: mu.square() + s.square())
+    with pytest.raises(pr.InputError, match="has no density at one w: only MeanField"):
+        pr.fit(model(penalty), data(), method, steps=2, progress=False)
+
+
+def test_its_evidence_is_refused_in_a_sentence() -> None:
+    with pytest.raises(pr.InputError, match="has no density at one w"):
+        fitted(Variational(lambda mu, s: mu.square() + s.square())).evidence()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"estimator": "sticking"}, "The 'estimator' of MeanField must be one of pathwise, local, flipout"),
+        ({"estimator": "score"}, "The 'estimator' of MeanField must be one of pathwise, local, flipout"),
+        ({"objective": "iwae", "samples": 4}, "The 'estimator' of MeanField must be one of pathwise, local, flipout"),
+        ({"divergence": pr.divergences.Renyi(0.5)}, "The 'divergence' of MeanField must be left out"),
+    ],
+)
+def test_objectives_without_a_divergence_to_replace_are_refused(options, says: str) -> None:
+    with pytest.raises(pr.InputError) as error:
+        fitted(Variational(lambda mu, s: mu.square() + s.square()), **options)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Variational(3), "The 'function' of Variational must be a function of means and scales"),
+        (lambda: Variational(torch.add, factor=0), "The 'factor' of Variational must be a positive number. Got 0"),
+        (
+            lambda: model(Variational(lambda mu: mu)),
+            "must take the means and scales of '0.weight'. It raised TypeError",
+        ),
+        (lambda: model(Variational(lambda mu, s: mu[0])), "must return a number, or one for each weight"),
+        (lambda: Variational(lambda mu, s: (mu + s).sum()).equivalence(), "must return a value for each weight"),
+    ],
+)
+def test_what_cannot_be_a_penalty_on_q_is_refused_in_a_sentence(make, says: str) -> None:
+    with pytest.raises(pr.InputError) as error:
+        make()
+    assert says in str(error.value)
