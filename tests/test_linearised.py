@@ -14,7 +14,7 @@ from torch.distributions import Dirichlet, MultivariateNormal, Normal
 import priory as pr
 from priory import evaluate
 from priory.likelihoods import Likelihood
-from priory.predictive import Linearised, Prediction, cholesky
+from priory.predictive.prediction import Linearised, Prediction, cholesky
 from priory.testing import assert_covariance_close, assert_mean_close
 from priory.testing.exact import LinearRegression
 

@@ -38,7 +38,7 @@ from priory.models.model import Model
 from priory.penalties.as_prior.places import places
 from priory.posteriors import Posterior, Variational
 from priory.posteriors.laplace import LaplacePosterior
-from priory.predictive import Prediction, predict
+from priory.predictive.prediction import Prediction, predict
 from priory.sweeps import TITLES, scored
 
 if TYPE_CHECKING:

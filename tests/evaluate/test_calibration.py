@@ -9,7 +9,7 @@ from sklearn.calibration import calibration_curve
 from priory import evaluate
 from priory.core.errors import InputError
 from priory.likelihoods import Categorical, Gaussian, Likelihood, Poisson
-from priory.predictive import Prediction
+from priory.predictive.prediction import Prediction
 
 
 def prediction(likelihood: Likelihood, outputs: torch.Tensor) -> Prediction:

@@ -11,7 +11,7 @@ from sklearn import metrics
 from priory import evaluate
 from priory.core.errors import InputError
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, StudentT
-from priory.predictive import Linearised, Prediction
+from priory.predictive.prediction import Linearised, Prediction
 
 DRAWS, ROWS = 5, 7
 

@@ -12,7 +12,7 @@ import priory as pr
 from priory import evaluate
 from priory.core.streams import stream
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
-from priory.predictive import Prediction
+from priory.predictive.prediction import Prediction
 from priory.testing import assert_mean_close
 
 EXACT = {"rtol": 0, "atol": 1e-10}

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from priory import evaluate, plot
 from priory.core.errors import InputError
 from priory.likelihoods import Categorical, Gaussian, Likelihood
-from priory.predictive import Prediction
+from priory.predictive.prediction import Prediction
 
 
 def prediction(likelihood: Likelihood, outputs: torch.Tensor) -> Prediction:

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import priory as pr
-from priory.averaged import Averaged
 from priory.core.data import Data
 from priory.core.streams import stream
 from priory.posteriors import Mixture, mixture
+from priory.predictive.averaged import Averaged
 from priory.testing.contract import classification
 
 X = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]

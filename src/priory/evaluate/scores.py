@@ -16,10 +16,10 @@ from torch import Tensor
 
 from priory.core.errors import require
 from priory.likelihoods import Gaussian
-from priory.predictive import Linearised
+from priory.predictive.prediction import Linearised
 
 if TYPE_CHECKING:
-    from priory.predictive import Prediction
+    from priory.predictive.prediction import Prediction
 
 
 def log_score(prediction: Prediction, y: Any) -> float:

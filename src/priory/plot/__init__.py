@@ -21,7 +21,7 @@ from priory.evaluate.scores import matched, top_class
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from priory.predictive import Prediction
+    from priory.predictive.prediction import Prediction
 
 __all__ = ["COLOURS", "calibration", "history", "predictive"]
 

@@ -20,7 +20,7 @@ from priory.core.data import Data, tensor_of
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
 from priory.models.model import Model
-from priory.predictive import Prediction, predict
+from priory.predictive.prediction import Prediction, predict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -14,7 +14,7 @@ from priory.core.streams import stream
 from priory.latent.conjugate import Conjugate
 from priory.likelihoods import Gaussian
 from priory.posteriors.base import Evidence, Posterior
-from priory.predictive import Prediction
+from priory.predictive.prediction import Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -29,7 +29,7 @@ from priory.models.model import Model
 from priory.network.skeleton import MEMORY_LIMIT
 from priory.posteriors.base import Evidence, Posterior, taking
 from priory.posteriors.point import FACTOR
-from priory.predictive import LINKS, Linearised, Prediction
+from priory.predictive.prediction import LINKS, Linearised, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

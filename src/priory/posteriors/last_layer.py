@@ -16,7 +16,7 @@ from priory.core.errors import require, whole
 from priory.curvature.last_layer import Belief, Layer, cholesky, newton
 from priory.models.model import Model, rows_given
 from priory.posteriors.base import Evidence, Posterior, taking
-from priory.predictive import LINKS, Linearised
+from priory.predictive.prediction import LINKS, Linearised
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from priory.models.target import Target
-    from priory.predictive import Prediction
+    from priory.predictive.prediction import Prediction
 
 
 class LastLayerPosterior(Posterior):

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from priory.averaged import Averaged
 from priory.core.distributed import gather, world
 from priory.core.errors import InputError, require, whole
 from priory.models.model import Model
 from priory.posteriors.base import DRAWN, KINDS, Evidence, Posterior, taking
 from priory.posteriors.point import Point
 from priory.posteriors.prior_function import PriorFunction, predicted
-from priory.predictive import predict
+from priory.predictive.averaged import Averaged
+from priory.predictive.prediction import predict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from priory.models.density import Density
     from priory.models.target import Target
-    from priory.predictive import Prediction
+    from priory.predictive.prediction import Prediction
 
 BUFFER = "buffer."  # what a file puts before the name of a member's buffer
 TOLERANCE = 1e-4  # of the sum of weights that a person gives

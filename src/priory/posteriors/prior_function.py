@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from priory.core.errors import InputError, require, whole
 from priory.posteriors.base import Posterior, taking
-from priory.predictive import predict
+from priory.predictive.prediction import predict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from priory.core.data import Batch
     from priory.models.model import Buffers
     from priory.models.target import Target
-    from priory.predictive import Prediction
+    from priory.predictive.prediction import Prediction
 
 
 class PriorFunction(Posterior):

@@ -21,7 +21,7 @@ from priory.loop import make_target
 from priory.network.chain import Chains
 from priory.network.skeleton import ELEMENTWISE
 from priory.posteriors import DiagonalGaussian, Point
-from priory.predictive import Prediction, predict
+from priory.predictive.prediction import Prediction, predict
 from priory.testing import assert_covariance_close, assert_mean_close
 
 EXACT = {"rtol": 0, "atol": 1e-10}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import require
-from priory.predictive import Prediction
+from priory.predictive.prediction import Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

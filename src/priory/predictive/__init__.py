@@ -1,0 +1,1 @@
+"""Predictions: what is known of new targets."""
