@@ -31,10 +31,10 @@ from torch import Tensor
 
 from priory.core.errors import DivergedError, require, warn, whole
 from priory.core.streams import stream
+from priory.diagnostics.flatness import DRAWS, flat_place, name_of
 from priory.diagnostics.importance import importance_resample, k_hat, psis
 from priory.estimators.evidence_bound import assemble
 from priory.methods.base import Info, Options, Plan
-from priory.methods.flatness import DRAWS, flat_place, name_of
 from priory.models.model import Model
 from priory.posteriors import Evidence, Posterior
 from priory.posteriors.draws import Draws

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from priory.core.errors import require, warn, whole
 from priory.core.streams import stream
+from priory.diagnostics.flatness import DRAWS, flat_place, name_of
 from priory.estimators.evidence_bound import assemble
 from priory.estimators.gradients import LAYERS, PATHS, SCORES, Estimate, estimate
 from priory.estimators.importance import importance_weighted
 from priory.families.diagonal import LOG_2_PI_E
 from priory.methods.base import Info, Options, Plan
-from priory.methods.flatness import DRAWS, flat_place, name_of
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.models.model import Model
 from priory.posteriors.variational import Variational

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from priory.core.errors import DivergedError, PrioryWarning
-from priory.methods.flatness import name_of
+from priory.diagnostics.flatness import name_of
 from priory.methods.mcmc.metrics import ROUNDING
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import DivergedError, InputError, require
-from priory.methods.flatness import name_of
+from priory.diagnostics.flatness import name_of
 from priory.methods.mcmc.adaptation import Moments
 from priory.models.density import Density
 from priory.models.model import Model
