@@ -29,11 +29,11 @@ from priory.core.data import Data
 from priory.core.errors import InputError, require, warn, whole
 from priory.core.streams import stream
 from priory.curvature import KINDS, STRUCTURES, Curvature, Gaussian, Selection, select
+from priory.curvature.budget import Budget, budget
 from priory.curvature.diagonal import Diagonal
 from priory.curvature.evidence import log_evidence, prior_bend, prior_precision, scaled, tune, weights
 from priory.curvature.full import Full
 from priory.methods.base import Info, Method, Options, Plan, centre_of, factors_of
-from priory.methods.budget import Budget, budget
 from priory.methods.map import MAP
 from priory.models.density import Density
 from priory.models.model import Model

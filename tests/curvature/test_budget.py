@@ -6,7 +6,7 @@ from torch import nn
 
 import priory as pr
 from priory.core.errors import InputError
-from priory.methods.budget import UPDATES, Budget, Need, in_bytes
+from priory.curvature.budget import UPDATES, Budget, Need, in_bytes
 from priory.methods.laplace import Laplace, Subnetwork
 
 # 784-400-400-10: the network that the issue of memory was first met with
