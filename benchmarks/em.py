@@ -33,7 +33,7 @@ from priory.core.streams import stream
 from priory.latent import GaussianMixture
 from priory.loop import make_target
 from priory.methods.base import Plan
-from priory.methods.em import EM
+from priory.methods.em.em import EM
 
 BOUND = 0.35  # of scikit-learn's time, full covariances
 NAMES = {"full": "full", "tied": "tied", "diagonal": "diag", "spherical": "spherical"}

@@ -21,7 +21,7 @@ from priory.core.streams import stream
 from priory.latent.hidden_markov import HiddenMarkov
 from priory.loop import make_target
 from priory.methods.base import Plan
-from priory.methods.em import EM
+from priory.methods.em.em import EM
 
 BOUNDS = {(1000, 100): 0.5, (1, 100_000): 1.0}  # of hmmlearn's time, by sequences and steps
 NAMES = {"diagonal": "diag", "full": "full"}

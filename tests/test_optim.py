@@ -16,7 +16,7 @@ from priory.core.errors import DivergedError
 from priory.core.streams import stream
 from priory.loop import make_target
 from priory.methods.base import Plan
-from priory.methods.natural import NaturalGradient
+from priory.methods.variational.natural import NaturalGradient
 from priory.optim import VariationalOnlineNewton
 from priory.testing import LinearRegression
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import priory as pr
-from priory.methods.pathfinder import Pathfinder
+from priory.methods.variational.pathfinder import Pathfinder
 from priory.models.target import Target
 from priory.posteriors.draws import Draws
 from priory.testing import assert_mean_close

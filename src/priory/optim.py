@@ -7,7 +7,7 @@
         optimizer.step()
         optimizer.zero_grad()
 
-The equations are those of `priory.methods.natural`, with diagonal covariance. A loss that is a mean over rows has the
+The equations are those of `priory.methods.variational.natural`, with diagonal covariance. A loss that is a mean over rows has the
 gradient d = -g / N, so that with N = `num_data`, at a draw w = m + s eps, s = S^(-1/2),
 
     F = (mean of N d eps / s + T lambda) / T,  S <- (S + X^2 / S) / 2,   X = beta2 S + (1 - beta2) F
@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from priory.core.distributed import rank, world
 from priory.core.errors import DivergedError, InputError, require, whole
 from priory.core.streams import stream
-from priory.methods.natural import keep_positive, number
+from priory.methods.variational.natural import keep_positive, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -7,7 +7,7 @@ from torch import nn
 import priory as pr
 from priory.core.errors import InputError
 from priory.curvature.budget import UPDATES, Budget, Need, in_bytes
-from priory.methods.laplace import Laplace, Subnetwork
+from priory.methods.laplace.laplace import Laplace, Subnetwork
 
 # 784-400-400-10: the network that the issue of memory was first met with
 WIDE = nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10))

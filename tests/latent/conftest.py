@@ -9,7 +9,7 @@ from torch import Tensor
 
 from priory.latent import Latent
 from priory.loop import Run, make_target
-from priory.methods.em import EM
+from priory.methods.em.em import EM
 from priory.posteriors.latent import LatentPoint
 
 

@@ -12,7 +12,7 @@ from priory.core.flat import Param
 from priory.core.streams import stream
 from priory.latent import Expectation, GaussianMixture, Latent, PoissonMixture, Rows, expect, score
 from priory.latent.base import Theta, read, some
-from priory.methods.em import EM
+from priory.methods.em.em import EM
 
 # A person's own model: counts of which some are zero because nobody looked (zero-inflated Poisson).
 

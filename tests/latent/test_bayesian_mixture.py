@@ -19,8 +19,8 @@ from priory.latent.base import Rows
 from priory.latent.bayesian_mixture import BayesianGaussianMixture, discounts
 from priory.latent.conjugate import kl_dirichlet, kl_wishart
 from priory.loop import fit
-from priory.methods.em import EM
-from priory.methods.variational_em import VariationalEM
+from priory.methods.em.em import EM
+from priory.methods.em.variational_em import VariationalEM
 from priory.posteriors.conjugate import ConjugatePosterior
 from priory.store import load
 from priory.testing import assert_mean_close

@@ -14,7 +14,7 @@ from priory.core.errors import InputError
 from priory.latent.base import Rows
 from priory.latent.bayesian_regression import BayesianRegression
 from priory.loop import fit
-from priory.methods.variational_em import VariationalEM
+from priory.methods.em.variational_em import VariationalEM
 from priory.posteriors.conjugate import ConjugatePosterior
 from priory.store import load
 from priory.testing import assert_mean_close

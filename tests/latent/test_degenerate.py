@@ -29,8 +29,8 @@ from priory.latent import (
 )
 from priory.latent.conjugate import Conjugate
 from priory.loop import fit
-from priory.methods.em import EM
-from priory.methods.variational_em import VariationalEM
+from priory.methods.em.em import EM
+from priory.methods.em.variational_em import VariationalEM
 
 NAN = float("nan")
 ROWS = torch.randn(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -11,8 +11,8 @@ from priory.core.errors import InputError
 from priory.latent.base import Rows
 from priory.latent.dirichlet_process import DirichletProcessMixture, broken
 from priory.loop import fit
-from priory.methods.em import EM
-from priory.methods.variational_em import VariationalEM
+from priory.methods.em.em import EM
+from priory.methods.em.variational_em import VariationalEM
 from priory.posteriors.conjugate import ConjugatePosterior
 from priory.testing import assert_mean_close
 

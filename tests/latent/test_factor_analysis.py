@@ -17,7 +17,7 @@ from priory.core.streams import stream
 from priory.latent import expect, score
 from priory.latent.factor_analysis import FactorAnalysis
 from priory.latent.principal_components import PrincipalComponents
-from priory.methods.em import EM
+from priory.methods.em.em import EM
 from priory.posteriors.latent import LatentPoint
 
 KINDS = {"factors": FactorAnalysis, "components": PrincipalComponents}

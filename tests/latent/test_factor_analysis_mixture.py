@@ -15,7 +15,7 @@ from priory.core.streams import stream
 from priory.latent import FactorAnalysis, PrincipalComponents, expect, score
 from priory.latent.factor_analysis_mixture import FactorAnalysisMixture
 from priory.latent.principal_components_mixture import PrincipalComponentsMixture
-from priory.methods.em import EM
+from priory.methods.em.em import EM
 from priory.posteriors.latent import LatentPoint
 
 KINDS = {"factors": FactorAnalysisMixture, "components": PrincipalComponentsMixture}

@@ -12,7 +12,7 @@ from torch import Tensor
 from priory.core.errors import InputError, PrioryWarning
 from priory.latent import GaussianMixture, expect
 from priory.latent.gaussian_mixture import raised
-from priory.methods.em import EM
+from priory.methods.em.em import EM
 
 KINDS = {"full": "full", "tied": "tied", "diagonal": "diag", "spherical": "spherical"}
 

@@ -19,7 +19,7 @@ from priory.core.streams import stream
 from priory.latent import expect, score
 from priory.latent.hidden_markov import HiddenMarkov, smooth
 from priory.latent.sequences import padded
-from priory.methods.em import EM
+from priory.methods.em.em import EM
 from priory.posteriors.latent import LatentPoint
 
 NAN = float("nan")

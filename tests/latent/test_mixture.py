@@ -30,7 +30,7 @@ from priory.latent import (
 from priory.latent.base import climbed
 from priory.latent.starts import clusters
 from priory.loop import Run, make_target
-from priory.methods.em import EM
+from priory.methods.em.em import EM
 
 KINDS = ["full", "tied", "diagonal", "spherical", "column", "bernoulli", "poisson", "multinomial", "regression"]
 

@@ -14,7 +14,7 @@ from priory.core.errors import InputError
 from priory.core.streams import stream
 from priory.latent import expect, score
 from priory.latent.mixture_of_experts import MixtureOfExperts
-from priory.methods.em import EM
+from priory.methods.em.em import EM
 from priory.posteriors.latent import LatentPoint
 
 

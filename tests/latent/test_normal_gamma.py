@@ -15,7 +15,7 @@ from priory.latent.base import Rows, expect
 from priory.latent.conjugate import OverPhi
 from priory.latent.normal_gamma import NormalGamma
 from priory.loop import Run, fit, make_target
-from priory.methods.variational_em import VariationalEM
+from priory.methods.em.variational_em import VariationalEM
 from priory.posteriors.conjugate import ConjugatePosterior
 from priory.store import load
 from priory.testing import assert_mean_close

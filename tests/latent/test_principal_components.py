@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from priory.latent.principal_components import PrincipalComponents
-from priory.methods.em import EM
+from priory.methods.em.em import EM
 
 
 @pytest.fixture

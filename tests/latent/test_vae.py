@@ -13,8 +13,8 @@ from priory.latent.base import Rows
 from priory.latent.vae import VAE
 from priory.likelihoods import Gaussian
 from priory.loop import fit, make_target
-from priory.methods.amortised_em import AmortisedEM
-from priory.methods.em import EM
+from priory.methods.em.amortised_em import AmortisedEM
+from priory.methods.em.em import EM
 from priory.models.target import Target
 from priory.posteriors.amortised import AmortisedPosterior
 from priory.store import load

@@ -12,7 +12,7 @@ from priory.core.data import Data
 from priory.core.errors import InputError
 from priory.core.streams import stream
 from priory.loop import make_target
-from priory.methods.laplace import Laplace, Subnetwork
+from priory.methods.laplace.laplace import Laplace, Subnetwork
 from priory.posteriors import Point
 from priory.posteriors import laplace as of_laplace
 from priory.posteriors.laplace import runs

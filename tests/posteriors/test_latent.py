@@ -9,7 +9,7 @@ from priory.core.errors import InputError, StoreError
 from priory.core.flat import Param
 from priory.latent import Expectation, GaussianMixture, Latent, RegressionMixture
 from priory.loop import fit
-from priory.methods.em import EM
+from priory.methods.em.em import EM
 from priory.posteriors.latent import LatentPoint
 from priory.store import load
 

@@ -22,7 +22,7 @@ from priory import methods
 from priory.cli.tables import SHIPPED, Table, read_table
 from priory.comparison import TITLES, Comparison, Units, compare, counted, split_rows
 from priory.core.errors import InputError, MissingExtra, extra, require, whole
-from priory.methods.ascent import Ascent
+from priory.methods.em.ascent import Ascent
 from priory.priors.base import FLAT
 from priory.priors.rules import RULES
 

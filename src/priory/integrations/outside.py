@@ -13,7 +13,7 @@ import torch
 from priory.core.data import Data
 from priory.core.errors import InputError, require
 from priory.loop import make_target
-from priory.methods.held_out import HELD_ROWS, learns, settled
+from priory.methods.point.held_out import HELD_ROWS, learns, settled
 from priory.models.model import Model
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """SWAG of a training that is not ours: the moments of the weights while something else trains them.
 
-The Gaussian is that of `priory.methods.swag`, from snapshots of the last part of a training. Its rate should stay up
+The Gaussian is that of `priory.methods.ensemble.swag`, from snapshots of the last part of a training. Its rate should stay up
 meanwhile: weights that a schedule has brought to rest wander no more, and their Gaussian is too narrow.
 """
 
@@ -13,8 +13,8 @@ import torch
 
 from priory.core.errors import InputError, require, whole
 from priory.integrations.outside import Outside
+from priory.methods.ensemble.swag import SWAG, State, take
 from priory.methods.optimise import Adam
-from priory.methods.swag import SWAG, State, take
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,0 +1,1 @@
+"""EM, variational EM and amortised EM."""

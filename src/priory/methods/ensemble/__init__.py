@@ -1,0 +1,1 @@
+"""Several networks, or one network many times."""

@@ -1,0 +1,154 @@
+"""SWAG: a Gaussian fitted to the path of the optimiser (Maddox et al. 2019, "A Simple Baseline for Bayesian Uncertainty
+in Deep Learning").
+
+From a mode, Adam goes on at a constant rate and wanders around it. Of the n snapshots w_i on the way
+
+    m = 1/n sum_i w_i,    v = 1/n sum_i (w_i - m)^2,    D = (w_i - m) for the last r of them, as columns
+    q(w) = N(m, diag(v) / 2 + D D' / (2 (r - 1)))
+
+The deviations are from the mean of all snapshots; in the paper each is from the mean of those up to it, so that early
+ones are smaller. The mean alone is stochastic weight averaging (Izmailov et al. 2018). How far the path wanders depends
+on the rate and on the size of a batch, and not on the data alone: SWAG is a heuristic, whose k-hat and calibration are
+worth a look.
+`Ensemble(SWAG(), size)` is multi-SWAG (Wilson and Izmailov 2020).
+
+Cost of a step: that of MAP, and O(P) a snapshot; memory O(r P).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+
+from priory.core.errors import require, whole
+from priory.curvature.evidence import scaled
+from priory.families.low_rank import LowRankForm
+from priory.methods.base import Info, Options, Plan, factors_of
+from priory.methods.optimise import Adam, check_rate, rates
+from priory.methods.point.map import MAP
+from priory.posteriors import Posterior, Variational
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from priory.core.data import Batch, Data
+    from priory.models.target import Target
+
+LEAST_VARIANCE = 1e-30  # of a coordinate that never moves, as a learnt noise: the paper's own floor
+
+
+@dataclass
+class State:
+    """The vector on its way, and the moments of the snapshots so far."""
+
+    w: Tensor  # (*B, P)
+    adam: Adam
+    buffers: dict[str, Tensor]
+    mean: Tensor  # (*B, P)
+    squares: Tensor  # sum_i (w_i - m)^2, (*B, P)
+    last: Tensor  # the last r snapshots, the newest first, (*B, r, P)
+    count: int
+    every: int = field(metadata={"fixed": True})
+    factors: dict[str, Tensor] = field(metadata={"fixed": True})  # of the prior that the mode was found under
+
+
+@dataclass(frozen=True)
+class SWAG(Options):
+    """A Gaussian of low rank plus a diagonal, from snapshots of a walk around the mode.
+
+    `snapshots` are taken every `every` steps (unless given, once an epoch), the last `rank` of them, or all where there
+    are fewer, make the low-rank part. The mode is found by `start`, which is `MAP()` unless given, with the epochs or
+    steps that `fit` was asked for.
+
+    >>> SWAG(rank=1)
+    Traceback (most recent call last):
+    ...
+    priory.InputError: The 'rank' of SWAG must be a whole number from 2. Got 1 instead.
+    """
+
+    snapshots: int = 100
+    rank: int = 20
+    every: int | None = None
+    learning_rate: float = 1e-2
+    start: Any = None
+
+    reads: ClassVar[Literal["batch", "pass"]] = "batch"
+
+    def __post_init__(self) -> None:
+        require(whole(self.rank, 2), "rank", "SWAG", "be a whole number from 2", repr(self.rank))
+        require(whole(self.snapshots, 2), "snapshots", "SWAG", "be a whole number from 2", repr(self.snapshots))
+        ok = self.every is None or whole(self.every, 1)
+        require(ok, "every", "SWAG", "be a whole number from 1, or None", repr(self.every))
+        check_rate(self.learning_rate, "constant", "SWAG")
+
+    @property
+    def columns(self) -> int:
+        """How many snapshots the low-rank part is made of."""
+        return min(self.rank, self.snapshots)
+
+    def default_start(self, model: Any) -> MAP:
+        """The mode to walk around."""
+        return MAP()
+
+    def length(self, data: Data) -> int:
+        return self.snapshots * self._every(data)
+
+    def _every(self, data: Data) -> int:
+        return self.every or data.steps_per_epoch
+
+    def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
+        return Plan(data, steps)
+
+    def init(
+        self,
+        target: Target,
+        plan: Plan,
+        generator: torch.Generator,
+        shape: torch.Size = torch.Size(),
+        start: Posterior | None = None,
+    ) -> State:
+        w = target.start(plan.data, shape, generator, start)
+        adam = Adam.of(w, rates("constant", self.learning_rate, plan.steps, "SWAG"))
+        last = w.new_zeros(*shape, self.columns, target.size)
+        zeros, every = torch.zeros_like(w), self._every(plan.data)
+        buffers, factors = target.buffers(shape, start), factors_of(start)
+        return State(w, adam, buffers, zeros, zeros.clone(), last, 0, every, factors)
+
+    def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+        target = scaled(target, state.factors)
+        value, gradient = target.log_likelihood_and_grad(state.w, batch, state.buffers)
+        log_prior, prior_gradient = target.log_prior_and_grad(state.w, jacobian=False)
+        down = torch.add(gradient, prior_gradient, alpha=target.prior_weight).neg_()
+        down[..., target.model.learnt.start :] = 0  # a mode must not choose them: MAP has set them
+        state.adam.descend(state.w, down)
+        if state.adam.step % state.every == 0:
+            take(state)
+        loss = -value - target.prior_weight * log_prior
+        return state, Info({"loss": loss, "nll": -value, "log_prior": log_prior})
+
+    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Variational:
+        if state.count == 0:
+            take(state)
+        form = LowRankForm(target.size, self.columns)
+        return Variational(scaled(target, state.factors), form, theta_of(state), state.buffers)
+
+
+def take(state: State) -> None:
+    """One snapshot: the moments as Welford (1962) updates them, without the cancellation of E[w^2] - m^2."""
+    state.count += 1
+    before = state.w - state.mean
+    state.mean = state.mean + before / state.count
+    state.squares = torch.addcmul(state.squares, before, state.w - state.mean)
+    state.last = torch.cat([state.w.unsqueeze(-2), state.last[..., :-1, :]], -2)
+
+
+def theta_of(state: State) -> Tensor:
+    """The numbers of N(m, D D' / (2 (r - 1)) + diag(v / 2)), for as many of the last snapshots as there are."""
+    rank, kept = state.last.shape[-2], min(state.count, state.last.shape[-2])
+    scale = (0.5 * state.squares / state.count).clamp_min(LEAST_VARIANCE).sqrt()  # (*B, P)
+    away = (state.last - state.mean.unsqueeze(-2)) / (2 * max(1, rank - 1)) ** 0.5
+    away[..., kept:, :] = 0
+    ratio = (away * ((rank - 1) / max(1, kept - 1)) ** 0.5 / scale.unsqueeze(-2)).mT  # (*B, P, r)
+    return torch.cat([state.mean, ratio.flatten(-2), scale.log()], -1)

@@ -1,0 +1,1 @@
+"""Laplace's approximation and its last-layer form."""

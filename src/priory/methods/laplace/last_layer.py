@@ -1,0 +1,163 @@
+"""A Bayesian last layer on the features of a trained network, as in Bayesian linear regression.
+
+The layers before the last are those that `start` finds; over the last one the posterior is that of a generalised
+linear model on their features (`priory.curvature.last_layer`). With Gaussian noise it is conjugate and exact (Bishop
+2006, 3.3); for labels and counts it is the Laplace approximation at the exact mode (4.5). `posterior.update` takes rows
+that come later without those before (recursive least squares, for Gaussian noise).
+
+Snoek et al. 2015, "Scalable Bayesian Optimization Using Deep Neural Networks"; Kristiadi et al. 2020, "Being Bayesian,
+Even Just a Bit, Fixes Overconfidence in ReLU Networks".
+
+Cost: a few passes of the network over the data, and n K^2 D^2 for D features and K outputs; memory (K D)^2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+
+from priory.core.data import Data
+from priory.core.errors import InputError, require
+from priory.curvature import select
+from priory.curvature.evidence import scaled, tune
+from priory.curvature.full import Full
+from priory.curvature.last_layer import Belief, Layer, newton
+from priory.methods.base import Info, Options, Plan, centre_of, factors_of
+from priory.methods.point.held_out import learns
+from priory.methods.point.map import MAP
+from priory.models.model import Model
+from priory.posteriors import LastLayerPosterior, Posterior
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from priory.models.target import Target
+
+LIMIT = 1 << 32  # bytes
+MATRICES = 5  # of (K D)^2 numbers at a time: the prior's, the curvature twice, their sum and its factor
+NUMBER = 8  # bytes of a number in double precision, in which they are
+ROUNDS = 3  # of the last layer and the noise, each given the other
+
+
+@dataclass
+class State:
+    """The vector with the last layer at its mode, the precision there, and log p(D), of every member."""
+
+    w: Tensor  # (*B, P)
+    precision: Tensor  # (*B, Q, Q), in double
+    value: Tensor  # (*B,), in double
+    buffers: dict[str, Tensor]
+    layer: Layer = field(metadata={"fixed": True})
+    factors: dict[str, Tensor] = field(metadata={"fixed": True})  # of the prior that the features were found under
+
+
+@dataclass(frozen=True)
+class LastLayer(Options):
+    """The exact last layer, given the others; `at` finds those and is `MAP()` unless given.
+
+    `at` is a method, a posterior around one point that it gave, or "network" for the weights as they are, of a network
+    that is trained. There a noise that is learnt is set by the evidence; else it is what `at` found.
+    """
+
+    at: Any = None
+
+    reads: ClassVar[Literal["batch", "pass"]] = "pass"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.at, str) and self.at != "network":
+            raise InputError(
+                f"The 'at' of LastLayer must be a method, a posterior, or 'network'. Got {self.at!r} instead."
+            )
+
+    @property
+    def start(self) -> Any:
+        """What gives the features."""
+        return None if isinstance(self.at, str) else self.at
+
+    def default_start(self, model: Any) -> MAP | None:
+        """A mode, unless the network is one already."""
+        return None if self.at == "network" else MAP()
+
+    def length(self, data: Data) -> int:
+        return 1
+
+    def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
+        model = target.model
+        if not isinstance(model, Model):
+            raise InputError("LastLayer needs a Model: a Density has no layers.")
+        layer = Layer.of(model, data.some(2)[:-1])
+        wanted = MATRICES * len(layer.places) ** 2 * NUMBER
+        got = f"{len(layer.places):,} weights, {wanted / 2**30:.1f} GiB: use Laplace('kron', over='last')"
+        must = f"have a last layer that fits into {LIMIT / 2**30:.0f} GiB for LastLayer"
+        require(wanted <= LIMIT, "net", "Model", must, got)
+        prior_of(target, layer)
+        return Plan(data, steps)
+
+    def init(
+        self,
+        target: Target,
+        plan: Plan,
+        generator: torch.Generator,
+        shape: torch.Size = torch.Size(),
+        start: Posterior | None = None,
+    ) -> State:
+        model = target.model
+        assert isinstance(model, Model)
+        layer = Layer.of(model, plan.data.some(2)[:-1])
+        begun = target.start(plan.data, shape, generator) if start is None else centre_of(start, "LastLayer")
+        w, size = begun.expand(*shape, -1).clone(), len(layer.places)
+        precision = w.new_zeros(*shape, size, size, dtype=torch.float64)
+        buffers = target.buffers(shape, start)
+        value = torch.zeros_like(precision[..., 0, 0])
+        state = State(w, precision, value, buffers, layer, factors_of(start))
+        if start is None and learns(target):
+            self._set_noise(target, plan, generator, state)
+        return state
+
+    def _set_noise(self, target: Target, plan: Plan, generator: torch.Generator, state: State) -> None:
+        """A noise where the evidence of the last layer is largest, in turn with the layer's mode under it."""
+        assert isinstance(target.model, Model)
+        data, last = plan.data, select(target.model, "last", plan.data.some(2)[:-1])
+        for _ in range(ROUNDS):
+            self.step(target, state, data, generator)
+            for i, w in enumerate(state.w.view(-1, target.size)):
+                own = target.model.member(state.buffers, i)
+                of = lambda v, own=own: Full.of(target, v, data, last, "ggn", 1, generator, own)  # noqa: E731
+                w.copy_(tune(target, w, of(w), data, own, None, kind="ggn", again=of).w)
+
+    def step(self, target: Target, state: State, batch: Data, generator: torch.Generator) -> tuple[State, Info]:
+        must = "be all rows as one Data, plan.rows(step), and no minibatch"
+        require(isinstance(batch, Data), "batch", "LastLayer.step", must, type(batch).__name__)
+        target = scaled(target, state.factors)
+        model, prior = target.model, prior_of(target, state.layer)
+        assert isinstance(model, Model)
+        size, q = target.size, len(state.layer.places)
+        members = zip(state.w.view(-1, size), state.precision.view(-1, q, q), state.value.view(-1), strict=True)
+        for i, (w, precision, value) in enumerate(members):
+            if not bool(torch.isfinite(w).all()):
+                value.fill_(float("nan"))
+                continue  # the driver says where it broke
+            own = model.member(state.buffers, i)
+            found, belief, log_evidence = newton(model, state.layer, w, batch, prior, own, 1 / target.temperature)
+            w.copy_(found)
+            precision.copy_(belief.precision)
+            value.fill_(log_evidence)
+        return state, Info({"bound": state.value.clone()}, done=True)
+
+    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> LastLayerPosterior:
+        belief = Belief(state.w[state.layer.places].double(), state.precision)
+        target = scaled(target, state.factors)
+        return LastLayerPosterior(target, state.w, belief, state.layer, float(state.value), state.buffers)
+
+
+def prior_of(target: Target, layer: Layer) -> Belief:
+    """What is believed of the layer before the data, tempered with it where the whole posterior is."""
+    prior = target.model.prior
+    precision = prior.precision[..., layer.places]
+    gaussian = precision.ndim == 1 and bool((precision > 0).all())
+    if not gaussian:
+        raise InputError("LastLayer needs a Gaussian prior over every weight of the last layer, such as prior=1.0.")
+    weight = target.prior_weight / target.temperature
+    return Belief(prior.loc[layer.places], torch.diag(weight * precision))

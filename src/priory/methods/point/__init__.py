@@ -1,0 +1,1 @@
+"""Methods that find a point."""

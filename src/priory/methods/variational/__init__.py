@@ -1,0 +1,1 @@
+"""Variational inference: the closest member of a family."""

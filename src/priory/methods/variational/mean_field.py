@@ -1,0 +1,366 @@
+"""Mean-field variational inference: the best factorised distribution (Graves 2011; Blundell 2015; Kingma and
+Welling 2014).
+
+    q(w) = prod_i N(w_i; m_i, s_i^2),   maximise   elbo = E_q[log p(D|w)] - T KL(q || p)
+
+With w = m + s eps, eps ~ N(0, I), and g = d log p(D|w) / dw at the draw, the loss -elbo has the gradients
+
+    d/dm_i     = -g_i + T lambda_i (m_i - m0_i)
+    d/dlog s_i = -g_i eps_i s_i + T (lambda_i s_i^2 - 1)
+
+for a Gaussian prior of location m0 and precision lambda; Laplace priors and penalties on q have closed forms as well
+(`estimators.expected`), other priors enter at the draw, like the likelihood. Sticking
+the landing (Roeder 2017) takes the prior and log q at the draw as well: with G_i = g_i - T lambda_i (w_i - m0_i) + T
+eps_i / s_i they are -G_i and -G_i eps_i s_i, and both vanish where q is the posterior.
+
+For these two, and for noise at the layers (`estimators.layers`), the step works in place on one (2, *B, P) tensor of
+means and log standard deviations, with no autograd through the sampling; `estimators.elbo` is the definition that it is
+tested against. Other estimators, objectives and families take the step of `variational`. Cost of a step: `samples`
+passes of the network and O(samples P).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from priory.core.errors import InputError, PrioryWarning, require
+from priory.estimators.expected import GAUSSIAN, Expected, check, expected
+from priory.estimators.gradients import LAYERS
+from priory.families import Diagonal, DiagonalForm, FactorisedForm, PerParameterForm
+from priory.families.factorised import BASES
+from priory.methods.base import Info
+from priory.methods.optimise import Adam, rates
+from priory.methods.variational.base import State as Flat
+from priory.methods.variational.base import VariationalMethod, inner, parts
+from priory.models.model import Model
+from priory.network.layer_noise import LayerNoise
+from priory.posteriors import DiagonalGaussian, Posterior, Variational
+
+if TYPE_CHECKING:
+    from priory.core.data import Batch
+    from priory.estimators.gradients import Estimate
+    from priory.families import Form
+    from priory.methods.base import Plan
+    from priory.models.target import Target
+
+EXAMINED = 32  # rows of the trial passes that find the layers without a rule
+BROAD = 0.5  # the arguments of a narrow Beta or Gamma are large and stiff: these begin wide
+
+
+@dataclass
+class State:
+    """The variational parameters and Adam's moments; the work tensors are overwritten by every step."""
+
+    variational: Tensor = field(metadata={"lead": 1})  # (2, *B, P): means, log standard deviations
+    adam: Adam = field(metadata={"lead": 1})
+    buffers: dict[str, Tensor]
+    kept: Tensor | None = field(metadata={"lead": 1})  # (S, *B, P), the noise that the next step mirrors
+    base: Tensor | None = field(metadata={"lead": 1})  # (S, *B, P), flipout's eps for two batches, each with its signs
+    layers: LayerNoise | None = field(metadata={"fixed": True})
+    expected: Expected | None = field(metadata={"fixed": True})  # what is known of q without a draw
+    noise: Tensor = field(metadata={"scratch": True})  # (S, *B, P), as drawn
+    w: Tensor = field(metadata={"scratch": True})  # (S, *B, P)
+    scale: Tensor = field(metadata={"scratch": True})  # (*B, P)
+    gradient: Tensor = field(metadata={"scratch": True})  # (2, *B, P), of the loss
+
+
+@dataclass(frozen=True)
+class MeanField(VariationalMethod):
+    """Factorised variational inference.
+
+    `family` is "gaussian", "laplace", "logistic" or "uniform", for every coordinate; or, for a Density, a dict from
+    parameters to classes of `torch.distributions` over their own supports, such as {"p": Beta}; parameters without one
+    are Gaussian in free coordinates.
+
+    `samples` is the number of draws of w a step. `estimator` says how the gradient is estimated: "pathwise" (unless
+    named; "sticking" for a dict), "sticking", "local", "flipout", "score", "score_baseline", "leave_one_out", "vargrad"
+    (`priory.estimators`), or "doubly" for the objective "iwae", the importance-weighted bound over `samples` draws.
+    `divergence` replaces KL(q || p) by another, such as `priory.divergences.Renyi(0.5)`. With `antithetic`, draws come
+    in pairs eps, -eps, whose odd errors cancel; an odd number of them is mirrored by the next step. Unless it is False,
+    an even number comes in pairs.
+
+    `initial_scale` multiplies the prior's standard deviations to give those that q starts with: 0.02 unless given, so
+    that the first steps see the network and not the noise (0.5 for a dict of distributions). `schedule` is "cosine"
+    (down to zero, so that the last steps average the noise away), "constant", or a function from an optimizer to a
+    `torch.optim.lr_scheduler`.
+
+    >>> MeanField(samples=0)
+    Traceback (most recent call last):
+    ...
+    priory.InputError: The 'samples' of MeanField must be a whole number from 1. Got 0 instead.
+    """
+
+    family: Any = "gaussian"
+
+    layered: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = ("gaussian", *BASES)
+        ok = isinstance(self.family, dict) or self.family in known
+        must = f"be one of {', '.join(known)}, or a dict from parameters to distributions"
+        require(ok, "family", "MeanField", must, repr(self.family))
+        plain = self.family == "gaussian" or self.estimator not in LAYERS
+        require(plain, "family", "MeanField", f"be 'gaussian' for the estimator {self.estimator!r}", repr(self.family))
+        # the ends of a uniform move with its scale, so that its score does not have the mean zero that others rely on
+        usable = self.family != "uniform" or self.bound.estimator == "pathwise"
+        require(usable, "estimator", "MeanField", "be 'pathwise' for the family 'uniform'", repr(self.estimator))
+
+    @property
+    def usual(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] - depends on the family
+        return "sticking" if isinstance(self.family, dict) else "pathwise"
+
+    @property
+    def lean(self) -> bool:
+        """Whether the step in place applies."""
+        lean = self.bound.estimator in ("pathwise", "sticking", *LAYERS)
+        return self.family == "gaussian" and lean and self.objective == "elbo" and self.divergence is None
+
+    def form(self, target: Target) -> Form:
+        if isinstance(self.family, dict):
+            if isinstance(target.model, Model):
+                raise InputError(
+                    "The 'family' of MeanField must be one for every weight of a network. Got a dict instead."
+                )
+            names = {name: getattr(made, "__name__", made) for name, made in self.family.items()}
+            return PerParameterForm(names, target.model.layout)
+        return DiagonalForm(target.size) if self.family == "gaussian" else FactorisedForm(target.size, self.family)
+
+    def first_scale(self, target: Target) -> Tensor:
+        if isinstance(self.family, dict) and self.initial_scale is None:
+            return BROAD * target.model.prior.typical_scale()
+        return super().first_scale(target)
+
+    def init(
+        self,
+        target: Target,
+        plan: Plan,
+        generator: torch.Generator,
+        shape: torch.Size = torch.Size(),
+        start: Posterior | None = None,
+    ) -> State | Flat:
+        check(target, self)
+        if not self.lean:
+            return super().init(target, plan, generator, shape, start)
+        loc = target.start(plan.data, shape, generator, start)
+        variational = torch.stack([loc, torch.empty_like(loc)])
+        variational[1] = torch.log(self.first_scale(target))
+        learning = rates(self.schedule, self.learning_rate, plan.steps, "MeanField")
+        work = loc.new_empty(self.samples, *loc.shape)
+        return State(
+            variational,
+            Adam.of(variational, learning),
+            target.buffers(shape, start),
+            kept=torch.zeros_like(work) if self.antithetic and self.samples % 2 else None,
+            base=torch.zeros_like(work) if self.estimator == "flipout" else None,
+            layers=self._layers(target, plan),
+            expected=expected(target, GAUSSIAN, closed=self.estimator != "sticking"),
+            noise=work,
+            w=torch.empty_like(work),
+            scale=torch.empty_like(loc),
+            gradient=torch.empty_like(variational),
+        )
+
+    def _layers(self, target: Target, plan: Plan) -> LayerNoise | None:
+        """The layers that draw their own noise; said aloud where some have no rule for it."""
+        if self.estimator not in LAYERS:
+            return None
+        model = target.model
+        needs = f"a Model for the estimator {self.estimator!r}"
+        require(isinstance(model, Model), "model", "MeanField", f"be {needs}", type(model).__name__)
+        assert isinstance(model, Model)
+        noise = LayerNoise(model.network, self.estimator)  # pyright: ignore[reportArgumentType] - one of the two
+        noise.examine(tuple(plan.data.some(EXAMINED)[:-1]), model.buffers())
+        if noise.fallbacks:
+            warnings.warn(noise.note, PrioryWarning, stacklevel=5)
+        return noise
+
+    def step(self, target: Target, state: Any, batch: Batch, generator: torch.Generator) -> tuple[Any, Info]:
+        if isinstance(state, Flat):
+            return super().step(target, state, batch, generator)
+        if state.layers is not None:
+            return self._at_layers(target, state, batch, generator)
+        w = self.draw(state, generator)
+        value, gradient = target.log_likelihood_and_grad(w, batch, state.buffers)
+        return self.update(target, state, w, value, gradient)
+
+    def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Variational:
+        if isinstance(state, State):
+            gaussian = DiagonalGaussian(target, Diagonal(*state.variational), state.buffers)
+            self.warn_if_flat(gaussian)
+            return gaussian
+        found = super().posterior(target, state, draws)
+        return DiagonalGaussian(target, found.family, state.buffers) if isinstance(found.family, Diagonal) else found
+
+    def estimate(self, target: Target, family: Any, batch: Batch, state: Any, generator: torch.Generator) -> Estimate:
+        other = isinstance(self.family, str) and self.family != "gaussian"
+        known = expected(target, BASES[self.family].entropy if other else GAUSSIAN, closed=False)
+        if known is None:
+            return super().estimate(target, family, batch, state, generator)
+        return known.joined(target, family, super().estimate(known.apart(target), family, batch, state, generator))
+
+    # The two halves of a step, for loops of one's own.
+
+    def draw(self, state: State, generator: torch.Generator) -> Tensor:
+        """w = m + s eps: (*B, P), or (S, *B, P) for several samples; valid until the next draw."""
+        m, log_s = state.variational
+        torch.exp(log_s, out=state.scale)
+        if state.kept is not None:
+            if state.adam.step % 2:
+                torch.neg(state.kept, out=state.noise)
+            else:
+                state.kept.copy_(state.noise.normal_(generator=generator))
+        elif self.samples % 2 or self.antithetic is False:
+            state.noise.normal_(generator=generator)
+        else:
+            half = state.noise[: self.samples // 2].normal_(generator=generator)
+            torch.neg(half, out=state.noise[self.samples // 2 :])
+        torch.addcmul(m, state.noise, state.scale, out=state.w)
+        return state.w[0] if self.samples == 1 else state.w
+
+    def update(self, target: Target, state: State, w: Tensor, value: Tensor, gradient: Tensor) -> tuple[State, Info]:
+        """Descend the loss, given log p(D|w) and its gradient at the draws that `draw` returned."""
+        if target.empirical:
+            target = target.settled(Diagonal(*state.variational))
+        if state.expected is not None:
+            target = state.expected.apart(target)
+        value, gradient, others, volume = self._whole(target, w, value, gradient)
+        if self.estimator == "sticking":
+            square = self._stick(target, state, gradient)
+        else:
+            push = gradient
+            if self.samples > 1:
+                push, gradient = (gradient * state.noise).mean(0), gradient.mean(0)
+            square = self._descent(target, state, gradient, push, None if self.samples > 1 else state.noise[0])
+        others = self._known(target, state, others)
+        metrics = parts(target, value, square, state.variational[1].sum(-1), others, volume)
+        state.adam.descend(state.variational, state.gradient)
+        return state, Info(metrics)
+
+    def _whole(
+        self, target: Target, w: Tensor, value: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """log p(D|w), its gradient with those of all that enters at the draws, and these values; means over draws."""
+        a, t, others, volume = target.prior_weight, target.entropy_weight, None, None
+        if target.model.prior.others:
+            others, others_gradient = target.others_and_grad(w)
+            gradient = gradient.add(others_gradient, alpha=a)
+        if a != t and target.model.layout.constrained:
+            volume, volume_gradient = target.volume_and_grad(w)
+            gradient = gradient.add(volume_gradient, alpha=t - a)
+        if self.samples > 1:
+            value = value.mean(0)
+            others, volume = (None if part is None else part.mean(0) for part in (others, volume))
+        return value, gradient, others, volume
+
+    def _descent(self, target: Target, state: State, gradient: Tensor, push: Tensor, noise: Tensor | None) -> Tensor:
+        """Write the loss's gradient from g and from g eps (`push`, times `noise` if that is still to be done).
+
+        Returns sum_i lambda_i ((m - m0)^2 + s^2), which the bound's closed form needs.
+        """
+        prior, a, t = target.model.prior, target.prior_weight, target.entropy_weight
+        m = state.variational[0]
+        toward, spread = state.gradient[0], state.gradient[1]  # in the means, in the log standard deviations
+        deviation = m if prior.centred else m - prior.loc
+        torch.mul(deviation, prior.precision, out=toward)
+        torch.mul(state.scale, prior.precision, out=spread)
+        square = inner(toward, deviation) + inner(spread, state.scale)
+        if a != 1:
+            state.gradient.mul_(a)
+        toward.sub_(gradient)
+        spread = spread.sub_(push) if noise is None else spread.addcmul_(push, noise, value=-1)
+        spread.mul_(state.scale).sub_(t)
+        return square
+
+    def _known(self, target: Target, state: State, others: Tensor | None) -> Tensor | None:
+        """Add what is known of q without a draw to the loss's gradient; E_q[log p] of the other priors, with it."""
+        if state.expected is None:
+            return others
+        known = state.expected.descend(target.prior_weight, state.variational[0], state.scale, state.gradient)
+        return -known if others is None else others - known
+
+    def _stick(self, target: Target, state: State, gradient: Tensor) -> Tensor:
+        """Write the loss's gradient with the prior and log q at the draws, and q's own tensors fixed inside log q."""
+        prior, a, t = target.model.prior, target.prior_weight, target.entropy_weight
+        m = state.variational[0]
+        toward, spread = state.gradient
+        deviation = m if prior.centred else m - prior.loc
+        torch.mul(deviation, prior.precision, out=toward)
+        torch.mul(state.scale, prior.precision, out=spread)
+        square = inner(toward, deviation) + inner(spread, state.scale)
+        # lambda (w - m0) = toward + spread eps, so that -G = a toward - g + (a spread - t / s) eps
+        torch.reciprocal(state.scale, out=state.w[0])
+        slope = torch.sub(spread.mul_(a) if a != 1 else spread, state.w[0], alpha=t, out=state.w[0])
+        if a != 1:
+            toward.mul_(a)
+        if self.samples == 1:
+            toward.sub_(gradient).addcmul_(slope, state.noise[0])
+            torch.mul(toward, state.noise[0], out=spread)
+        else:
+            each = (toward - gradient).addcmul_(slope, state.noise)
+            torch.mean(each, 0, out=toward)
+            torch.mean(each.mul_(state.noise), 0, out=spread)
+        spread.mul_(state.scale)
+        return square
+
+    def _at_layers(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+        """A step with noise at the layers: gradients in m and s, averaged over the samples, a member at a time."""
+        m, log_s = state.variational
+        torch.exp(log_s, out=state.scale)
+        if target.empirical:
+            target = target.settled(Diagonal(m, log_s))
+        if state.expected is not None:
+            target = state.expected.apart(target)
+        noise = None
+        if state.base is not None and state.adam.step % 2 == 0:
+            state.base.normal_(generator=generator)
+        if m.ndim == 1 and self.samples == 1:
+            value, gradient, push, noise = self._noisy(target, state, m, state.scale, batch, generator, 0, 0)
+        else:
+            size, found = m.shape[-1], []
+            for i, (loc, scale) in enumerate(zip(m.reshape(-1, size), state.scale.reshape(-1, size), strict=True)):
+                passes = (self._noisy(target, state, loc, scale, batch, generator, i, s) for s in range(self.samples))
+                each = [(v, g.clone(), s.clone() if e is None else s * e) for v, g, s, e in passes]
+                found.append([torch.stack(part).mean(0) for part in zip(*each, strict=True)])
+            value, gradient, push = (torch.stack(part) for part in zip(*found, strict=True))
+            value, gradient, push = value.reshape(m.shape[:-1]), gradient.view_as(m), push.view_as(m)
+        others, volume = None, None
+        if target.model.prior.others or (target.prior_weight != target.entropy_weight):
+            w = self.draw(state, generator)  # a prior without a closed form enters at plain draws
+            _, extra, others, volume = self._whole(target, w, torch.zeros_like(w[..., 0]), torch.zeros_like(w))
+            push, noise = (push, None) if noise is None else (push * noise, None)
+            along = extra * (state.noise if self.samples > 1 else state.noise[0])
+            gradient = gradient + (extra.mean(0) if self.samples > 1 else extra)
+            push = push + (along.mean(0) if self.samples > 1 else along)
+        square = self._descent(target, state, gradient, push, noise)
+        others = self._known(target, state, others)
+        metrics = parts(target, value, square, log_s.sum(-1), others, volume)
+        state.adam.descend(state.variational, state.gradient)
+        return state, Info(metrics)
+
+    def _noisy(
+        self,
+        target: Target,
+        state: State,
+        loc: Tensor,
+        scale: Tensor,
+        batch: Batch,
+        generator: torch.Generator,
+        member: int,
+        sample: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """log p(D|w) of one noisy pass, its gradient in the means, and that in the scales, perhaps as two factors.
+
+        They are buffers that the next pass overwrites.
+        """
+        model = target.model
+        assert isinstance(model, Model)
+        assert state.layers is not None
+        buffers = model.member(state.buffers, member)
+        noise = None if state.base is None else state.base.view(self.samples, -1, loc.shape[-1])[sample, member]
+        return state.layers.in_parts(model, loc, scale, batch, target.factor(batch), buffers, generator, noise)
