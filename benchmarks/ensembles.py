@@ -24,8 +24,8 @@ from torch import Tensor, nn
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
+from priory.fitting.loop import make_target
 from priory.likelihoods import Likelihood
-from priory.loop import make_target
 
 MEMBERS, DRAWS, BOUND = 8, 64, 2.5
 NUM_INPUTS = 1000  # predicted at a time, or learnt from by a whole fit

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 import priory as pr
-from priory.callbacks import Moment
 from priory.core.streams import stream
+from priory.fitting.callbacks import Moment
 from priory.posteriors import DiagonalGaussian
 from priory.testing import LinearRegression
 

@@ -32,7 +32,7 @@ from priory.posteriors import DiagonalGaussian
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from priory.callbacks import Moment
+    from priory.fitting.callbacks import Moment
 
 START = (-1.5, 0.7)  # loc and scale where the gradients are compared
 FRAMES = (1, 10, 25, 50, 100, 300)

@@ -18,7 +18,7 @@ from drawing import BLUE, COLOURS, VERMILION, dress, folder_for_pictures, legend
 from torch import Tensor, nn
 
 import priory as pr
-from priory.callbacks import Moment
+from priory.fitting.callbacks import Moment
 from priory.posteriors import DiagonalGaussian
 
 LAMBDAS = (0.25, 1.0, 4.0, 16.0)

@@ -31,12 +31,12 @@ _WHERE = {
     "Bernoulli": "priory.likelihoods",
     "Categorical": "priory.likelihoods",
     "Certificate": "priory.penalties",
-    "Checkpoint": "priory.checkpoint",
+    "Checkpoint": "priory.fitting.checkpoint",
     "Cyclical": "priory.methods",
     "Density": "priory.models.density",
     "DivergedError": "priory.core.errors",
     "Dropout": "priory.methods",
-    "EarlyStop": "priory.callbacks",
+    "EarlyStop": "priory.fitting.callbacks",
     "Ensemble": "priory.methods",
     "Equivalence": "priory.penalties",
     "Flow": "priory.methods",
@@ -62,11 +62,11 @@ _WHERE = {
     "average": "priory.stacking",
     "compare": "priory.comparison",
     "explain_kl": "priory.divergences",
-    "fit": "priory.loop",
+    "fit": "priory.fitting.loop",
     "jensen_shannon": "priory.divergences",
     "kl": "priory.divergences",
     "layer_factors": "priory.penalties",
-    "load": "priory.store",
+    "load": "priory.fitting.store",
     "penalty_from_prior": "priory.penalties",
     "prior_from_penalty": "priory.penalties",
     "prune_neurons": "priory.pruning",
@@ -176,14 +176,15 @@ if TYPE_CHECKING:
         priors,
         testing,
     )
-    from priory.callbacks import EarlyStop
-    from priory.checkpoint import Checkpoint
     from priory.comparison import compare
     from priory.core.errors import DivergedError, InputError, PrioryWarning, StoreError
     from priory.core.flat import Param
     from priory.divergences import explain_kl, jensen_shannon, kl, renyi
+    from priory.fitting.callbacks import EarlyStop
+    from priory.fitting.checkpoint import Checkpoint
+    from priory.fitting.loop import fit
+    from priory.fitting.store import load
     from priory.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
-    from priory.loop import fit
     from priory.methods import (
         EM,
         HMC,
@@ -215,7 +216,6 @@ if TYPE_CHECKING:
     from priory.penalties import Certificate, Equivalence, layer_factors, penalty_from_prior, prior_from_penalty
     from priory.pruning import prune_neurons, prune_weights
     from priory.stacking import average, stack
-    from priory.store import load
     from priory.sweeps import temperature_sweep
 
 

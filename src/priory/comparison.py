@@ -22,8 +22,8 @@ from torch import Tensor
 from priory import evaluate
 from priory.core.data import Data
 from priory.core.errors import require, whole
+from priory.fitting.loop import fit, repr_of
 from priory.likelihoods import Likelihood
-from priory.loop import fit, repr_of
 
 HIGHER_IS_BETTER = {"accuracy"}
 TIMES = {"fit_seconds", "predict_seconds"}

@@ -26,7 +26,7 @@ from priory.comparison import counted, split_rows
 from priory.core.errors import require, whole
 from priory.core.streams import stream
 from priory.evaluate.scores import matched, top_class
-from priory.loop import check_method, fit, repr_of
+from priory.fitting.loop import check_method, fit, repr_of
 from priory.methods.ensemble.swag import SWAG
 from priory.models.model import Model
 from priory.penalties import Certificate, penalty_from_prior, prior_from_penalty

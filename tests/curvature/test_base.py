@@ -12,8 +12,8 @@ from priory.core.errors import InputError
 from priory.core.flat import Param
 from priory.curvature import STRUCTURES, Curvature, select
 from priory.curvature.base import Roots
+from priory.fitting.loop import make_target
 from priory.likelihoods import Categorical, Gaussian, Likelihood
-from priory.loop import make_target
 
 
 def model_of(net: nn.Module, likelihood: Likelihood | None = None) -> pr.Model:

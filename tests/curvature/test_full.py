@@ -15,8 +15,8 @@ from priory.core.errors import InputError, PrioryWarning
 from priory.curvature import Full, select
 from priory.curvature.full import factorise
 from priory.curvature.taps import Rows, rows
+from priory.fitting.loop import make_target
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, StudentT
-from priory.loop import make_target
 from priory.models.target import Target
 from priory.testing import assert_covariance_close, assert_mean_close
 

@@ -9,7 +9,6 @@ from torch import nn
 from torch.distributions import Laplace, Normal
 
 import priory as pr
-from priory.checkpoint import Checkpoint
 from priory.core.data import Data
 from priory.core.errors import InputError
 from priory.core.streams import stream
@@ -17,7 +16,8 @@ from priory.divergences import KL, ForwardKL, JensenShannon, Renyi
 from priory.estimators import elbo
 from priory.estimators.gradients import SCORES, estimate
 from priory.families import Diagonal, DiagonalForm, FactorisedForm, FlowForm, FullRankForm, LowRankForm, MixtureForm
-from priory.loop import make_target
+from priory.fitting.checkpoint import Checkpoint
+from priory.fitting.loop import make_target
 from priory.methods.base import Plan
 from priory.testing import LinearRegression, assert_mean_close
 

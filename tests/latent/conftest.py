@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from priory.fitting.loop import Run, make_target
 from priory.latent import Latent
-from priory.loop import Run, make_target
 from priory.methods.em.em import EM
 from priory.posteriors.latent import LatentPoint
 

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.distributions import Dirichlet, MultivariateNormal, Wishart
 
 from priory.core.errors import InputError
+from priory.fitting.loop import fit
+from priory.fitting.store import load
 from priory.latent.base import Rows
 from priory.latent.bayesian_mixture import BayesianGaussianMixture, discounts
 from priory.latent.conjugate import kl_dirichlet, kl_wishart
-from priory.loop import fit
 from priory.methods.em.em import EM
 from priory.methods.em.variational_em import VariationalEM
 from priory.posteriors.conjugate import ConjugatePosterior
-from priory.store import load
 from priory.testing import assert_mean_close
 
 PRIOR: dict[str, Any] = {

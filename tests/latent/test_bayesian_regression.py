@@ -11,12 +11,12 @@ from scipy import stats
 from torch import Tensor
 
 from priory.core.errors import InputError
+from priory.fitting.loop import fit
+from priory.fitting.store import load
 from priory.latent.base import Rows
 from priory.latent.bayesian_regression import BayesianRegression
-from priory.loop import fit
 from priory.methods.em.variational_em import VariationalEM
 from priory.posteriors.conjugate import ConjugatePosterior
-from priory.store import load
 from priory.testing import assert_mean_close
 
 PRIOR = BayesianRegression(shape=2.0, rate=1.5, relevance_shape=1.2, relevance_rate=0.8)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import InputError, PrioryWarning
+from priory.fitting.loop import fit
 from priory.latent import (
     BayesianGaussianMixture,
     BayesianRegression,
@@ -28,7 +29,6 @@ from priory.latent import (
     RegressionMixture,
 )
 from priory.latent.conjugate import Conjugate
-from priory.loop import fit
 from priory.methods.em.em import EM
 from priory.methods.em.variational_em import VariationalEM
 

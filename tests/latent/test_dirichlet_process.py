@@ -8,9 +8,9 @@ from scipy import stats
 from torch import Tensor
 
 from priory.core.errors import InputError
+from priory.fitting.loop import fit
 from priory.latent.base import Rows
 from priory.latent.dirichlet_process import DirichletProcessMixture, broken
-from priory.loop import fit
 from priory.methods.em.em import EM
 from priory.methods.em.variational_em import VariationalEM
 from priory.posteriors.conjugate import ConjugatePosterior

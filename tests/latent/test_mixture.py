@@ -16,6 +16,7 @@ from torch import Tensor
 
 from priory.core.errors import InputError, PrioryWarning
 from priory.core.streams import stream
+from priory.fitting.loop import Run, make_target
 from priory.latent import (
     BernoulliMixture,
     GaussianMixture,
@@ -29,7 +30,6 @@ from priory.latent import (
 )
 from priory.latent.base import climbed
 from priory.latent.starts import clusters
-from priory.loop import Run, make_target
 from priory.methods.em.em import EM
 
 KINDS = ["full", "tied", "diagonal", "spherical", "column", "bernoulli", "poisson", "multinomial", "regression"]

@@ -11,13 +11,13 @@ from scipy import stats
 from torch import Tensor
 
 from priory.core.errors import InputError
+from priory.fitting.loop import Run, fit, make_target
+from priory.fitting.store import load
 from priory.latent.base import Rows, expect
 from priory.latent.conjugate import OverPhi
 from priory.latent.normal_gamma import NormalGamma
-from priory.loop import Run, fit, make_target
 from priory.methods.em.variational_em import VariationalEM
 from priory.posteriors.conjugate import ConjugatePosterior
-from priory.store import load
 from priory.testing import assert_mean_close
 
 PRIOR = NormalGamma(mean=0.5, strength=0.7, shape=1.5, rate=2.0)

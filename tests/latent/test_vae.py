@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
 from priory.core.errors import InputError
+from priory.fitting.loop import fit, make_target
+from priory.fitting.store import load
 from priory.latent.base import Rows
 from priory.latent.vae import VAE
 from priory.likelihoods import Gaussian
-from priory.loop import fit, make_target
 from priory.methods.em.amortised_em import AmortisedEM
 from priory.methods.em.em import EM
 from priory.models.target import Target
 from priory.posteriors.amortised import AmortisedPosterior
-from priory.store import load
 from priory.testing import assert_mean_close
 
 

@@ -7,11 +7,11 @@ import torch
 
 from priory.core.errors import InputError, StoreError
 from priory.core.flat import Param
+from priory.fitting.loop import fit
+from priory.fitting.store import load
 from priory.latent import Expectation, GaussianMixture, Latent, RegressionMixture
-from priory.loop import fit
 from priory.methods.em.em import EM
 from priory.posteriors.latent import LatentPoint
-from priory.store import load
 
 Y = torch.cat([torch.randn(40, 2, generator=torch.Generator().manual_seed(0)) + 5 * i for i in range(2)]).double()
 

@@ -16,8 +16,8 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
 from priory.families import Diagonal
+from priory.fitting.loop import make_target
 from priory.likelihoods import Likelihood
-from priory.loop import make_target
 from priory.network.chain import Chains
 from priory.network.skeleton import ELEMENTWISE
 from priory.posteriors import DiagonalGaussian, Point

@@ -217,7 +217,7 @@ class Posterior(ABC):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the posterior to a file that `load` reads: safetensors and JSON, no pickle."""
-        from priory.store import save
+        from priory.fitting.store import save
 
         save(self, path)
 

@@ -20,17 +20,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from priory.checkpoint import Checkpoint
 from priory.core.data import Data
 from priory.core.errors import InputError
 from priory.core.streams import stream
+from priory.fitting.checkpoint import Checkpoint
+from priory.fitting.loop import fit, make_target
+from priory.fitting.store import load
 from priory.likelihoods import Categorical, Gaussian
-from priory.loop import fit, make_target
 from priory.methods.base import Info, Method
 from priory.models.model import Model
 from priory.models.target import Target
 from priory.posteriors import Posterior
-from priory.store import load
 from priory.testing.exact import Coin, GaussianMean
 
 SHAPES = (torch.Size(), torch.Size([3]), torch.Size([2, 3]))

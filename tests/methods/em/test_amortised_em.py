@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
-from priory.checkpoint import Checkpoint
 from priory.core.errors import InputError
 from priory.core.streams import stream
+from priory.fitting.checkpoint import Checkpoint
+from priory.fitting.loop import fit, make_target
 from priory.latent import NormalGamma
 from priory.latent.factor_analysis import principal
 from priory.latent.vae import VAE
 from priory.likelihoods import Bernoulli
-from priory.loop import fit, make_target
 from priory.methods.base import Method, Plan
 from priory.methods.em.amortised_em import AmortisedEM
 from priory.posteriors.amortised import AmortisedPosterior

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Gamma, Normal
 
-from priory.checkpoint import Checkpoint
 from priory.core.errors import InputError, PrioryWarning
 from priory.core.flat import Param
 from priory.core.streams import stream
+from priory.fitting.checkpoint import Checkpoint
+from priory.fitting.loop import Run, fit, make_target
 from priory.latent import (
     BernoulliMixture,
     GaussianMixture,
@@ -24,7 +25,6 @@ from priory.latent import (
     score,
 )
 from priory.likelihoods import Gaussian
-from priory.loop import Run, fit, make_target
 from priory.methods import MAP
 from priory.methods.base import Method, Plan
 from priory.methods.em.ascent import squared

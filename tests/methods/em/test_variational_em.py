@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from priory.core.errors import DivergedError, InputError
+from priory.fitting.loop import Run, fit, make_target
 from priory.latent.base import Rows
 from priory.latent.bayesian_mixture import BayesianGaussianMixture
 from priory.latent.bayesian_regression import BayesianRegression
 from priory.latent.gaussian_mixture import GaussianMixture
 from priory.latent.normal_gamma import NormalGamma
 from priory.likelihoods import Gaussian
-from priory.loop import Run, fit, make_target
 from priory.methods.base import Method
 from priory.methods.em.variational_em import VariationalEM
 from priory.models.model import Model

@@ -12,7 +12,7 @@ from torch.nn import functional
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.loop import make_target
+from priory.fitting.loop import make_target
 from priory.network.masks import Units, by_layer
 from priory.network.own_dropout import in_network
 from priory.network.skeleton import Network

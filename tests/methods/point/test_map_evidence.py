@@ -11,12 +11,12 @@ from torch import nn
 from torch.distributions import MultivariateNormal
 
 import priory as pr
-from priory.checkpoint import Checkpoint
 from priory.core.data import Data
 from priory.core.streams import stream
 from priory.curvature import STRUCTURES, select
 from priory.curvature.evidence import tune
-from priory.loop import make_target
+from priory.fitting.checkpoint import Checkpoint
+from priory.fitting.loop import make_target
 from priory.testing.contract import CLAUSES
 
 F64 = torch.float64

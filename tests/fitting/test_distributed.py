@@ -15,11 +15,11 @@ from torch import distributed, multiprocessing, nn
 
 import priory as pr
 from priory import Param
-from priory.callbacks import Moment
 from priory.core.distributed import gather, own_stream, rank, world
 from priory.core.errors import InputError
 from priory.core.streams import stream
 from priory.diagnostics import ess_bulk
+from priory.fitting.callbacks import Moment
 from priory.posteriors.chains import Chains
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -156,7 +156,7 @@ def test_a_process_ends_where_another_had_ended(found):
 
 @pytest.mark.slow
 def test_the_script_of_the_documentation_runs_under_torchrun(tmp_path: Path):
-    page = Path(__file__).resolve().parents[1] / "docs" / "mcmc.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "mcmc.md"
     found = re.search(r"^```py\n(# chains\.py\n.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert found is not None
     (tmp_path / "chains.py").write_text(found.group(1), encoding="utf-8")

@@ -20,7 +20,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 import priory as pr
-from priory.callbacks import Moment
+from priory.fitting.callbacks import Moment
 from priory.methods.optimise import rates
 from priory.posteriors import Posterior
 
@@ -536,8 +536,8 @@ for blocked in sys.argv[2:]:
 import torch
 from torch import nn
 import priory as pr
-import priory.progress
-priory.progress.EVERY = 0.0
+import priory.fitting.progress
+priory.fitting.progress.EVERY = 0.0
 torch.set_num_threads(1)
 X = torch.linspace(-1, 1, 20)[:, None]
 model = pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1))

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from priory.core.errors import StoreError
-from priory.store import read, write
+from priory.fitting.store import read, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import InputError, StoreError, require
-from priory.store import check_folder, read, write
+from priory.fitting.store import check_folder, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from priory.callbacks import Moment, Remembering, says_stop
-from priory.checkpoint import Checkpoint, Keeper, copied, leaves, rebuild
 from priory.core.data import Batch, Data
 from priory.core.distributed import gather, own_stream, rank, spread, world
 from priory.core.errors import DivergedError, require, warn, whole
 from priory.core.streams import stream
 from priory.diagnostics import ess_bulk
-from priory.draws_store import KeptDraws
-from priory.history import Told
+from priory.fitting.callbacks import Moment, Remembering, says_stop
+from priory.fitting.checkpoint import Checkpoint, Keeper, copied, leaves, rebuild
+from priory.fitting.draws_store import KeptDraws
+from priory.fitting.history import Told
+from priory.fitting.progress import Progress
+from priory.fitting.store import checksum, fixed, prior_at_two_places
 from priory.latent import Latent
 from priory.likelihoods.scale import LocationScale
 from priory.methods.base import After, Method, Plan
@@ -33,8 +35,6 @@ from priory.models.model import Model
 from priory.models.target import Target
 from priory.posteriors import Mixture, Posterior
 from priory.posteriors.chains import Chains
-from priory.progress import Progress
-from priory.store import checksum, fixed, prior_at_two_places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
 import priory as pr
-from priory.callbacks import Moment
+from priory.fitting.callbacks import Moment
 from priory.posteriors import Posterior
 
 SOURCE = Path(pr.__file__).parents[1]
@@ -316,7 +316,7 @@ def test_a_checkpoint_changes_no_bit_of_a_fit(tmp_path: Path) -> None:
 
 
 def steps_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    from priory.checkpoint import Keeper
+    from priory.fitting.checkpoint import Keeper
 
     found, write = [], Keeper.write
 

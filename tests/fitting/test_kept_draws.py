@@ -15,14 +15,15 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import priory as pr
-import priory.store
-from priory import Param, draws_store, progress
-from priory.callbacks import Moment
+import priory.fitting.store
+from priory import Param
 from priory.core.data import Data
 from priory.core.errors import InputError, StoreError
 from priory.diagnostics import ess_bulk
-from priory.draws_store import KeptDraws
-from priory.loop import FIRST_LOOK, Run, least_ess, make_target
+from priory.fitting import draws_store, progress
+from priory.fitting.callbacks import Moment
+from priory.fitting.draws_store import KeptDraws
+from priory.fitting.loop import FIRST_LOOK, Run, least_ess, make_target
 from priory.methods.base import Info, Options, Plan
 from priory.methods.mcmc import HMC, RandomWalk
 from priory.methods.mcmc.sgld import SGLD
@@ -319,7 +320,7 @@ def test_a_fit_killed_at_any_write_goes_on_with_the_same_bits(stored, tmp_path, 
                 raise StopAt
             replace(source, goal)
 
-        monkeypatch.setattr(priory.store.os, "replace", killed)
+        monkeypatch.setattr(priory.fitting.store.os, "replace", killed)
         try:
             fit(method, steps=22, checkpoint=checkpoint)
             ended = True
@@ -327,7 +328,7 @@ def test_a_fit_killed_at_any_write_goes_on_with_the_same_bits(stored, tmp_path, 
             ended = False
         except StopIteration:
             ended = True
-        monkeypatch.setattr(priory.store.os, "replace", replace)
+        monkeypatch.setattr(priory.fitting.store.os, "replace", replace)
         found = fit(method, steps=22, checkpoint=checkpoint)
         same(found, whole)
         files = write
@@ -344,7 +345,7 @@ def test_a_checkpoint_costs_no_more_when_there_are_many_draws(tmp_path, monkeypa
         written.append((Path(goal).name, os.path.getsize(source)))
         replace(source, goal)
 
-    monkeypatch.setattr(priory.store.os, "replace", counted)
+    monkeypatch.setattr(priory.fitting.store.os, "replace", counted)
     fit(Autoregression(), steps=200, checkpoint=pr.Checkpoint(tmp_path / "fit.checkpoint", every=2))
     states = [size for name, size in written if name == "fit.checkpoint"]
     assert len(states) == 101
@@ -372,7 +373,7 @@ def test_a_sampler_stops_when_its_draws_are_worth_as_many_as_are_wanted(monkeypa
         looked.append(len(draws))
         return least_ess(draws, together)
 
-    monkeypatch.setattr("priory.loop.least_ess", counted)
+    monkeypatch.setattr("priory.fitting.loop.least_ess", counted)
     found = fit(Autoregression(until_ess=1000), steps=100_000)
     reached = float(ess_bulk(found.w).min())
     assert 1000 <= reached < 1500
@@ -399,7 +400,7 @@ def test_the_least_ess_is_that_of_the_worst_coordinate_however_many_are_looked_a
         kept.append(draw.cumsum(-1))
     whole = torch.stack([d.cumsum(-1) for d in some_draws(80)], -2)
     for some in (1 << 22, 500, 1):
-        monkeypatch.setattr("priory.loop.AT_A_TIME", some)
+        monkeypatch.setattr("priory.fitting.loop.AT_A_TIME", some)
         assert least_ess(kept) == pytest.approx(float(ess_bulk(whole).min()), rel=1e-12)
 
 
@@ -434,7 +435,7 @@ def test_an_interrupt_when_the_draws_are_looked_at_changes_no_bit(look, after, t
 
     checkpoint = pr.Checkpoint(tmp_path / "fit.checkpoint", every=9)
     with monkeypatch.context() as patch:
-        patch.setattr("priory.loop.least_ess", interrupted)
+        patch.setattr("priory.fitting.loop.least_ess", interrupted)
         patch.setattr(progress.Progress, "due", due)
         with pytest.raises(KeyboardInterrupt):
             fit(method, steps=5000, checkpoint=checkpoint)
@@ -543,6 +544,6 @@ def cliff() -> pr.Density:
 
 
 def test_nothing_is_drawn_or_looked_at_off_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch):
-    monkeypatch.setattr("priory.loop.least_ess", None)
+    monkeypatch.setattr("priory.fitting.loop.least_ess", None)
     pr.fit(density(), None, Autoregression(), steps=120)
     assert capfd.readouterr() == ("", "")

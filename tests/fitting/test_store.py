@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 
 import priory as pr
-from priory import store
+from priory.fitting import store
 from priory.posteriors import KINDS, Posterior
 
 

@@ -1,0 +1,1 @@
+"""The driver `fit`, and what it keeps: history, progress, callbacks, checkpoints, files."""
