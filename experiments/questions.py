@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 import priory as pr
 from priory import penalties, priors
+from priory.analysis.sweeps import TemperatureSweep, scored, temperature_sweep
 from priory.core.streams import stream
 from priory.penalties.as_prior.places import places
 from priory.priors.rules import RULES
-from priory.sweeps import TemperatureSweep, scored, temperature_sweep
 
 TEMPERATURES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 WIDTHS = (0.3, 1.0, 1.8, 3.2, 5.6, 10.0, 18.0)  # of the prior, over the initialisation's

@@ -20,29 +20,31 @@ SOURCE = ROOT / "src" / "priory"
 
 # Each line may import from the lines above it and, without a cycle, from its own.
 LAYERS = (
-    ("errors", "streams", "constraints", "flat", "data", "distributed"),
+    ("core", "constraints"),
     ("distributions", "divergences", "families"),
     ("likelihoods", "priors", "penalties"),
-    ("chain", "masks", "own_dropout", "network", "vectorise", "model", "density", "latent", "target"),
+    ("network",),
+    ("models",),
+    ("latent",),
     ("estimators", "curvature"),
-    ("diagnostics", "predictive", "averaged", "posteriors"),
+    ("predictive",),
+    ("diagnostics",),
+    ("posteriors",),
     ("methods", "optim"),
-    ("store", "draws_store", "checkpoint", "callbacks", "history", "progress", "loop"),
-    ("evaluate", "check", "comparison", "stacking", "sweeps", "pruning"),
+    ("fitting",),
+    ("evaluate", "analysis"),
     ("__init__",),  # `import priory` itself: names of all the lines above, loaded when asked for
-    ("plot", "reports", "sklearn", "integrations", "cli", "studio", "__main__"),
+    ("plot", "reports", "sklearn", "integrations", "cli", "__main__"),
     ("testing",),
 )
 LINE = {unit: line for line, units in enumerate(LAYERS) for unit in units}
 # Methods that lead upward when they are called: those of a posterior, and the report of a comparison.
 MAY_IMPORT_UPWARD = {
-    ("posteriors", "check"),
     ("posteriors", "save"),
     ("posteriors", "to_arviz"),
-    ("comparison", "report"),
+    ("analysis", "report"),
     ("estimators", "plot"),
-    ("pruning", "plot"),
-    ("sweeps", "plot"),
+    ("analysis", "plot"),
 }
 
 
@@ -182,7 +184,7 @@ def test_all_names_what_is_exported_and_every_name_resolves():
 def test_no_export_turns_into_a_module_when_the_modules_are_imported():
     before = {name: isinstance(getattr(pr, name), types.ModuleType) for name in pr.__all__}
     for name in MODULES:
-        if unit(name) not in ("studio", "__main__"):
+        if unit(name) != "__main__":
             importlib.import_module(name)
     assert {name: isinstance(getattr(pr, name), types.ModuleType) for name in pr.__all__} == before
 

@@ -59,8 +59,8 @@ _WHERE = {
     "StudentT": "priory.likelihoods",
     "Subnetwork": "priory.methods",
     "VariationalEM": "priory.methods",
-    "average": "priory.stacking",
-    "compare": "priory.comparison",
+    "average": "priory.analysis.stacking",
+    "compare": "priory.analysis.comparison",
     "explain_kl": "priory.divergences",
     "fit": "priory.fitting.loop",
     "jensen_shannon": "priory.divergences",
@@ -69,11 +69,11 @@ _WHERE = {
     "load": "priory.fitting.store",
     "penalty_from_prior": "priory.penalties",
     "prior_from_penalty": "priory.penalties",
-    "prune_neurons": "priory.pruning",
-    "prune_weights": "priory.pruning",
+    "prune_neurons": "priory.analysis.pruning",
+    "prune_weights": "priory.analysis.pruning",
     "renyi": "priory.divergences",
-    "stack": "priory.stacking",
-    "temperature_sweep": "priory.sweeps",
+    "stack": "priory.analysis.stacking",
+    "temperature_sweep": "priory.analysis.sweeps",
 }
 _MODULES = (
     "constraints",
@@ -176,7 +176,10 @@ if TYPE_CHECKING:
         priors,
         testing,
     )
-    from priory.comparison import compare
+    from priory.analysis.comparison import compare
+    from priory.analysis.pruning import prune_neurons, prune_weights
+    from priory.analysis.stacking import average, stack
+    from priory.analysis.sweeps import temperature_sweep
     from priory.core.errors import DivergedError, InputError, PrioryWarning, StoreError
     from priory.core.flat import Param
     from priory.divergences import explain_kl, jensen_shannon, kl, renyi
@@ -214,9 +217,6 @@ if TYPE_CHECKING:
     from priory.models.density import Density
     from priory.models.model import Model
     from priory.penalties import Certificate, Equivalence, layer_factors, penalty_from_prior, prior_from_penalty
-    from priory.pruning import prune_neurons, prune_weights
-    from priory.stacking import average, stack
-    from priory.sweeps import temperature_sweep
 
 
 def __getattr__(name: str) -> Any:

@@ -7,8 +7,8 @@
         optimizer.step()
         optimizer.zero_grad()
 
-The equations are those of `priory.methods.variational.natural`, with diagonal covariance. A loss that is a mean over rows has the
-gradient d = -g / N, so that with N = `num_data`, at a draw w = m + s eps, s = S^(-1/2),
+The equations are those of `priory.methods.variational.natural`, with diagonal covariance. A loss that is a mean over
+rows has the gradient d = -g / N, so that with N = `num_data`, at a draw w = m + s eps, s = S^(-1/2),
 
     F = (mean of N d eps / s + T lambda) / T,  S <- (S + X^2 / S) / 2,   X = beta2 S + (1 - beta2) F
     M <- beta1 M + (1 - beta1) mean of d,      m <- m - lr clip((N M / (1 - beta1^k) + T lambda m) / (T S))

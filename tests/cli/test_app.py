@@ -181,7 +181,7 @@ def test_python_dash_m_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_importing_the_command_loads_none_of_its_extras() -> None:
-    code = "import sys, priory.cli, priory.cli.tables, priory.comparison, priory.reports, priory.plot\n"
+    code = "import sys, priory.cli, priory.cli.tables, priory.analysis.comparison, priory.reports, priory.plot\n"
     code += "assert not {'typer', 'rich', 'pandas', 'sklearn', 'matplotlib'} & set(sys.modules)"
     source = str(Path(priory.__file__).resolve().parents[1])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": source})

@@ -97,7 +97,7 @@ def test_a_row_of_the_errata_has_a_test_that_exists(row: dict[str, str]):
 
 def test_every_test_of_the_lectures_and_of_the_errata_is_named_by_a_row():
     named = {row["test"].strip("`") for row in LECTURES + ERRATA}
-    for path in ("tests/test_lectures.py", "tests/docs/test_errata.py"):
+    for path in ("tests/docs/test_lectures.py", "tests/docs/test_errata.py"):
         for name in names_in(path):
             assert not name.startswith("test_") or f"{path}::{name}" in named, name
 

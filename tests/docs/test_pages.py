@@ -12,7 +12,14 @@ import priory as pr
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-MODULES = ("posteriors", "predictive", "comparison", "callbacks", "sweeps", "pruning")
+MODULES = (
+    "posteriors",
+    "predictive.prediction",
+    "analysis.comparison",
+    "fitting.callbacks",
+    "analysis.sweeps",
+    "analysis.pruning",
+)
 HOMES = ("priory", *(f"priory.{name}" for name in MODULES))
 NAMES = [
     name

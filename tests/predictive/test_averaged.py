@@ -8,9 +8,9 @@ from scipy.optimize import brentq
 from torch import nn
 
 import priory as pr
+from priory.analysis.stacking import best_weights
 from priory.families import Diagonal
 from priory.posteriors import DiagonalGaussian, Mixture
-from priory.stacking import best_weights
 from priory.testing.contract import classification
 
 

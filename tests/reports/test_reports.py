@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import priory as pr
-from priory.comparison import Comparison, compare
+from priory.analysis.comparison import Comparison, compare
 from priory.core.errors import InputError
 from priory.reports import comparison_page, write_comparison
 

@@ -19,8 +19,8 @@ from rich.text import Text
 
 import priory
 from priory import methods
+from priory.analysis.comparison import TITLES, Comparison, Units, compare, counted, split_rows
 from priory.cli.tables import SHIPPED, Table, read_table
-from priory.comparison import TITLES, Comparison, Units, compare, counted, split_rows
 from priory.core.errors import InputError, MissingExtra, extra, require, whole
 from priory.methods.em.ascent import Ascent
 from priory.priors.base import FLAT

@@ -71,7 +71,8 @@ def fit(
 
     A sampler's draws are kept in memory, or in the folder that its `store` names. One that has an `until_ess` stops
     when the least bulk ESS of its coordinates has reached it, or after `steps`. With a process group of
-    `torch.distributed`, its chains run on every process and the posterior has all of them (see `priory.core.distributed`).
+    `torch.distributed`, its chains run on every process and the posterior has all of them (see
+    `priory.core.distributed`).
 
     >>> from torch import nn
     >>> import priory as pr

@@ -1,7 +1,8 @@
 """SWAG of a training that is not ours: the moments of the weights while something else trains them.
 
-The Gaussian is that of `priory.methods.ensemble.swag`, from snapshots of the last part of a training. Its rate should stay up
-meanwhile: weights that a schedule has brought to rest wander no more, and their Gaussian is too narrow.
+The Gaussian is that of `priory.methods.ensemble.swag`, from snapshots of the last part of a training. Its
+rate should stay up meanwhile: weights that a schedule has brought to rest wander no more, and their Gaussian is too
+narrow.
 """
 
 from __future__ import annotations

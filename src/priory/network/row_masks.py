@@ -2,8 +2,8 @@
 
 One draw of w = m z for a whole batch makes the rows' errors move together. sum_n log p(y_n | x_n, w) is a sum over
 rows, so its expectation under q needs the right distribution of each row's pass alone, and a factor on the inputs of a
-layer is a factor on its weights (`priory.network.masks`): row n may have factors of its own, z_n x_n in front of the layer, and
-value and gradients stay unbiased.
+layer is a factor on its weights (`priory.network.masks`): row n may have factors of its own, z_n x_n in front of the
+layer, and value and gradients stay unbiased.
 
 Where there is no rule (recurrences, weights that are read elsewhere, layers that don't act on a row for each input) the
 weights take the factors of the first row for all of them. Cost: one pass a vector, and a product with the factors in

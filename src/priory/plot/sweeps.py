@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from priory.analysis.pruning import PruningCurve
+from priory.analysis.sweeps import TITLES, TemperatureSweep
 from priory.core.errors import extra, require
 from priory.plot import BLUE, GREEN, GREY, INK, VERMILION, _axes, _list
-from priory.pruning import PruningCurve
-from priory.sweeps import TITLES, TemperatureSweep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -25,7 +25,8 @@ there only the prior is moved. A noise that is learnt is that of the members' me
 misses by has the noise in it that was added to its targets, and a scale set by it would feed itself. So would one that
 the network gives, which is refused.
 
-With a process group of `torch.distributed` each process trains its share of the members (see `priory.core.distributed`).
+With a process group of `torch.distributed` each process trains its share of the members (see
+`priory.core.distributed`).
 Cost of a step: one step of the method for all members together, or one for each; memory grows with M P.
 """
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import priory as pr
 from priory import penalties
+from priory.analysis.pruning import SHARES, prune_neurons, prune_weights, weight_order
 from priory.core.errors import InputError
 from priory.families import Diagonal
 from priory.models.target import Target
 from priory.posteriors import DiagonalGaussian
-from priory.pruning import SHARES, prune_neurons, prune_weights, weight_order
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

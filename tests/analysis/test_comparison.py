@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import priory as pr
 from priory import evaluate
-from priory.comparison import Comparison, Units, compare, split_rows
+from priory.analysis.comparison import Comparison, Units, compare, split_rows
 from priory.core.errors import InputError
 
 

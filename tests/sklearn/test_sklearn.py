@@ -408,7 +408,7 @@ def test_what_cannot_be_asked_is_refused_in_one_sentence():
 
 def test_without_scikit_learn_the_import_says_what_to_install():
     block = "import sys; sys.modules['sklearn'] = None\nimport priory.sklearn"
-    source = Path(__file__).resolve().parents[1] / "src"
+    source = Path(__file__).resolve().parents[2] / "src"
     done = subprocess.run(
         [sys.executable, "-c", block], capture_output=True, text=True, env={"PYTHONPATH": str(source)}, check=False
     )

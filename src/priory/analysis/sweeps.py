@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from priory import evaluate
-from priory.comparison import counted, split_rows
+from priory.analysis.comparison import counted, split_rows
 from priory.core.errors import require, whole
 from priory.core.streams import stream
 from priory.evaluate.scores import matched, top_class

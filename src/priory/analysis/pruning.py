@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from priory.analysis.sweeps import TITLES, scored
 from priory.core.data import Data
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
@@ -39,7 +40,6 @@ from priory.penalties.as_prior.places import places
 from priory.posteriors import Posterior, Variational
 from priory.posteriors.laplace import LaplacePosterior
 from priory.predictive.prediction import Prediction, predict
-from priory.sweeps import TITLES, scored
 
 if TYPE_CHECKING:
     from pathlib import Path

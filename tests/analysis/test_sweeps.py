@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 import priory as pr
 from priory import evaluate, sweeps
-from priory.core.errors import DivergedError, InputError
-from priory.penalties import heat_residual
-from priory.plot import sweeps as pictures
-from priory.sweeps import (
+from priory.analysis.sweeps import (
     TemperatureSweep,
     resampled_error,
     scored,
@@ -23,6 +20,9 @@ from priory.sweeps import (
     temperature_sweep,
     tempered_certificate,
 )
+from priory.core.errors import DivergedError, InputError
+from priory.penalties import heat_residual
+from priory.plot import sweeps as pictures
 
 
 def rows(count: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
