@@ -60,13 +60,13 @@ def _short(got: object) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def warn(message: str) -> None:
+def warn(message: str, category: type[PrioryWarning] = PrioryWarning) -> None:
     """Say something as a `PrioryWarning` that points at the person's own line: the last outside of this package."""
     level, frame = 1, sys._getframe()
     # torch's frames may lie between two of ours, as those of vmap do
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("priory", "torch"):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, PrioryWarning, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
 
 
 def whole(value: object, least: int) -> bool:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from priory.core.errors import InputError, warn
+from priory.core.errors import InputError
+from priory.core.linalg import NotPositiveDefiniteError, cholesky, try_cholesky
 from priory.curvature.base import Curvature, Gaussian, Kind, Selection, check_curvature, check_kind
 from priory.curvature.products import product
 from priory.curvature.taps import Tapped, rooted
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from priory.curvature.taps import Rows
     from priory.models.target import Target
 
-JITTERS = (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-9, 1e-8)  # of the mean of the diagonal
 SINGULAR = 1e-13  # what is left of a coordinate's precision, once the others are known, that is none
 
 
@@ -144,9 +144,9 @@ def add_layer(layer: Tapped, matrix: Tensor) -> None:
 
 def factorise(matrix: Tensor, precision: Tensor, kind: Kind) -> Tensor:
     """The Cholesky factor of Q, with a little added where rounding alone stands in the way, or the sentence why not."""
-    root, failed = torch.linalg.cholesky_ex(matrix)
+    root, definite = try_cholesky(matrix)
     flat = not bool((precision > 0).all())  # without a prior everywhere Q may be singular, and rounding hides it
-    if not int(failed) and not (flat and float((root.diagonal().square() / matrix.diagonal()).min()) < SINGULAR):
+    if bool(definite) and not (flat and float((root.diagonal().square() / matrix.diagonal()).min()) < SINGULAR):
         return root
     values = torch.linalg.eigvalsh(matrix)
     low, high = float(values[0]), float(values[-1])
@@ -159,20 +159,12 @@ def factorise(matrix: Tensor, precision: Tensor, kind: Kind) -> Tensor:
             f"The prior's precision must be above zero where the data say nothing. Got zero and a curvature that is "
             f"singular in {max(1, none)} of {len(values)} directions instead: give the weights a Normal prior."
         )
-    mean = float(matrix.diagonal().mean())
-    for jitter in JITTERS:
-        eased = matrix.clone()
-        eased.diagonal().add_(jitter * mean)
-        root, failed = torch.linalg.cholesky_ex(eased)
-        if not int(failed):
-            warn(
-                f"The precision of the Gaussian is singular to rounding, so {jitter * mean:.3g} was added to its "
-                "diagonal: standardise the inputs, or use a stronger prior."
-            )
-            return root
-    raise InputError(
-        f"The precision of the Gaussian must be positive definite. Got a smallest eigenvalue of {low:.3g} instead."
-    )
+    try:
+        return cholesky(matrix, "precision of the Gaussian", remedy="standardise the inputs, or use a stronger prior")
+    except NotPositiveDefiniteError as error:
+        raise InputError(
+            f"The precision of the Gaussian must be positive definite. Got a smallest eigenvalue of {low:.3g} instead."
+        ) from error
 
 
 def indefinite(kind: Kind, low: float) -> InputError:

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import InputError, require
+from priory.core.linalg import eigh, try_cholesky
 from priory.curvature.base import Curvature, Gaussian, Kind, Selection
 from priory.curvature.taps import Looked, Place, Plain, Tapped, rooted
 from priory.models.model import Model
@@ -140,15 +141,15 @@ class Side:
             return cls(prior, spread.rsqrt(), factor / spread, firm.to(factor), spread.double().log().sum())
         if bool(firm.all()):
             root = prior.rsqrt()
-            values, vectors = torch.linalg.eigh(root[:, None] * factor * root)
+            values, vectors = eigh(root[:, None] * factor * root)
             share = torch.ones_like(values)
             return cls(prior, root[:, None] * vectors, values.clamp_min(0), share, prior.double().log().sum())
         size = float(factor.diagonal().mean()) or 1.0
-        both, failed = torch.linalg.cholesky_ex(factor / size + torch.diag(prior))
-        if int(failed):
+        both, definite = try_cholesky(factor / size + torch.diag(prior))
+        if not bool(definite):
             raise singular(1, len(prior))
         half = torch.linalg.solve_triangular(both, factor / size, upper=False)
-        values, vectors = torch.linalg.eigh(torch.linalg.solve_triangular(both, half.mT, upper=False))
+        values, vectors = eigh(torch.linalg.solve_triangular(both, half.mT, upper=False))
         basis = torch.linalg.solve_triangular(both.mT, vectors, upper=True)
         values = values.clamp(0, 1)
         return cls(prior, basis, size * values, 1 - values, 2 * both.diagonal().double().log().sum())

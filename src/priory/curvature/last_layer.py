@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from priory.core.errors import InputError, require
+from priory.core.linalg import eigh, try_cholesky
 from priory.curvature.base import last_layer
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Belief:
 
     def log_prob(self, theta: Tensor) -> Tensor:
         """Its log density."""
-        off, root = theta - self.mean, cholesky(self.precision)
+        off, root = theta - self.mean, precision_root(self.precision)
         return root.diagonal().log().sum() - 0.5 * (off @ self.precision @ off + len(off) * math.log(2 * math.pi))
 
 
@@ -200,7 +201,7 @@ def newton(
             continue
         precision = prior.precision + found.curvature
         slope = found.gradient - prior.precision @ (theta - prior.mean)
-        root = cholesky(precision)
+        root = precision_root(precision)
         stride = uphill(prior.precision + found.bend, slope)
         promised = float(slope @ stride)
         if promised < SMALL or (model.likelihood.slope is not None and before > -math.inf):
@@ -221,17 +222,17 @@ def uphill(bend: Tensor, slope: Tensor) -> Tensor:
     (Dauphin et al. 2014, "Identifying and attacking the saddle point problem in high-dimensional non-convex
     optimization".)
     """
-    root, failed = torch.linalg.cholesky_ex(bend)
-    if not int(failed):
+    root, definite = try_cholesky(bend)
+    if bool(definite):
         return torch.cholesky_solve(slope[:, None], root)[:, 0]
-    values, vectors = torch.linalg.eigh(bend)
+    values, vectors = eigh(bend)
     values = values.abs().clamp_min(FLAT * values.abs().max())
     return vectors @ (vectors.T @ slope / values)
 
 
-def cholesky(precision: Tensor) -> Tensor:
+def precision_root(precision: Tensor) -> Tensor:
     """The lower factor, or a sentence where there is none."""
-    root, failed = torch.linalg.cholesky_ex(precision)
-    if int(failed):
+    root, definite = try_cholesky(precision)
+    if not bool(definite):
         raise InputError("The last layer must have a proper posterior: give its weights a prior that isn't flat.")
     return root

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import InputError, require, whole
+from priory.core.linalg import eigh
 from priory.core.streams import stream
 from priory.curvature.base import Curvature, Gaussian, Kind, Selection, check_curvature, check_kind
 from priory.curvature.diagonal import Diagonal
@@ -88,7 +89,7 @@ class LowRank(Curvature):
         if rank >= selection.size:
             matrix = Full.of(target, w, data, selection, kind, samples, generator, buffers, limit).matrix
             check_curvature(matrix)
-            values, vectors = torch.linalg.eigh(matrix)
+            values, vectors = eigh(matrix)
             return cls(selection, vectors.flip(1), values.flip(0), none, kind)
         state = None if generator is None else generator.get_state()
 
@@ -104,7 +105,7 @@ class LowRank(Curvature):
             basis = torch.linalg.qr(multiply(basis))[0]
         between = (basis.mT @ multiply(basis)).double()
         check_curvature(between)
-        values, inner = torch.linalg.eigh(between)
+        values, inner = eigh(between)
         order = values.abs().argsort(descending=True)
         values, vectors = values[order], basis.double() @ inner[:, order]
         rounding = float(values[0].abs()) * len(values) * torch.finfo(w.dtype).eps
@@ -208,7 +209,7 @@ class LowRankGaussian(Gaussian):
 def spectrum(vectors: Tensor, values: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
     """g (r,) and W (p, r) of D^-1/2 U diag(s) U' D^-1/2 = W diag(g) W'."""
     basis, inner = torch.linalg.qr(vectors * diagonal.rsqrt()[:, None])
-    gains, turn = torch.linalg.eigh((inner * values) @ inner.mT)
+    gains, turn = eigh((inner * values) @ inner.mT)
     return gains, basis @ turn
 
 

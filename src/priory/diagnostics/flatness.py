@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from priory.core.linalg import svd
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -47,7 +49,7 @@ def flat_place(away: Tensor, gradient: Tensor, wide: Tensor) -> int | None:
     flat = wide & is_flat(away, gradient)
     if bool(flat.any()):
         return int(torch.where(flat, away.std(0), 0.0).argmax())
-    along = torch.linalg.svd(away, full_matrices=False).Vh[0]  # (P,)
+    along = svd(away).right[0]  # (P,)
     place = int(along.abs().argmax())
     flat = bool(is_flat((away @ along)[:, None], (gradient @ along)[:, None]))
     return place if bool(wide[place]) and flat else None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, MixtureSameFamily, TransformedDistribution
 
+from priory.core.linalg import eigh
 from priory.divergences.densities import interval, log_density
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def legendre(n: int) -> tuple[Tensor, Tensor]:
     """Points and weights of the n-point rule on [-1, 1] (Golub and Welsch, 1969)."""
     k = torch.arange(1, n, dtype=torch.float64)
     off = k / (4 * k * k - 1).sqrt()
-    points, vectors = torch.linalg.eigh(torch.diag(off, 1) + torch.diag(off, -1))
+    points, vectors = eigh(torch.diag(off, 1) + torch.diag(off, -1))
     return points, 2 * vectors[0].square()
 
 

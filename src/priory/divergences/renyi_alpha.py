@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
+from priory.core.linalg import try_cholesky
 from priory.divergences.densities import discrete, dtype_of, log_density
 from priory.divergences.monte_carlo import draws
 from priory.divergences.norms import is_gaussian
@@ -65,8 +66,7 @@ def _gaussians(q: Any, p: Any, alpha: float) -> Tensor:
     if isinstance(q, Independent) and isinstance(p, Independent):
         return Renyi(alpha).between(q.base_dist, p.base_dist).sum(-1)  # pyright: ignore[reportArgumentType]
     cov_q, cov_p = _covariance(q), _covariance(p)
-    root, info = torch.linalg.cholesky_ex(alpha * cov_p + (1 - alpha) * cov_q)
-    known = info == 0
+    root, known = try_cholesky(alpha * cov_p + (1 - alpha) * cov_q)
     root = torch.where(known[..., None, None], root, torch.eye(root.shape[-1]).to(root))
     solved = torch.linalg.solve_triangular(root, (q.mean - p.mean).unsqueeze(-1), upper=False).squeeze(-1)
     log_det = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from priory.core.linalg import try_cholesky
 from priory.families.base import Family, Form, normal_noise
 from priory.families.diagonal import LOG_2_PI_E
 from priory.families.full_rank import columns
@@ -69,7 +70,7 @@ class LowRank(Family):
         ratio = self.factor / self.log_diag.exp().unsqueeze(-1)
         inner = ratio.mT @ ratio
         # never fails but for a member that is not a number, which must leave the others alone
-        return ratio, torch.linalg.cholesky_ex(inner + torch.eye(inner.shape[-1]).to(inner)).L
+        return ratio, try_cholesky(inner + torch.eye(inner.shape[-1]).to(inner))[0]
 
     def _log_det(self, root: Tensor) -> Tensor:
         """Half the log determinant of the covariance, (*B,)."""

@@ -23,6 +23,7 @@ from torch.distributions import constraints
 
 from priory.core.errors import require, whole
 from priory.core.flat import Param
+from priory.core.linalg import eigh
 from priory.latent.base import Expectation, Generated, Latent, Rows, Theta, warn_of_silent
 from priory.latent.frames import frame
 from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, conditional, patterns
@@ -227,6 +228,6 @@ def principal(spread: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     The k largest eigenvalues less the mean of the others, which is v (Tipping and Bishop, 1999).
     """
-    values, vectors = torch.linalg.eigh(spread)
+    values, vectors = eigh(spread)
     noise = values[:-k].mean().clamp_min(0.0)
     return vectors[:, -k:] * (values[-k:] - noise).clamp_min(0.0).sqrt(), noise

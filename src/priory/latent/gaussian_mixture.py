@@ -26,6 +26,7 @@ from torch.distributions import constraints as torch_constraints
 from priory import constraints
 from priory.core.errors import require
 from priory.core.flat import Param
+from priory.core.linalg import eigh
 from priory.latent.base import Expectation, Rows, Theta
 from priory.latent.frames import frame
 from priory.latent.mixture import Mixture, assigned, log_weights
@@ -329,7 +330,7 @@ def matrices(upper: Tensor, d: int) -> Tensor:
 
 def raised(spread: Tensor, floor: float) -> Tensor:
     """Symmetric matrices with no eigenvalue below the floor: where -log |C| - tr(C^-1 S) is highest among such C."""
-    values, vectors = torch.linalg.eigh(spread)
+    values, vectors = eigh(spread)
     if not bool((values < floor).any()):
         return spread
     lifted = (vectors * values.clamp_min(floor)[..., None, :]) @ vectors.mT

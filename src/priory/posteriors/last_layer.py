@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from priory.core.errors import require, whole
-from priory.curvature.last_layer import Belief, Layer, cholesky, newton
+from priory.curvature.last_layer import Belief, Layer, newton, precision_root
 from priory.models.model import Model, rows_given
 from priory.posteriors.base import Evidence, Posterior, taking
 from priory.predictive.prediction import LINKS, Linearised
@@ -43,7 +43,7 @@ class LastLayerPosterior(Posterior):
     ) -> None:
         super().__init__(target, buffers)
         self.w, self.belief, self.layer, self._value = w.detach().clone(), belief, layer, log_evidence
-        self.root = cholesky(belief.precision)
+        self.root = precision_root(belief.precision)
         self.covariance = torch.cholesky_inverse(self.root)
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:

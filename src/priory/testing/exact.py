@@ -27,6 +27,7 @@ from torch.nn.functional import logsigmoid
 from priory import constraints
 from priory.core.errors import require
 from priory.core.flat import Param
+from priory.core.linalg import try_cholesky
 from priory.core.streams import stream
 from priory.likelihoods import Gaussian
 from priory.models.density import Density
@@ -372,7 +373,7 @@ class NormalGamma:
         d = self.X.shape[1]
         precision = torch.as_tensor(self.prior_precision, dtype=torch.float64)
         precision = precision * torch.eye(d, dtype=torch.float64) if precision.ndim == 0 else precision
-        fits = precision.shape == (d, d) and int(torch.linalg.cholesky_ex(precision).info) == 0
+        fits = precision.shape == (d, d) and bool(try_cholesky(precision)[1])
         must = f"be a positive number or a positive-definite {d} x {d} matrix"
         require(fits, "prior_precision", "NormalGamma", must, self.prior_precision)
         object.__setattr__(self, "prior_precision", precision)

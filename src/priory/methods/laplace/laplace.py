@@ -27,6 +27,7 @@ from torch.distributions import Distribution, Independent
 
 from priory.core.data import Data
 from priory.core.errors import InputError, require, warn, whole
+from priory.core.linalg import eigh
 from priory.core.streams import stream
 from priory.curvature import KINDS, STRUCTURES, Curvature, Gaussian, Selection, select
 from priory.curvature.budget import Budget, budget
@@ -495,7 +496,7 @@ def newton_move(
     descended (Dauphin et al. 2014). On a ridge without a slope it is the direction that curves upward most.
     """
     eps = torch.finfo(w.dtype).eps
-    bend, basis = torch.linalg.eigh(-hessian)
+    bend, basis = eigh(-hessian)
     floor = math.sqrt(eps) * float(bend.abs().max()) or 1.0
     slope = basis.T @ gradient
     move = basis @ (slope / bend.abs().clamp_min(floor))

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import pad
 
+from priory.core.linalg import svd, try_cholesky
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -79,8 +81,8 @@ class Dense:
         diagonal, still = torch.diag_embed(variance), ~moved(moments)
         scatter = torch.where(still | still.mT, 0.0, moments.scatter / max(1, n - 1))
         covariance = weight * scatter + torch.where(still, diagonal, (1 - weight) * diagonal)
-        factor, failed = torch.linalg.cholesky_ex(covariance)
-        lost = (failed > 0)[..., None, None] | ~torch.isfinite(factor).all(-1).all(-1)[..., None, None]
+        factor, definite = try_cholesky(covariance)
+        lost = ~definite[..., None, None] | ~torch.isfinite(factor).all(-1).all(-1)[..., None, None]
         return Dense(torch.where(lost, diagonal, covariance), torch.where(lost, diagonal.sqrt(), factor))
 
     def velocity(self, p: Tensor) -> Tensor:
@@ -120,7 +122,7 @@ class LowRank:
         belief = scale.shape[-1] + PLAIN
         recent = moments.recent[..., -n:, :]
         centred = (recent - recent.mean(-2, keepdim=True)) / scale  # (*B, n, P)
-        _, size, directions = torch.linalg.svd(centred, full_matrices=False)
+        _, size, directions = svd(centred)
         found = size.square() / max(1, n - 1)  # (*B, min(n, P))
         found = (n * found + belief) / (n + belief)
         found = torch.where(torch.arange(found.shape[-1], device=found.device) < n - 1, found, 1.0)

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import require, whole
+from priory.core.linalg import try_cholesky
 from priory.families import Diagonal, FullRank, FullRankForm
 from priory.methods.base import Info, Options, Plan
 from priory.methods.optimise import check_rate, default_steps, rates
@@ -221,7 +222,7 @@ class NaturalGradient(Options):
             log_scales = -state.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
             hessian = (stein(each, multiply(state.factor, state.noise)) + a * prior.precision.diag_embed()) / t
             state.precision.copy_(keep_definite(state.precision, state.factor, hessian, hessian_rate))
-            state.factor.copy_(cholesky(state.precision))
+            state.factor.copy_(factor_or_nan(state.precision))
 
         if self.samples > 1:
             value, gradient = value.mean(0), gradient.mean(0)
@@ -293,10 +294,10 @@ def keep_definite(precision: Tensor, factor: Tensor, hessian: Tensor, rate: floa
     return 0.5 * (precision + y.mT @ y)
 
 
-def cholesky(matrix: Tensor) -> Tensor:
+def factor_or_nan(matrix: Tensor) -> Tensor:
     """L, or nan where a member's matrix is not positive, which leaves the other members alone."""
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    return torch.where((failed == 0)[..., None, None], factor, torch.nan)
+    factor, definite = try_cholesky(matrix)
+    return torch.where(definite[..., None, None], factor, torch.nan)
 
 
 def multiply(matrix: Tensor, vectors: Tensor) -> Tensor:
@@ -322,7 +323,7 @@ def variances(factor: Tensor) -> Tensor:
 
 def covariance_factor(precision: Tensor) -> Tensor:
     """The lower Cholesky factor of S^-1: U^-T, where S = U U' and U is upper-triangular."""
-    upper = cholesky(precision.flip(-2, -1)).flip(-2, -1)
+    upper = factor_or_nan(precision.flip(-2, -1)).flip(-2, -1)
     eye = torch.eye(upper.shape[-1], dtype=upper.dtype, device=upper.device)
     return torch.linalg.solve_triangular(upper, eye.expand_as(upper), upper=True).mT
 

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import DivergedError, require, warn, whole
+from priory.core.linalg import try_cholesky
 from priory.core.streams import stream
 from priory.diagnostics.flatness import DRAWS, flat_place, name_of
 from priory.diagnostics.importance import importance_resample, k_hat, psis
@@ -336,9 +337,9 @@ def approximation(w: Tensor, gradient: Tensor, diagonal: Tensor, moves: Tensor, 
     basis, triangle = torch.linalg.qr(torch.cat([scale[..., None, :] * changes, moves / scale[..., None, :]], -2).mT)
     inside = triangle @ middle(diagonal, moves, changes) @ triangle.mT
     one = torch.eye(inside.shape[-1], dtype=w.dtype, device=w.device)
-    factor, failed = torch.linalg.cholesky_ex(one + inside)
+    factor, definite = try_cholesky(one + inside)
     # rounding can undo the positive definiteness of an ill-conditioned estimate: the diagonal alone remains
-    factor = torch.where((failed > 0)[..., None, None], one, factor)
+    factor = torch.where(definite[..., None, None], factor, one)
     here = Normal(w, scale, basis, factor)
     return Normal(here.newton(gradient), scale, basis, factor)
 

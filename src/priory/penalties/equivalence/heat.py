@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import require
+from priory.core.linalg import try_cholesky
 from priory.penalties.equivalence.from_prior import numbers
 
 STEP = 0.02  # of the scale
@@ -66,8 +67,8 @@ def heat_residual_matrix(r: Any, mu: Any, covariance: Any) -> Tensor:
     n = loc.shape[-1] if loc.ndim else 0
     square = v.ndim >= 2 and tuple(v.shape[-2:]) == (n, n)
     require(square, "covariance", owner, f"be of {n} by {n} numbers, as the location has {n}", tuple(v.shape))
-    factor, info = torch.linalg.cholesky_ex(v)
-    require(not bool(info.any()), "covariance", owner, "be positive definite", "one that is not")
+    factor, definite = try_cholesky(v)
+    require(bool(definite.all()), "covariance", owner, "be positive definite", "one that is not")
     eye = torch.eye(n, dtype=torch.float64)
     rows = torch.stack([torch.stack([_entry(r, loc, factor, a, b) for b in eye], -1) for a in eye], -2)
     return eye + rows
