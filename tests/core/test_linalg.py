@@ -144,5 +144,5 @@ def test_singular_values_fall_back_to_float64(monkeypatch) -> None:
 @pytest.mark.parametrize("decomposition", [eigh, svd])
 def test_a_matrix_with_nan_that_cannot_be_decomposed_is_refused(decomposition, monkeypatch) -> None:
     monkeypatch.setattr(linalg.torch.linalg, decomposition.__name__, Failing(decomposition.__name__, 1))
-    with pytest.raises(InputError, match="A matrix must be finite to have .*, got NaN or infinity"):
+    with pytest.raises(InputError, match="A matrix must be finite"):
         decomposition(torch.full((2, 2), math.nan))
