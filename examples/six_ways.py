@@ -65,7 +65,9 @@ def six(model: pr.Model | pr.Density, flat: pr.Model | pr.Density, data: object,
     """All five that are computed; maximum likelihood is MAP under a flat prior, and Laplace stands at the mode."""
     climb, steps = pr.MAP(learning_rate=0.03), effort.steps
     mode = pr.fit(model, data, climb, steps=steps, progress=False)
-    at = None if isinstance(model, pr.Density) else mode  # of a density it finds the mode in free coordinates itself
+    at = (
+        None if isinstance(model, pr.Density) else mode
+    )  # of a density it finds the mode in unconstrained coordinates itself
     nuts = pr.NUTS(chains=effort.chains, warmup=80, max_depth=6, metric="diagonal")
     return {
         "MLE": pr.fit(flat, data, climb, steps=steps, progress=False),

@@ -1,4 +1,4 @@
-"""The maps from free coordinates: determinants against autograd, round trips, transforms, means, refusals."""
+"""The maps from unconstrained coordinates: determinants against autograd, round trips, transforms, means, refusals."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def free_draws(b: Bijector, *lead: int, seed: int = 0, dtype: torch.dtype = torc
 
 
 def free_entries(case: str, x: Tensor) -> Tensor:
-    """The entries of x that the free coordinates determine one to one, flattened."""
+    """The entries of x that the unconstrained coordinates determine one to one, flattened."""
     support, shape, _ = CASES[case]
     base = support.base_constraint if isinstance(support, constraints.independent) else support
     if base is constraints.simplex:
@@ -457,7 +457,7 @@ def test_a_bijector_without_a_known_mean_says_so() -> None:
 def test_a_discrete_support_is_refused_in_one_sentence(support: Any, got: str) -> None:
     with pytest.raises(InputError) as error:
         bijector(support, (2,))
-    assert str(error.value) == f"The 'support' of Param must be continuous. Got {got} instead."
+    assert str(error.value) == f"The 'support' argument of Param must be continuous, got {got}."
 
 
 @pytest.mark.parametrize(
@@ -474,8 +474,8 @@ def test_an_unknown_support_is_refused_with_the_ones_that_are_known(support: Any
     with pytest.raises(InputError) as error:
         bijector(support, (2, 2))
     sentence = str(error.value)
-    assert sentence.startswith("The 'support' of Param must be real, positive, nonnegative, ")
-    assert sentence.endswith(f"corr_cholesky, or independent of these. Got {got} instead.")
+    assert sentence.startswith("The 'support' argument of Param must be real, positive, nonnegative, ")
+    assert sentence.endswith(f"corr_cholesky, or independent of these, got {got}.")
 
 
 @pytest.mark.parametrize(
@@ -484,39 +484,39 @@ def test_an_unknown_support_is_refused_with_the_ones_that_are_known(support: Any
         (
             constraints.simplex,
             (),
-            "The 'shape' of Param must end in a vector for the support Simplex(). Got () instead.",
+            "The 'shape' argument of Param must end in a vector for the support Simplex(), got ().",
         ),
         (
             constraints.ordered,
             (),
-            "The 'shape' of Param must end in a vector for the support Ordered(). Got () instead.",
+            "The 'shape' argument of Param must end in a vector for the support Ordered(), got ().",
         ),
         (
             constraints.lower_cholesky,
             (2, 3),
-            "The 'shape' of Param must end in a square matrix for the support LowerCholesky(). Got (2, 3) instead.",
+            "The 'shape' argument of Param must end in a square matrix for the support LowerCholesky(), got (2, 3).",
         ),
         (
             constraints.positive_definite,
             (3,),
-            "The 'shape' of Param must end in a square matrix for the support PositiveDefinite(). Got (3,) instead.",
+            "The 'shape' argument of Param must end in a square matrix for the support PositiveDefinite(), got (3,).",
         ),
         (
             constraints.real_vector,
             (),
-            "The 'shape' of Param must have the 1 dimensions of its support. Got () instead.",
+            "The 'shape' argument of Param must have the 1 dimensions of its support, got ().",
         ),
         (
             constraints.interval(1.0, 0.0),
             (),
-            "The 'support' of Param must have its lower bound below its upper one. "
-            "Got Interval(lower_bound=1.0, upper_bound=0.0) instead.",
+            "The 'support' argument of Param must have its lower bound below its upper one. "
+            "got Interval(lower_bound=1.0, upper_bound=0.0).",
         ),
         (
             constraints.greater_than(torch.zeros(3)),
             (2,),
-            "The 'support' of Param must have bounds that broadcast to the shape (2,). "
-            "Got bounds of shape (3,) instead.",
+            "The 'support' argument of Param must have bounds that broadcast to the shape (2,). "
+            "got bounds of shape (3,).",
         ),
     ],
 )

@@ -24,8 +24,8 @@ spec.loader.exec_module(posteriordb)
 
 @pytest.mark.parametrize("name", posteriordb.NAMES)
 def test_the_gradient_of_the_log_density_is_zero_on_average_over_reference_draws(name: str, shared_data: Path) -> None:
-    """Stein's identity in free coordinates: a wrong term, scale or Jacobian leaves a drift. 108 comparisons in all at
-    5 standard errors: false alarms at 6e-5, for draws that are nearly independent.
+    """Stein's identity in unconstrained coordinates: a wrong term, scale or Jacobian leaves a drift. 108 comparisons
+    in all at 5 standard errors: false alarms at 6e-5, for draws that are nearly independent.
     """
     known = posteriordb.problem(name, shared_data)
     w = known.density.layout.unconstrain(known.held(known.draws))

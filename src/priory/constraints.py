@@ -1,4 +1,4 @@
-"""Where a parameter may lie, and the smooth map from free coordinates to it.
+"""Where a parameter may lie, and the smooth map from unconstrained coordinates to it.
 
 `bijector(support, shape)` gives x = f(u): u free in R^k, x inside its support, with as few coordinates as x
 has degrees of freedom (a simplex of K has K - 1, a Cholesky factor n(n + 1)/2, that of a correlation
@@ -109,7 +109,7 @@ positive_ordered = _PositiveOrdered()
 
 @dataclass(frozen=True, eq=False)
 class Bijector(ABC):
-    """A smooth one-to-one map x = f(u) from free coordinates onto a support.
+    """A smooth one-to-one map x = f(u) from unconstrained coordinates onto a support.
 
     `shape` is that of one draw of x: its last `event_dim` dimensions are mapped together, others are copies.
     """
@@ -148,7 +148,7 @@ class Bijector(ABC):
 
 
 def bijector(support: Constraint, shape: Sequence[int] = ()) -> Bijector:
-    """Give the map from free coordinates to draws of this shape in the support.
+    """Give the map from unconstrained coordinates to draws of this shape in the support.
 
     >>> bijector(positive, (2,)).forward(torch.zeros(2))
     tensor([1., 1.])

@@ -71,10 +71,10 @@ class VariationalOnlineNewton(Optimizer):
         seed: int = 0,
     ) -> None:
         ok = num_data is not None and whole(num_data, 1)
-        require(ok, "num_data", OWNER, "be the number of rows, a whole number from 1", num_data)
+        require(ok, "num_data", OWNER, "be the number of rows, an integer from 1", num_data)
         assert num_data is not None
         require(positive(temperature), "temperature", OWNER, "be a positive number", temperature)
-        require(whole(seed, -(2**63)), "seed", OWNER, "be a whole number", seed)
+        require(whole(seed, -(2**63)), "seed", OWNER, "be an integer", seed)
         one = (prior_precision is None) != (weight_decay is None)
         both = (prior_precision, weight_decay)
         require(one, "prior_precision", OWNER, "be given, or else weight_decay: one of the two", both)
@@ -123,7 +123,7 @@ class VariationalOnlineNewton(Optimizer):
         A `torch.amp.GradScaler` that scales the loss goes into `scaler`. The backward pass belongs inside of the block.
         """
         if self._inside:
-            raise InputError("The blocks 'sampled' of VariationalOnlineNewton must not be nested.")
+            raise InputError("The blocks 'sampled' argument of VariationalOnlineNewton must not be nested.")
         groups = {p: group for group in self.param_groups for p in group["params"] if p.requires_grad}
         for p, group in groups.items():
             self._state(p, group)
@@ -172,10 +172,11 @@ class VariationalOnlineNewton(Optimizer):
         scale = 1.0 if scaler is None else float(scaler.get_scale())
         used = [(p, p.grad, eps) for p, eps in noise.items() if p.grad is not None]
         if any(gradient.is_sparse for _, gradient, _ in used):
-            raise InputError("The gradients of VariationalOnlineNewton must be dense. Got a sparse one instead.")
+            raise InputError("The gradients of VariationalOnlineNewton must be dense, got a sparse one.")
         if not used and world() == 1:  # another process may have used what this one hasn't
             raise InputError(
-                "A block 'sampled' of VariationalOnlineNewton must hold the backward pass: no parameter has a gradient "
+                "A block 'sampled' argument of VariationalOnlineNewton must hold the backward pass: no parameter "
+                "has a gradient "
                 "at its end. To predict, it is sampled(train=False)."
             )
         for p, gradient, eps in used:
@@ -198,13 +199,17 @@ class VariationalOnlineNewton(Optimizer):
         A `closure` computes the loss with its gradients, and is called once, in a block of its own.
         """
         if self._inside:
-            raise InputError("The 'step' of VariationalOnlineNewton must come after the block 'sampled', not inside.")
+            raise InputError(
+                "The 'step' argument of VariationalOnlineNewton must come after the block 'sampled', not inside."
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad(), self.sampled():
                 loss = closure()
         if self._blocks == 0:
-            raise InputError("The 'step' of VariationalOnlineNewton must follow a block 'with optimizer.sampled():'.")
+            raise InputError(
+                "The 'step' argument of VariationalOnlineNewton must follow a block 'with optimizer.sampled():'."
+            )
         found = self._averages()
         refuse_cleared([(gradient, product) for _, gradient, product in found.values()])
         refuse_broken([(gradient, product) for _, gradient, product in found.values()])
@@ -276,7 +281,9 @@ class VariationalOnlineNewton(Optimizer):
     def mean(self) -> dict[Tensor, Tensor]:
         """The mean of each parameter, in the type of the state."""
         if self._inside:
-            raise InputError("The 'mean' of VariationalOnlineNewton must be asked for outside of the block 'sampled'.")
+            raise InputError(
+                "The 'mean' argument of VariationalOnlineNewton must be asked for outside of the block 'sampled'."
+            )
         return {p: self._state(p, g).get("mean", p).detach().clone() for g in self.param_groups for p in g["params"]}
 
     def std(self) -> dict[Tensor, Tensor]:
@@ -315,7 +322,8 @@ def refuse_cleared(pairs: list[tuple[Tensor, Tensor]]) -> None:
     gone = not any(bool(gradient.any()) for gradient, _ in pairs)
     if gone and (not pairs or any(bool(product.any()) for _, product in pairs)):
         raise InputError(
-            "The 'step' of VariationalOnlineNewton must come before the gradients of its blocks are cleared: none is "
+            "The 'step' argument of VariationalOnlineNewton must come before the gradients of its blocks are "
+            "cleared: none is "
             "left."
         )
 

@@ -271,32 +271,32 @@ def test_the_difference_of_two_methods_is_taken_row_by_row() -> None:
     gap, error = comparison.difference("MAP", "MeanField")
     assert gap == pytest.approx((second - first).mean().item(), rel=1e-10)
     assert error == pytest.approx(((second - first).std() / math.sqrt(len(y))).item(), rel=1e-10)
-    with pytest.raises(InputError, match=r"must be among \['MAP', 'MeanField'\]\. Got HMC"):
+    with pytest.raises(InputError, match=r"must be among \['MAP', 'MeanField'\], got HMC"):
         comparison.difference("HMC", "MAP")
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"methods": []}, r"'methods' of compare must hold at least one method"),
-        ({"methods": pr.MAP()}, r"'methods' of compare must be a list of methods, or a dict"),
-        ({"methods": "map"}, r"'methods' of compare must be a list of methods, or a dict"),
+        ({"methods": []}, r"'methods' argument of compare must hold at least one method"),
+        ({"methods": pr.MAP()}, r"'methods' argument of compare must be a list of methods, or a dict"),
+        ({"methods": "map"}, r"'methods' argument of compare must be a list of methods, or a dict"),
         ({"methods": [pr.MAP]}, r"must hold methods, not classes: MAP\(\), not MAP"),
-        ({"methods": ["map"]}, r"must hold methods such as MAP\(\) and MeanField\(\)\. Got map"),
-        ({"methods": {1: pr.MAP()}}, r"must have text as names\. Got 1 instead"),
+        ({"methods": ["map"]}, r"must hold methods such as MAP\(\) and MeanField\(\), got map"),
+        ({"methods": {1: pr.MAP()}}, r"must have text as names, got 1"),
         (
             {"test": 1.5},
-            r"'test' of compare must be a pair \(X, y\), or a fraction between 0 and 1\. Got 1\.5",
+            r"'test' argument of compare must be a pair \(X, y\), or a fraction between 0 and 1, got 1\.5",
         ),
         ({"test": 0.001}, r"must hold out at least one of the 60 rows and leave one"),
-        ({"test": None}, r"'test' of compare must be a pair"),
-        ({"test": (torch.zeros(3, 3),)}, r"'test' of compare must be inputs and targets"),
+        ({"test": None}, r"'test' argument of compare must be a pair"),
+        ({"test": (torch.zeros(3, 3),)}, r"'test' argument of compare must be inputs and targets"),
         ({"test": (torch.zeros(3, 3), torch.zeros(4))}, r"same number of rows"),
-        ({"samples": 0}, r"'samples' of compare must be a whole number, at least 1\. Got 0"),
-        ({"steps": -1}, r"'steps' of compare must be a whole number, at least 1\. Got -1"),
-        ({"epochs": 3}, r"'steps' of compare must be left out when epochs are given"),
-        ({"data": None}, r"'data' of compare must be given"),
-        ({"model": nn.Linear(3, 1)}, r"'model' of compare must be a Model, with a likelihood\. Got Linear"),
+        ({"samples": 0}, r"'samples' argument of compare must be an integer, at least 1, got 0"),
+        ({"steps": -1}, r"'steps' argument of compare must be an integer, at least 1, got -1"),
+        ({"epochs": 3}, r"'steps' argument of compare must be left out when epochs are given"),
+        ({"data": None}, r"'data' argument of compare must be given"),
+        ({"model": nn.Linear(3, 1)}, r"'model' argument of compare must be a Model, with a likelihood, got Linear"),
     ],
 )
 def test_wrong_arguments_get_one_sentence(options: dict[str, Any], sentence: str) -> None:
@@ -306,7 +306,7 @@ def test_wrong_arguments_get_one_sentence(options: dict[str, Any], sentence: str
 
 
 def test_units_are_refused_for_classes_and_for_a_scale_of_zero() -> None:
-    with pytest.raises(InputError, match=r"'scale' of Units must be positive and finite\. Got 0"):
+    with pytest.raises(InputError, match=r"'scale' argument of Units must be positive and finite, got 0"):
         Units(scale=0.0)
-    with pytest.raises(InputError, match="'units' of compare must be left out"):
+    with pytest.raises(InputError, match="'units' argument of compare must be left out"):
         run(classification(), labels(), units=Units())

@@ -187,15 +187,15 @@ def test_a_learnt_noise_and_targets_as_numbers_are_scored_too():
 @pytest.mark.parametrize(
     ("net", "sentence"),
     [
-        (nn.Linear(2, 2), "The 'trained' of prune_neurons must be or have an nn.Sequential. Got Linear instead."),
-        (nn.Sequential(nn.Conv2d(2, 2, 1, groups=2)), "must have no grouped convolutions. Got one at 0 instead."),
-        (nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), "Got LayerNorm at 1 instead."),
+        (nn.Linear(2, 2), "The 'trained' argument of prune_neurons must be or have an nn.Sequential, got Linear."),
+        (nn.Sequential(nn.Conv2d(2, 2, 1, groups=2)), "must have no grouped convolutions, got one at 0."),
+        (nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), "got LayerNorm at 1."),
         (nn.Sequential(nn.Conv2d(1, 1, 1), nn.Flatten(2)), "must flatten all but the rows."),
         (nn.Sequential(nn.ReLU()), "must have a layer with weights."),
         (nn.Sequential(nn.Linear(4, 4), nn.MaxPool1d(2), nn.Linear(2, 1)), "must pool channels only, not neurons."),
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(3), nn.Linear(4, 1)), "must normalise each neuron."),
         (nn.Sequential(nn.Conv1d(1, 2, 1), nn.Linear(4, 1)), "after Flatten for those of a convolution."),
-        (nn.Sequential(nn.Linear(4, 2), nn.Flatten(), nn.Linear(6, 1)), "Got 6 inputs of 2 after the 2 of 0 instead."),
+        (nn.Sequential(nn.Linear(4, 2), nn.Flatten(), nn.Linear(6, 1)), "got 6 inputs of 2 after the 2 of 0."),
     ],
 )
 def test_a_network_that_is_no_chain_is_refused_in_a_sentence(net: nn.Module, sentence: str):
@@ -208,7 +208,7 @@ def test_test_rows_need_a_posterior_and_a_pair():
     net = nn.Sequential(nn.Linear(2, 2))
     with pytest.raises(InputError, match="must be a posterior where there are test rows"):
         prune_neurons(net, test=problem())
-    with pytest.raises(InputError, match=r"The 'test' of prune_neurons must be a pair \(X, y\). Got 3 instead."):
+    with pytest.raises(InputError, match=r"The 'test' argument of prune_neurons must be a pair \(X, y\), got 3."):
         prune_neurons(net, test=3)
 
 
@@ -274,11 +274,14 @@ def test_the_curve_prints_and_draws_its_shares(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"by": "size"}, "The 'by' of prune_weights must be 'signal_to_noise' or 'density_at_zero'. Got size instead."),
-        ({"shares": (1.5,)}, r"The 'shares' of prune_weights must lie between 0 and 1. Got \[1.5\] instead."),
-        ({"shares": ()}, "The 'shares' of prune_weights must be shares"),
-        ({"samples": 0}, "The 'samples' of prune_weights must be a whole number, at least 1. Got 0 instead."),
-        ({"test": 1}, r"The 'test' of prune_weights must be a pair \(X, y\). Got 1 instead."),
+        (
+            {"by": "size"},
+            "The 'by' argument of prune_weights must be 'signal_to_noise' or 'density_at_zero', got size.",
+        ),
+        ({"shares": (1.5,)}, r"The 'shares' argument of prune_weights must lie between 0 and 1, got \[1.5\]."),
+        ({"shares": ()}, "The 'shares' argument of prune_weights must be shares"),
+        ({"samples": 0}, "The 'samples' argument of prune_weights must be an integer, at least 1, got 0."),
+        ({"test": 1}, r"The 'test' argument of prune_weights must be a pair \(X, y\), got 1."),
     ],
 )
 def test_wrong_arguments_are_refused_in_a_sentence(options: dict[str, Any], sentence: str):
@@ -290,5 +293,5 @@ def test_wrong_arguments_are_refused_in_a_sentence(options: dict[str, Any], sent
 def test_a_posterior_that_is_no_gaussian_is_refused():
     model = pr.Model(nn.Linear(3, 1).double(), pr.Gaussian(0.5))
     point = pr.fit(model, (normal(9, 3), normal(9)), pr.MAP(), steps=2, progress=False)
-    with pytest.raises(InputError, match=r"must be Gaussian, as those of MeanField, Laplace and SWAG are. Got Point"):
+    with pytest.raises(InputError, match=r"must be Gaussian, as those of MeanField, Laplace and SWAG are, got Point"):
         prune_weights(point, (normal(9, 3), normal(9)))

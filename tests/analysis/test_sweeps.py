@@ -241,26 +241,26 @@ def test_the_table_and_the_picture_show_every_score_and_the_best(tmp_path: Path)
 
 
 def test_a_picture_of_something_else_is_refused():
-    with pytest.raises(InputError, match=r"must be a TemperatureSweep. Got int instead."):
+    with pytest.raises(InputError, match=r"must be a TemperatureSweep, got int."):
         pictures.temperatures(3)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match=r"must be a PruningCurve. Got int instead."):
+    with pytest.raises(InputError, match=r"must be a PruningCurve, got int."):
         pictures.pruning(3)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"grid": ()}, "The 'grid' of temperature_sweep must be temperatures"),
+        ({"grid": ()}, "The 'grid' argument of temperature_sweep must be temperatures"),
         (
             {"grid": (0.0, 1.0)},
-            r"The 'grid' of temperature_sweep must hold positive numbers. Got \[0.0, 1.0\] instead.",
+            r"The 'grid' argument of temperature_sweep must hold positive numbers, got \[0.0, 1.0\].",
         ),
         ({"grid": (1.0, 1.0)}, "must hold each temperature once"),
-        ({"test": 2.0}, "The 'test' of temperature_sweep must be a pair"),
-        ({"samples": 0}, "The 'samples' of temperature_sweep must be a whole number, at least 1. Got 0 instead."),
-        ({"tempers": "prior"}, "The 'tempers' of temperature_sweep must be 'likelihood' or 'posterior'."),
-        ({"method": pr.MAP}, "The 'method' of temperature_sweep must be a method"),
-        ({"model": 3}, "The 'model' of temperature_sweep must be a Model"),
+        ({"test": 2.0}, "The 'test' argument of temperature_sweep must be a pair"),
+        ({"samples": 0}, "The 'samples' argument of temperature_sweep must be an integer, at least 1, got 0."),
+        ({"tempers": "prior"}, "The 'tempers' argument of temperature_sweep must be 'likelihood' or 'posterior'."),
+        ({"method": pr.MAP}, "The 'method' argument of temperature_sweep must be a method"),
+        ({"model": 3}, "The 'model' argument of temperature_sweep must be a Model"),
     ],
 )
 def test_wrong_arguments_are_refused_in_a_sentence(options: dict[str, Any], sentence: str):
@@ -269,5 +269,5 @@ def test_wrong_arguments_are_refused_in_a_sentence(options: dict[str, Any], sent
 
 
 def test_data_must_be_given():
-    with pytest.raises(InputError, match=r"The 'data' of temperature_sweep must be given. Got None instead."):
+    with pytest.raises(InputError, match=r"The 'data' argument of temperature_sweep must be given, got None."):
         temperature_sweep(regression(), None, pr.MAP())

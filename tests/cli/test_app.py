@@ -83,15 +83,18 @@ def test_the_same_seed_prints_the_same_scores(tmp_path: Path) -> None:
     [
         (["--data", "none.csv"], "must be the path of a CSV file, or one of diabetes"),
         (["--data", "iris", "--target", "colour"], "must be a column of iris"),
-        (["--data", "iris", "--methods", "magic"], "The 'methods' of compare must be among hmc, mala, map, nuts"),
+        (
+            ["--data", "iris", "--methods", "magic"],
+            "The 'methods' argument of compare must be among hmc, mala, map, nuts",
+        ),
         (["--data", "iris", "--methods", ","], "must name at least one of hmc, mala, map, nuts"),
-        (["--data", "iris", "--hidden", "many"], "must be whole numbers with commas, such as 50 or 50,50. Got 'many'"),
-        (["--data", "iris", "--test", "2"], "a fraction between 0 and 1. Got 2.0 instead"),
-        (["--data", "iris", "--epochs", "0"], "must be a whole number, at least 1. Got 0 instead"),
+        (["--data", "iris", "--hidden", "many"], "must be integers with commas, such as 50 or 50,50, got 'many'"),
+        (["--data", "iris", "--test", "2"], "a fraction between 0 and 1, got 2.0"),
+        (["--data", "iris", "--epochs", "0"], "must be an integer, at least 1, got 0"),
         (["--data", "iris", "--report", "none/report.html"], "must be a file in a folder that exists"),
         (["--data", "iris", "--test", "0.001"], "must hold out at least one of the 150 rows and leave one"),
         (["--data", "iris", "--prior", "loose"], "must be a positive number or one of fan_in, glorot, he, flat"),
-        (["--data", "iris", "--prior", "-1"], "must be a positive number or a rule's name. Got -1 instead"),
+        (["--data", "iris", "--prior", "-1"], "must be a positive number or a rule's name, got -1"),
     ],
 )
 def test_wrong_arguments_get_one_sentence_and_no_traceback(options: list[str], sentence: str) -> None:

@@ -143,7 +143,7 @@ def test_one_row_and_one_column_are_spoken_of_in_the_singular(tmp_path: Path) ->
 def test_a_target_whose_texts_do_not_repeat_is_refused(tmp_path: Path) -> None:
     for rows in (126, 8):
         text = "a,y\n" + "".join(f"{k},name{k}\n" for k in range(rows))
-        with pytest.raises(InputError, match=f"repeat its classes .*Got 'y' with {rows} different values in {rows}"):
+        with pytest.raises(InputError, match=f"repeat its classes .*got 'y' with {rows} different values in {rows}"):
             read_table(write(tmp_path, text))
 
 
@@ -183,7 +183,7 @@ def test_data_sets_that_ship_with_scikit_learn_are_known_by_name(name: str) -> N
         ("y\n1\n2\n3\n4\n5\n", r"must have a target and at least one other column"),
         (
             "a,y\n1,2\n2,2\n3,2\n4,2\n5,2\n6,2\n",
-            r"must take at least two values\. Got the constant column 'y'",
+            r"must take at least two values, got the constant column 'y'",
         ),
         ("a,y\n1,1.5\n1,2.5\n1,3.5\n1,4.5\n1,5.5\n", r"at least one column that varies"),
         ("a,y\n,1\n,2\n,3\n", r"have rows with no value missing \(see column 'a'\)"),
@@ -199,9 +199,9 @@ def test_a_file_that_can_not_be_used_gets_one_sentence(tmp_path: Path, text: str
 
 
 def test_a_missing_file_an_unknown_column_and_a_wrong_task_get_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"must be the path of a CSV file, or one of diabetes, .*Got 'none.csv'"):
+    with pytest.raises(InputError, match=r"must be the path of a CSV file, or one of diabetes, .*got 'none.csv'"):
         read_table("none.csv")
-    with pytest.raises(InputError, match=r"must be a column of .*\(a, b, y\)\. Got 'z' instead"):
+    with pytest.raises(InputError, match=r"must be a column of .*\(a, b, y\), got 'z'"):
         read_table(write(tmp_path, NUMBERS), target="z")
     with pytest.raises(InputError, match="be auto, regression or classification"):
         read_table("iris", task="ranking")

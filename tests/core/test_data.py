@@ -394,5 +394,5 @@ def test_a_bad_row_of_a_dataset_is_named_by_its_own_number_in_any_order() -> Non
     model = pr.Model(nn.Linear(2, 1), pr.Gaussian(0.5))
     for seed in range(3):
         data = Data.of(Rows(X, y), 4).prepared(model.prepare)
-        with pytest.raises(InputError, match=r"targets of the data must be finite\. Got NaN in row 7"):
+        with pytest.raises(InputError, match=r"targets of the data must be finite, got NaN in row 7"):
             passed(data, seed)

@@ -132,14 +132,14 @@ def test_what_does_not_fit_a_layout_is_refused() -> None:
     with pytest.raises(InputError, match=r"must hold every parameter; missing \['b'\]"):
         layout.unconstrain({"a": torch.zeros(2)})
     for wrong in (torch.zeros(3), torch.zeros(()), torch.zeros(5, 3)):
-        with pytest.raises(InputError, match=r"'a' of params must have the shape \(2,\).*Got"):
+        with pytest.raises(InputError, match=r"'a' argument of params must have the shape \(2,\).*Got"):
             layout.unconstrain({"a": wrong, "b": torch.ones(())})
     with pytest.raises(InputError, match="leading"):
         layout.unconstrain({"a": torch.zeros(5, 2), "b": torch.ones(4)})
     with pytest.raises(InputError, match="at least one parameter"):
         Layout({})
     for shape in ((0,), (-1,), (1.5,), ("a",)):
-        with pytest.raises(InputError, match="'shape' of Param must hold positive integers"):
+        with pytest.raises(InputError, match="'shape' argument of Param must hold positive integers"):
             Param(shape)  # pyright: ignore[reportArgumentType]
 
 

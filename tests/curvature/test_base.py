@@ -61,24 +61,24 @@ def test_all_of_a_density_are_its_parameters() -> None:
     density = pr.Density(lambda p: -p["a"].square().sum() - p["b"] ** 2, {"a": Param((2,)), "b": Param(())})
     assert select(density).places.tolist() == [0, 1, 2]
     assert select(density, ["b"]).places.tolist() == [2]
-    with pytest.raises(InputError, match="'over' of Laplace must be 'all' or names for a Density"):
+    with pytest.raises(InputError, match="'over' argument of Laplace must be 'all' or names for a Density"):
         select(density, "last")
 
 
 @pytest.mark.parametrize(
     ("over", "sentence"),
     [
-        ("first", "must be 'all', 'last', a list of names or patterns of them, or a LongTensor .* Got 'first' instead"),
-        ([], r"must be 'all', 'last', .* Got \[\] instead"),
-        ([1], r"must be 'all', 'last', .* Got \[1\] instead"),
-        (3, "must be 'all', 'last', .* Got 3 instead"),
-        (["3.weight"], r"must match parameters among 0.weight, .* Got \['3.weight'\] instead"),
+        ("first", "must be 'all', 'last', a list of names or patterns of them, or a LongTensor .* got 'first' instead"),
+        ([], r"must be 'all', 'last', .* got \[\]"),
+        ([1], r"must be 'all', 'last', .* got \[1\]"),
+        (3, "must be 'all', 'last', .* got 3"),
+        (["3.weight"], r"must match parameters among 0.weight, .* got \['3.weight'\] instead"),
         (["likelihood.noise"], "must match parameters among 0.weight"),
-        (torch.tensor([0.5]), "must hold whole numbers from 0 to 12 as a LongTensor"),
-        (torch.tensor([], dtype=torch.long), "must hold whole numbers from 0 to 12"),
-        (torch.tensor([13]), "must hold whole numbers from 0 to 12"),
-        (torch.tensor([-1]), "must hold whole numbers from 0 to 12"),
-        (torch.tensor([1, 1]), "must name each coordinate once. Got 2 with repetitions instead"),
+        (torch.tensor([0.5]), "must hold integers from 0 to 12 as a LongTensor"),
+        (torch.tensor([], dtype=torch.long), "must hold integers from 0 to 12"),
+        (torch.tensor([13]), "must hold integers from 0 to 12"),
+        (torch.tensor([-1]), "must hold integers from 0 to 12"),
+        (torch.tensor([1, 1]), "must name each coordinate once, got 2 with repetitions"),
     ],
 )
 def test_what_is_no_selection_is_refused_in_a_sentence(over, sentence: str) -> None:
@@ -211,7 +211,7 @@ def test_a_frozen_last_layer_leaves_the_one_before_it() -> None:
     ],
 )
 def test_a_network_without_one_last_layer_is_refused_in_a_sentence(make, mine: str, others: str) -> None:
-    sentence = f"its output comes from {mine}, but also from {others} beside it. Got 'last' instead"
+    sentence = f"its output comes from {mine}, but also from {others} beside it, got 'last'"
     with pytest.raises(InputError, match=sentence):
         select(model_of(make()), "last", (torch.randn(5, 2),))
 

@@ -34,7 +34,7 @@ def test_a_wide_network_is_advised_to_use_kron():
 
 
 def test_fit_refuses_what_exceeds_the_limit_before_anything_is_allocated():
-    message = r"must stay under 4\.3 GB\. Got kron: 32 MB, full: 3\.7 TB, .*last/full: 257 MB; use kron\.$"
+    message = r"must stay under 4\.3 GB, got kron: 32 MB, full: 3\.7 TB, .*last/full: 257 MB; use kron\.$"
     start = pr.MAP()
     with pytest.raises(InputError, match=message):
         pr.fit(wide(), DATA, Laplace("full", at=start), steps=1, progress=False)
@@ -55,12 +55,12 @@ def test_the_driver_gets_a_plan_of_rows_from_the_same_function():
     rows = Data.of(DATA).prepared(model.prepare)
     plan = Laplace().plan(make_target(model, rows), rows, 3, 0)
     assert (plan.data, plan.steps) == (rows, 3)
-    with pytest.raises(InputError, match=r"'target' of plan must be a Model or a Density\. Got Linear instead"):
+    with pytest.raises(InputError, match=r"'target' argument of plan must be a Model or a Density, got Linear"):
         Laplace().plan(nn.Linear(1, 1), DATA)
 
 
 def test_data_that_the_network_can_not_take_are_refused_in_a_sentence():
-    with pytest.raises(InputError, match="'data' of plan must be inputs and targets"):
+    with pytest.raises(InputError, match="'data' argument of plan must be inputs and targets"):
         Laplace().plan(wide(), None)
     with pytest.raises(InputError, match="The network must take the inputs"):
         Laplace().plan(wide(), (torch.zeros(5, 3), torch.arange(5)))

@@ -122,7 +122,7 @@ def test_a_flat_prior_where_the_data_say_nothing_is_refused(make_problem: Any) -
 
 
 def test_the_hessian_is_refused(small: Any) -> None:
-    with pytest.raises(InputError, match="'curvature' of Laplace must be 'ggn', 'fisher' or 'empirical'"):
+    with pytest.raises(InputError, match="'curvature' argument of Laplace must be 'ggn', 'fisher' or 'empirical'"):
         Diagonal.of(small.target, small.w, small.data, small.selection, "hessian")
 
 

@@ -380,9 +380,11 @@ def test_it_works_in_single_precision():
 def test_bad_input_is_one_sentence():
     target, w, data = problem(pr.Gaussian())
     curvature = Full.of(target, w, data, select(target.model))
-    with pytest.raises(pr.InputError, match="The 'tune' of Laplace must be None or among scalar, layer, parameter"):
+    with pytest.raises(
+        pr.InputError, match="The 'tune' argument of Laplace must be None or among scalar, layer, parameter"
+    ):
         tune(target, w, curvature, data, by="module")
-    with pytest.raises(pr.InputError, match="The 'steps' of tune must be a whole number from 1"):
+    with pytest.raises(pr.InputError, match="The 'steps' argument of tune must be an integer >= 1"):
         tune(target, w, curvature, data, steps=0)
     flat, w, data = problem(pr.Gaussian(), prior={"0.weight": 1.0, "*": "flat"})
     curvature = Full.of(flat, w, data, select(flat.model, ["2.*"]))

@@ -460,21 +460,25 @@ def test_a_stored_curvature_comes_back() -> None:
 def test_weights_that_diverged_are_refused_in_a_sentence() -> None:
     target, data, w = problem("classes")
     curvature = Full.of(target, torch.full_like(w, torch.nan), data, select(target.model))
-    with pytest.raises(InputError, match=r"'curvature' of Laplace must be finite at the weights. Got NaN or infinity"):
+    with pytest.raises(
+        InputError,
+        match=r"'curvature' argument of Laplace must be finite at the weights, got "
+        r"NaN or infinity",
+    ):
         curvature.gaussian(torch.ones(21).double())
 
 
 def test_an_indefinite_hessian_is_refused_with_its_smallest_eigenvalue() -> None:
     curvature, precision = curved()
     low = Full(curvature.selection, torch.diag(torch.linspace(-2.0, 5.0, len(precision)).double()), "hessian")
-    with pytest.raises(InputError, match=r"'hessian' .* positive definite. Got a smallest eigenvalue of -1.9"):
+    with pytest.raises(InputError, match=r"'hessian' .* positive definite, got a smallest eigenvalue of -1.9"):
         low.gaussian(torch.full_like(precision, 0.1))
     assert math.isfinite(float(low.gaussian(torch.full_like(precision, 2.1)).log_det))
 
 
 def test_a_flat_prior_over_what_the_data_do_not_determine_is_refused() -> None:
     curvature, precision = curved()  # softmax: shifting all logits changes nothing
-    with pytest.raises(InputError, match=r"above zero where the data say nothing. Got zero .* singular in \d+ of 21"):
+    with pytest.raises(InputError, match=r"above zero where the data say nothing, got zero .* singular in \d+ of 21"):
         curvature.gaussian(torch.zeros_like(precision))
 
 
@@ -504,11 +508,11 @@ def test_a_precision_that_rounding_made_singular_is_eased_with_a_warning() -> No
 @pytest.mark.parametrize(
     ("precision", "scale", "sentence"),
     [
-        (torch.ones(3), 1.0, r"'precision' of Full must be a tensor of 21 numbers. Got \(3,\) instead"),
-        (1.0, 1.0, "'precision' of Full must be a tensor of 21 numbers. Got float instead"),
-        (-torch.ones(21), 1.0, "'precision' of Full must hold finite numbers from 0. Got -1.0 instead"),
-        (torch.full((21,), math.nan), 1.0, "'precision' of Full must hold finite numbers from 0"),
-        (torch.ones(21), 0.0, "'scale' of Full must be a positive number. Got 0.0 instead"),
+        (torch.ones(3), 1.0, r"'precision' argument of Full must be a tensor of 21 numbers, got \(3,\)"),
+        (1.0, 1.0, "'precision' argument of Full must be a tensor of 21 numbers, got float"),
+        (-torch.ones(21), 1.0, "'precision' argument of Full must hold finite numbers from 0, got -1.0"),
+        (torch.full((21,), math.nan), 1.0, "'precision' argument of Full must hold finite numbers from 0"),
+        (torch.ones(21), 0.0, "'scale' argument of Full must be a positive number, got 0.0"),
     ],
 )
 def test_bad_arguments_of_the_gaussian_are_refused_in_a_sentence(precision, scale, sentence) -> None:
@@ -520,12 +524,18 @@ def test_bad_arguments_of_the_gaussian_are_refused_in_a_sentence(precision, scal
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"kind": "newton"}, "'curvature' of Laplace must be among ggn, fisher, empirical, hessian. Got 'newton'"),
+        (
+            {"kind": "newton"},
+            "'curvature' argument of Laplace must be among ggn, fisher, empirical, hessian, got 'newton'",
+        ),
         (
             {"kind": "fisher", "samples": 0, "generator": torch.Generator()},
-            "'samples' of Laplace must be a whole number",
+            "'samples' argument of Laplace must be an integer",
         ),
-        ({"kind": "fisher"}, "'generator' of Laplace must be a torch.Generator for the sampled Fisher. Got None"),
+        (
+            {"kind": "fisher"},
+            "'generator' argument of Laplace must be a torch.Generator for the sampled Fisher, got None",
+        ),
     ],
 )
 def test_bad_options_are_refused_in_a_sentence(options, sentence) -> None:

@@ -282,17 +282,17 @@ def test_a_flat_prior_where_the_data_say_nothing_is_refused(small: Any, make_pro
 
 def test_single_coordinates_are_refused(small: Any) -> None:
     selection = select(small.target.model, torch.tensor([0, 2]))
-    with pytest.raises(InputError, match="'over' of Laplace must name whole parameters for structure='kron'"):
+    with pytest.raises(InputError, match="'over' argument of Laplace must name whole parameters for structure='kron'"):
         Kronecker.of(small.target, small.w, small.data, selection)
 
 
 def test_an_unknown_way_of_sharing_is_refused(small: Any) -> None:
-    with pytest.raises(InputError, match="'sharing' of Kronecker must be 'expand' or 'reduce'"):
+    with pytest.raises(InputError, match="'sharing' argument of Kronecker must be 'expand' or 'reduce'"):
         fitted(small, sharing="add")
 
 
 def test_the_hessian_is_refused(small: Any) -> None:
-    with pytest.raises(InputError, match="'curvature' of Laplace must be 'ggn', 'fisher' or 'empirical'"):
+    with pytest.raises(InputError, match="'curvature' argument of Laplace must be 'ggn', 'fisher' or 'empirical'"):
         fitted(small, kind="hessian")
 
 

@@ -111,7 +111,7 @@ def test_an_indefinite_hessian_is_refused_with_the_smallest_eigenvalue() -> None
     matrix = Full.of(target, w, data, selection, kind="hessian").dense() + torch.diag(precision)
     low = float(torch.linalg.eigvalsh(matrix)[0])
     assert low < 0
-    sentence = f"The curvature of kind 'hessian' plus .* Got a smallest eigenvalue of {low:.3g} instead: w is no mode"
+    sentence = f"The curvature of kind 'hessian' plus .* got a smallest eigenvalue of {low:.3g}: w is no mode"
     for rank in (45, 50):
         with pytest.raises(InputError, match=sentence):
             LowRank.of(target, w, data, selection, kind="hessian", rank=rank).gaussian(precision)
@@ -213,24 +213,28 @@ def test_a_prior_of_zero_precision_is_refused_in_a_sentence() -> None:
     curvature = LowRank.of(target, w, data, select(target.model), rank=20)
     precision = torch.ones(curvature.selection.size, dtype=torch.float64)
     precision[:2] = 0
-    sentence = "structure='lowrank', which has curvature in 12 of 50 directions only. Got zero at 2 coordinates instead"
+    sentence = "structure='lowrank', which has curvature in 12 of 50 directions only, got zero at 2 coordinates"
     with pytest.raises(InputError, match=sentence):
         curvature.gaussian(precision)
 
 
 def test_weights_that_diverged_are_refused_in_a_sentence() -> None:
     target, data, w = problem()
-    with pytest.raises(InputError, match=r"'curvature' of Laplace must be finite at the weights. Got NaN or infinity"):
+    with pytest.raises(
+        InputError,
+        match=r"'curvature' argument of Laplace must be finite at the weights, got "
+        r"NaN or infinity",
+    ):
         LowRank.of(target, torch.full_like(w, torch.nan), data, select(target.model))
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"rank": 0}, "The 'rank' of LowRank must be a whole number from 1. Got 0 instead"),
-        ({"iterations": 1.5}, "The 'iterations' of LowRank must be a whole number from 1. Got 1.5 instead"),
-        ({"rest": True, "kind": "hessian"}, "The 'rest' of LowRank must be False for the Hessian"),
-        ({"kind": "newton"}, "The 'curvature' of Laplace must be among"),
+        ({"rank": 0}, "The 'rank' argument of LowRank must be an integer >= 1, got 0"),
+        ({"iterations": 1.5}, "The 'iterations' argument of LowRank must be an integer >= 1, got 1.5"),
+        ({"rest": True, "kind": "hessian"}, "The 'rest' argument of LowRank must be False for the Hessian"),
+        ({"kind": "newton"}, "The 'curvature' argument of Laplace must be among"),
     ],
 )
 def test_bad_options_are_refused_in_a_sentence(options, sentence: str) -> None:

@@ -193,7 +193,7 @@ def test_the_network_runs_in_evaluation_mode_with_the_buffers_of_the_fit(kind) -
 
 def test_a_vector_of_another_size_is_refused_in_a_sentence() -> None:
     target, data, w = problem("classes")
-    with pytest.raises(InputError, match=r"The 'v' of product must be \(20,\) or \(k, 20\). Got \(3,\) instead"):
+    with pytest.raises(InputError, match=r"The 'v' argument of product must be \(20,\) or \(k, 20\), got \(3,\)"):
         product(target, w, data, torch.zeros(3))
-    with pytest.raises(InputError, match="'curvature' of Laplace must be among"):
+    with pytest.raises(InputError, match="'curvature' argument of Laplace must be among"):
         product(target, w, data, torch.zeros(20).double(), "newton")  # pyright: ignore[reportArgumentType]

@@ -297,11 +297,11 @@ def test_what_are_no_draws_is_refused(name, x):
 @pytest.mark.parametrize("q", [0, 1, -0.1, "half"])
 @pytest.mark.parametrize("measure", [ess_quantile, mcse_quantile, quantile])
 def test_what_is_no_probability_is_refused(measure, q):
-    with pytest.raises(InputError, match=f"The 'q' of {measure.__name__} must lie between 0 and 1"):
+    with pytest.raises(InputError, match=f"The 'q' argument of {measure.__name__} must lie between 0 and 1"):
         measure(torch.zeros(2, 10), q)
 
 
 @pytest.mark.parametrize(("groups", "shape"), [(1, (4, 5)), (3, (4, 5)), (4, (4, 1)), (2.0, (4, 5))])
 def test_groups_that_do_not_divide_the_chains_are_refused(groups, shape):
-    with pytest.raises(InputError, match="The 'groups' of nested_r_hat must be a whole number from 2 that divides"):
+    with pytest.raises(InputError, match="The 'groups' argument of nested_r_hat must be an integer >= 2 that divides"):
         nested_r_hat(torch.zeros(shape), groups)

@@ -182,7 +182,7 @@ def test_what_are_no_log_weights_is_refused(function, log_weights, must):
 
 @pytest.mark.parametrize("n", [0, 1.5, True])
 def test_resampling_none_is_refused(n):
-    with pytest.raises(InputError, match="The 'n' of importance_resample must be a whole number from 1"):
+    with pytest.raises(InputError, match="The 'n' argument of importance_resample must be an integer >= 1"):
         importance_resample(torch.zeros(3), n, stream(0))
 
 
@@ -200,5 +200,5 @@ def test_k_hat_is_minus_infinity_where_all_draws_count_and_that_of_psis_elsewher
     noise = torch.randn(1000, generator=stream(0, "even"), dtype=DOUBLE)
     assert k_hat(0.05 * noise) == -math.inf
     assert k_hat(0.5 * noise) == psis(0.5 * noise)[1] > -math.inf
-    with pytest.raises(InputError, match="'log_weights' of k_hat must be a vector"):
+    with pytest.raises(InputError, match="'log_weights' argument of k_hat must be a vector"):
         k_hat(torch.zeros(2, 2))

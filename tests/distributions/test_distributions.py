@@ -265,9 +265,15 @@ def test_parameters_and_values_outside_of_their_range_are_refused(build: object)
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: GroupLasso(1.0, 2.5), "The 'n' of GroupLasso must be a whole number from 1. Got 2.5 instead."),
-        (lambda: SpikeAndSlab(0.5, 1.0), "The 'slab' of SpikeAndSlab must be a torch distribution. Got float instead."),
-        (lambda: SpikeAndSlab(0.5, torch.distributions.Gamma(1.0, 1.0)), "The 'slab' of SpikeAndSlab must be over the"),
+        (lambda: GroupLasso(1.0, 2.5), "The 'n' argument of GroupLasso must be an integer >= 1, got 2.5."),
+        (
+            lambda: SpikeAndSlab(0.5, 1.0),
+            "The 'slab' argument of SpikeAndSlab must be a torch distribution, got float.",
+        ),
+        (
+            lambda: SpikeAndSlab(0.5, torch.distributions.Gamma(1.0, 1.0)),
+            "The 'slab' argument of SpikeAndSlab must be over the",
+        ),
     ],
 )
 def test_what_can_not_be_built_is_refused_in_a_sentence(build: object, sentence: str) -> None:

@@ -52,11 +52,14 @@ def test_every_term_is_printed_with_its_formula_and_what_it_does() -> None:
 @pytest.mark.parametrize(
     ("sides", "sentence"),
     [
-        ((Laplace(0.0, 1.0), Normal(0.0, 1.0)), "The 'q' of explain_kl must be a Normal, or an Independent of one."),
-        ((Normal(0.0, 1.0), 2.0), "The 'p' of explain_kl must be a Normal"),
+        (
+            (Laplace(0.0, 1.0), Normal(0.0, 1.0)),
+            "The 'q' argument of explain_kl must be a Normal, or an Independent of one.",
+        ),
+        ((Normal(0.0, 1.0), 2.0), "The 'p' argument of explain_kl must be a Normal"),
         (
             (Normal(0.0, 1.0), Independent(Normal(torch.zeros(2), 1.0), 1)),
-            "The 'p' of explain_kl must be over the same",
+            "The 'p' argument of explain_kl must be over the same",
         ),
     ],
 )

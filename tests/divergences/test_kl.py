@@ -263,11 +263,11 @@ def test_a_gradient_goes_through_the_exact_form() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((1.0, Normal(0.0, 1.0)), "The 'q' of kl must be a torch distribution. Got float instead."),
-        ((Normal(0.0, 1.0), Normal), "The 'p' of kl must be a torch distribution."),
-        ((StudentT(5.0), Normal(0.0, 1.0), 1), "The 'samples' of kl must be a whole number from 2. Got 1 instead."),
-        ((LogUniform(), Normal(0.0, 1.0)), "The 'q' of kl must be proper"),
-        ((StudentT(5.0), Normal(0.0, 1.0), 10.5), "The 'samples' of kl must be a whole number from 2."),
+        ((1.0, Normal(0.0, 1.0)), "The 'q' argument of kl must be a torch distribution, got float."),
+        ((Normal(0.0, 1.0), Normal), "The 'p' argument of kl must be a torch distribution."),
+        ((StudentT(5.0), Normal(0.0, 1.0), 1), "The 'samples' argument of kl must be an integer >= 2, got 1."),
+        ((LogUniform(), Normal(0.0, 1.0)), "The 'q' argument of kl must be proper"),
+        ((StudentT(5.0), Normal(0.0, 1.0), 10.5), "The 'samples' argument of kl must be an integer >= 2."),
     ],
 )
 def test_what_has_no_divergence_is_refused_in_a_sentence(arguments: tuple[object, ...], sentence: str) -> None:

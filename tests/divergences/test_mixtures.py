@@ -77,5 +77,7 @@ def test_bounds_follow_the_batch_and_the_parameters() -> None:
 @pytest.mark.parametrize("name", ["q", "p"])
 def test_what_is_no_mixture_of_gaussians_is_refused_in_a_sentence(name: str) -> None:
     sides = {"q": Normal(0.0, 1.0), "p": Normal(0.0, 1.0), name: Laplace(0.0, 1.0)}
-    with pytest.raises(pr.InputError, match=f"The '{name}' of kl_bounds must be Gaussian or a mixture of Gaussians"):
+    with pytest.raises(
+        pr.InputError, match=f"The '{name}' argument of kl_bounds must be Gaussian or a mixture of Gaussians"
+    ):
         kl_bounds(**sides)

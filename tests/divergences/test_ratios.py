@@ -98,12 +98,15 @@ def test_a_constant_of_p_does_not_move_what_weighs_by_p() -> None:
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: Renyi(1), "The 'alpha' of Renyi must be a positive number other than 1, where it is the KL. Got 1"),
-        (lambda: Renyi(-0.5), "The 'alpha' of Renyi must be"),
-        (lambda: Renyi("2"), "The 'alpha' of Renyi must be"),
+        (
+            lambda: Renyi(1),
+            "The 'alpha' argument of Renyi must be a positive number other than 1, where it is the KL, got 1",
+        ),
+        (lambda: Renyi(-0.5), "The 'alpha' argument of Renyi must be"),
+        (lambda: Renyi("2"), "The 'alpha' argument of Renyi must be"),
         (
             lambda: JensenShannon(0.0),
-            "The 'weight' of JensenShannon must be a number between 0 and 1. Got 0.0 instead.",
+            "The 'weight' argument of JensenShannon must be a number between 0 and 1, got 0.0.",
         ),
     ],
 )

@@ -202,13 +202,16 @@ def test_a_monte_carlo_jensen_shannon_is_within_four_standard_errors() -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda q: renyi(q, q, 1.0), "The 'alpha' of renyi must be a positive number other than 1"),
-        (lambda q: renyi(q, q, 0), "The 'alpha' of renyi must be"),
-        (lambda q: renyi(q, 3, 2.0), "The 'p' of renyi must be a torch distribution. Got int instead."),
-        (lambda q: renyi(q, q, 2.0, samples=1), "The 'samples' of renyi must be a whole number from 2. Got 1 instead."),
-        (lambda q: jensen_shannon(q, q, 1.0), "The 'weight' of jensen_shannon must be a number between 0 and 1."),
-        (lambda q: jensen_shannon(q, LogUniform()), "The 'p' of jensen_shannon must be proper"),
-        (lambda q: jensen_shannon("q", q), "The 'q' of jensen_shannon must be a torch distribution."),
+        (lambda q: renyi(q, q, 1.0), "The 'alpha' argument of renyi must be a positive number other than 1"),
+        (lambda q: renyi(q, q, 0), "The 'alpha' argument of renyi must be"),
+        (lambda q: renyi(q, 3, 2.0), "The 'p' argument of renyi must be a torch distribution, got int."),
+        (lambda q: renyi(q, q, 2.0, samples=1), "The 'samples' argument of renyi must be an integer >= 2, got 1."),
+        (
+            lambda q: jensen_shannon(q, q, 1.0),
+            "The 'weight' argument of jensen_shannon must be a number between 0 and 1.",
+        ),
+        (lambda q: jensen_shannon(q, LogUniform()), "The 'p' argument of jensen_shannon must be proper"),
+        (lambda q: jensen_shannon("q", q), "The 'q' argument of jensen_shannon must be a torch distribution."),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(call: object, sentence: str) -> None:

@@ -186,7 +186,7 @@ def test_the_table_is_aligned_and_names_every_row():
     assert len({len(line) for line in rows}) == 1
     assert [line.split()[0] for line in rows] == ["estimator", *(row.estimator for row in found.rows)]
     assert any(line.startswith("local: left out, ") for line in lines)
-    with pytest.raises(InputError, match="Got 'nothing' instead"):
+    with pytest.raises(InputError, match="got 'nothing' instead"):
         _ = found["nothing"]
 
 
@@ -205,13 +205,17 @@ def test_the_picture_has_a_bar_for_each_and_takes_given_axes():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"samples": 0}, "'samples' of estimators.variance must be a whole number from 1. Got 0"),
-        ({"repeats": 5}, "'repeats' of estimators.variance must be a whole number from 30. Got 5"),
-        ({"seed": 1.5}, "'seed' of estimators.variance must be a whole number. Got 1.5"),
-        ({"estimators": ["guess"]}, r"'estimators' of estimators.variance must be some of pathwise.*\['guess'\]"),
-        ({"estimators": []}, "'estimators' of estimators.variance must be some of"),
-        ({"estimators": ["vargrad"]}, r"must apply to this posterior and batch. Got vargrad \(it needs two samples"),
-        ({"batch": (torch.ones(3),)}, "'batch' of estimators.variance must be None for a Density"),
+        ({"samples": 0}, "'samples' argument of estimators.variance must be an integer >= 1, got 0"),
+        ({"repeats": 5}, "'repeats' argument of estimators.variance must be an integer >= 30, got 5"),
+        ({"seed": 1.5}, "'seed' argument of estimators.variance must be an integer, got 1.5"),
+        (
+            {"estimators": ["guess"]},
+            r"'estimators' argument of estimators.variance must be some of "
+            r"pathwise.*\['guess'\]",
+        ),
+        ({"estimators": []}, "'estimators' argument of estimators.variance must be some of"),
+        ({"estimators": ["vargrad"]}, r"must apply to this posterior and batch, got vargrad \(it needs two samples"),
+        ({"batch": (torch.ones(3),)}, "'batch' argument of estimators.variance must be None for a Density"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_sentence(options, sentence):
@@ -224,14 +228,18 @@ def test_bad_arguments_are_refused_in_one_sentence(options, sentence):
 def test_a_posterior_without_a_family_another_model_and_wrong_rows_are_refused():
     exact, model, q = regression()
     point = pr.fit(model, exact.data, pr.MAP(), steps=2, progress=False)
-    with pytest.raises(InputError, match=r"'posterior' of estimators.variance must be one of variational inference"):
+    with pytest.raises(
+        InputError,
+        match=r"'posterior' argument of estimators.variance must be one of "
+        r"variational inference",
+    ):
         variance(model, point, exact.data)
-    with pytest.raises(InputError, match=r"'model' of estimators.variance must be that of the posterior"):
+    with pytest.raises(InputError, match=r"'model' argument of estimators.variance must be that of the posterior"):
         variance(gaussian_density(), q, exact.data)
-    with pytest.raises(InputError, match=r"'batch' of estimators.variance must be rows of the data"):
+    with pytest.raises(InputError, match=r"'batch' argument of estimators.variance must be rows of the data"):
         variance(model, q)
     many = tuple(torch.cat([t, t]) for t in exact.data)
-    with pytest.raises(InputError, match=r"must be tensors of at most the 20 rows of the fit. Got 40 rows"):
+    with pytest.raises(InputError, match=r"must be tensors of at most the 20 rows of the fit, got 40 rows"):
         variance(model, q, many)
 
 

@@ -402,7 +402,9 @@ def test_an_estimator_that_is_not_of_draws_is_refused_by_name():
 @pytest.mark.parametrize("estimator", ["sticking", *SCORES])
 def test_a_uniform_whose_ends_move_is_refused_by_estimators_that_need_a_score_of_mean_zero(estimator):
     """At fixed w, d log q / d log s is -1 and not 0 on average: sticking would let q collapse."""
-    with pytest.raises(InputError, match="'estimator' of MeanField must be 'pathwise' for the family 'uniform'"):
+    with pytest.raises(
+        InputError, match="'estimator' argument of MeanField must be 'pathwise' for the family 'uniform'"
+    ):
         pr.MeanField(family="uniform", estimator=estimator, samples=2)
 
 

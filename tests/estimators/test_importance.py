@@ -167,26 +167,30 @@ def test_a_minibatch_and_a_temperature_are_refused_in_one_sentence():
     exact = LinearRegression.make(0)
     model = exact.model()
     method = pr.MeanField(objective="iwae", estimator="doubly", samples=4)
-    with pytest.raises(InputError, match=r"needs every row at each step. Got 7 of 20 rows instead"):
+    with pytest.raises(InputError, match=r"needs every row at each step, got 7 of 20 rows"):
         pr.fit(model, exact.data, method, steps=5, batch_size=7, progress=False)
-    with pytest.raises(InputError, match=r"'temperature' of the 'iwae' objective must be 1. Got 0.5 instead"):
+    with pytest.raises(InputError, match=r"'temperature' of the 'iwae' objective must be 1, got 0.5"):
         pr.fit(model, exact.data, method, steps=5, temperature=0.5, progress=False)
 
 
 @pytest.mark.parametrize("estimator", ["sticking", "score", "local"])
 def test_other_estimators_of_it_are_refused(estimator):
-    with pytest.raises(InputError, match="'estimator' of MeanField must be one of pathwise, doubly for the objective"):
+    with pytest.raises(
+        InputError, match="'estimator' argument of MeanField must be one of pathwise, doubly for the objective"
+    ):
         pr.MeanField(objective="iwae", samples=4, estimator=estimator)
     with pytest.raises(InputError, match="'estimator' of the 'iwae' objective must be 'pathwise' or 'doubly'"):
         gradient_of(one_dimension(), DiagonalForm(1), THETA, (), stream(0, "n"), 2, estimator)
 
 
 def test_it_needs_two_draws_and_the_objective_of_its_name():
-    with pytest.raises(InputError, match="'samples' of MeanField must be at least 2"):
+    with pytest.raises(InputError, match="'samples' argument of MeanField must be at least 2"):
         pr.MeanField(objective="iwae", estimator="doubly")
     with pytest.raises(InputError, match="for the objective 'elbo'"):
         pr.MeanField(estimator="doubly", samples=4)
-    with pytest.raises(InputError, match="'antithetic' of MeanField must be left out for the objective 'iwae'"):
+    with pytest.raises(
+        InputError, match="'antithetic' argument of MeanField must be left out for the objective 'iwae'"
+    ):
         pr.MeanField(objective="iwae", estimator="doubly", samples=4, antithetic=True)
 
 

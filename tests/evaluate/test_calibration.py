@@ -103,9 +103,9 @@ def test_certain_and_right_is_perfectly_calibrated() -> None:
 
 def test_wrong_levels_and_bins_are_refused_in_one_sentence() -> None:
     numbers, y = prediction(Gaussian(noise=0.7), normal(1, 5)), normal(5)
-    with pytest.raises(InputError, match=r"'levels' of coverage must lie strictly between 0 and 1\. Got 90 instead"):
+    with pytest.raises(InputError, match=r"'levels' argument of coverage must lie strictly between 0 and 1, got 90"):
         evaluate.coverage(numbers, y, [90])
     with pytest.raises(InputError, match="hold at least one level"):
         evaluate.coverage(numbers, y, [])
-    with pytest.raises(InputError, match=r"'bins' of reliability must be at least 1\. Got 0 instead"):
+    with pytest.raises(InputError, match=r"'bins' argument of reliability must be at least 1, got 0"):
         evaluate.reliability(torch.eye(2), torch.arange(2), bins=0)

@@ -108,7 +108,11 @@ def test_crps_from_samples_is_the_fair_sum_over_all_pairs() -> None:
 
 def test_targets_of_another_shape_are_refused_in_one_sentence() -> None:
     mixture = prediction(Gaussian(noise=0.7), normal(DRAWS, ROWS))
-    with pytest.raises(InputError, match=r"The 'y' of rmse must have the prediction's shape \(7,\)\. Got \(6,\)"):
+    with pytest.raises(
+        InputError,
+        match=r"The 'y' argument of rmse must have the prediction's shape \(7,\), got "
+        r"\(6,\)",
+    ):
         evaluate.rmse(mixture, normal(6))
     with pytest.raises(InputError, match="at least one row"):
         evaluate.accuracy(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))
@@ -130,7 +134,7 @@ def test_scores_of_the_other_kind_are_refused_in_one_sentence() -> None:
 
 def test_a_class_that_is_not_there_is_refused_in_one_sentence() -> None:
     probs = torch.full((2, 3), 1 / 3)
-    with pytest.raises(InputError, match=r"must hold classes between 0 and 2\. Got 0 to 3 instead"):
+    with pytest.raises(InputError, match=r"must hold classes between 0 and 2, got 0 to 3"):
         evaluate.accuracy(probs, torch.tensor([0, 3]))
     with pytest.raises(InputError, match=r"must have the shape \(2,\)"):
         evaluate.accuracy(probs, torch.tensor([0, 1, 2]))

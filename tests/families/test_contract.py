@@ -285,36 +285,40 @@ def test_both_floating_types_agree(name):
 def test_bad_arguments_are_refused_in_one_sentence(name):
     form = TABLE[name](3)
     owner = type(form).__name__
-    with pytest.raises(InputError, match=rf"The 'theta' of {owner} must end in {form.length} numbers. Got \(7777,\)"):
+    with pytest.raises(
+        InputError,
+        match=rf"The 'theta' argument of {owner} must end in {form.length} numbers, "
+        rf"got \(7777,\)",
+    ):
         form.family(torch.zeros(7777))
-    with pytest.raises(InputError, match=rf"The 'loc' of {owner} must end in 3 coordinates. Got \(2,\)"):
+    with pytest.raises(InputError, match=rf"The 'loc' argument of {owner} must end in 3 coordinates, got \(2,\)"):
         form.initial(torch.zeros(2), torch.ones(3), stream(0, "start"))
-    with pytest.raises(InputError, match=rf"The 'scale' of {owner} must have the shape \(3,\). Got \(2,\)"):
+    with pytest.raises(InputError, match=rf"The 'scale' argument of {owner} must have the shape \(3,\), got \(2,\)"):
         form.initial(torch.zeros(3), torch.ones(2), stream(0, "start"))
-    with pytest.raises(InputError, match=rf"The 'scale' of {owner} must be above zero. Got 0.0"):
+    with pytest.raises(InputError, match=rf"The 'scale' argument of {owner} must be above zero, got 0.0"):
         form.initial(torch.zeros(3), torch.zeros(3), stream(0, "start"))
 
 
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: DiagonalForm(0), "The 'size' of DiagonalForm must be a whole number from 1. Got 0 instead."),
-        (lambda: LowRankForm(3, 0), "The 'rank' of LowRankForm must be a whole number from 1. Got 0 instead."),
-        (lambda: FlowForm(3, layers=0), "The 'layers' of FlowForm must be a whole number from 1. Got 0 instead."),
-        (lambda: FlowForm(3, hidden=1.5), "The 'hidden' of FlowForm must be a whole number from 1. Got 1.5 instead."),
-        (lambda: FlowForm(3, seed=-1), "The 'seed' of FlowForm must be a whole number from 0. Got -1 instead."),
-        (lambda: MixtureForm(3, 0), "The 'components' of MixtureForm must be a whole number from 1. Got 0 instead."),
+        (lambda: DiagonalForm(0), "The 'size' argument of DiagonalForm must be an integer >= 1, got 0."),
+        (lambda: LowRankForm(3, 0), "The 'rank' argument of LowRankForm must be an integer >= 1, got 0."),
+        (lambda: FlowForm(3, layers=0), "The 'layers' argument of FlowForm must be an integer >= 1, got 0."),
+        (lambda: FlowForm(3, hidden=1.5), "The 'hidden' argument of FlowForm must be an integer >= 1, got 1.5."),
+        (lambda: FlowForm(3, seed=-1), "The 'seed' argument of FlowForm must be an integer >= 0, got -1."),
+        (lambda: MixtureForm(3, 0), "The 'components' argument of MixtureForm must be an integer >= 1, got 0."),
         (
             lambda: MixtureForm(3, 2, "round"),
-            "The 'covariance' of MixtureForm must be 'diagonal' or 'full'. Got 'round' instead.",
+            "The 'covariance' argument of MixtureForm must be 'diagonal' or 'full', got 'round'.",
         ),
         (
             lambda: FactorisedForm(3, "cauchy"),
-            "The 'base' of FactorisedForm must be one of laplace, logistic, uniform. Got 'cauchy' instead.",
+            "The 'base' argument of FactorisedForm must be one of laplace, logistic, uniform, got 'cauchy'.",
         ),
         (
             lambda: form_of({"kind": "diagonal", "size": 2}, layout(3)),
-            "The 'description' of form_of must be of size 3. Got 2 instead.",
+            "The 'description' argument of form_of must be of size 3, got 2.",
         ),
     ],
 )
@@ -325,5 +329,5 @@ def test_bad_forms_are_refused_in_one_sentence(make, sentence):
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(InputError, match="The 'description' of form_of must name a kind among diagonal"):
+    with pytest.raises(InputError, match="The 'description' argument of form_of must name a kind among diagonal"):
         form_of({"kind": "nothing"}, layout(2))

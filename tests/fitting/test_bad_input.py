@@ -104,9 +104,9 @@ def sentence(text: str, call: Callable[[], Any]) -> str:
 
 
 NOT_FINITE: dict[str, tuple[Any, str]] = {
-    "NaN in the inputs": ((put(X, (17, 1), NAN), Y), r"inputs of the data must be finite. Got NaN in row 17"),
-    "infinity in the inputs": ((put(X, (4, 0), INF), Y), r"inputs of the data must be finite. Got infinity in row 4"),
-    "NaN in the targets": ((X, put(Y, 19, NAN)), r"targets of the data must be finite. Got NaN in row 19"),
+    "NaN in the inputs": ((put(X, (17, 1), NAN), Y), r"inputs of the data must be finite, got NaN in row 17"),
+    "infinity in the inputs": ((put(X, (4, 0), INF), Y), r"inputs of the data must be finite, got infinity in row 4"),
+    "NaN in the targets": ((X, put(Y, 19, NAN)), r"targets of the data must be finite, got NaN in row 19"),
     "minus infinity in the targets": ((X, put(Y, 3, -INF)), r"targets of the data must be finite.*infinity in row 3"),
     "both infinities": ((put(put(X, (5, 0), INF), (6, 0), -INF), Y), r"inputs.*infinity in row 5, and 1 more"),
     "NaN in an array": ((put(X, (17, 1), NAN).numpy(), Y.numpy()), r"inputs of the data must be finite.*NaN in row 17"),
@@ -149,31 +149,39 @@ EMPTY: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", EMPTY)
 def test_data_without_a_row_is_refused(name: str) -> None:
-    sentence(r"The 'data' of fit must have at least one row. Got none instead", lambda: fit(EMPTY[name]))
+    sentence(r"The 'data' argument of fit must have at least one row, got none", lambda: fit(EMPTY[name]))
 
 
 SHAPES: dict[str, tuple[Callable[[], Any], str]] = {
-    "rows differ": (lambda: fit((X, Y[:19])), r"'data' of fit must have the same number of rows.*\(20, 3\).*\(19,\)"),
-    "no targets": (lambda: fit((X,)), r"'data' of fit must be inputs and targets, such as \(X, y\). Got 1 part"),
-    "one tensor": (lambda: fit(X), r"'data' of fit must be inputs and targets.*Got 1 part"),
-    "a number": (lambda: fit((X, torch.tensor(1.0))), r"Part 1 of the data must have rows. Got a single number"),
-    "no data": (lambda: fit(None), r"'data' of fit must be .*. Got None"),
+    "rows differ": (
+        lambda: fit((X, Y[:19])),
+        r"'data' argument of fit must have the same number of rows.*\(20, "
+        r"3\).*\(19,\)",
+    ),
+    "no targets": (
+        lambda: fit((X,)),
+        r"'data' argument of fit must be inputs and targets, such as \(X, y\), got "
+        r"1 part",
+    ),
+    "one tensor": (lambda: fit(X), r"'data' argument of fit must be inputs and targets.*got 1 part"),
+    "a number": (lambda: fit((X, torch.tensor(1.0))), r"Part 1 of the data must have rows, got a single number"),
+    "no data": (lambda: fit(None), r"'data' argument of fit must be .*, got None"),
     "inputs too wide": (
         lambda: fit((numbers(ROWS, 4), Y)),
-        r"network must take the inputs. Got \(20, 4\).*(shape|size)",
+        r"network must take the inputs, got \(20, 4\).*(shape|size)",
     ),
-    "inputs too many": (lambda: fit((X, X, Y)), r"network must take the inputs. Got \(20, 3\).*\(20, 3\).*raised"),
+    "inputs too many": (lambda: fit((X, X, Y)), r"network must take the inputs, got \(20, 3\).*\(20, 3\).*raised"),
     "targets too wide": (
         lambda: fit((X, numbers(ROWS, 2))),
-        r"network's output must fit the targets of Gaussian, of shape \(rows, 2\). Got \(rows, 1\)",
+        r"network's output must fit the targets of Gaussian, of shape \(rows, 2\), got \(rows, 1\)",
     ),
     "outputs too wide": (
         lambda: fit((X, Y), outputs=3),
-        r"network's output must fit the targets of Gaussian, of shape \(rows,\). Got \(rows, 3\)",
+        r"network's output must fit the targets of Gaussian, of shape \(rows,\), got \(rows, 3\)",
     ),
     "two outputs for one target": (
         lambda: fit((X, Y[:, None]), outputs=2),
-        r"output must fit the targets of Gaussian, of shape \(rows, 1\). Got \(rows, 2\)",
+        r"output must fit the targets of Gaussian, of shape \(rows, 1\), got \(rows, 2\)",
     ),
 }
 
@@ -191,19 +199,19 @@ def test_a_column_of_targets_fits_a_network_that_gives_one_number_a_row() -> Non
 
 
 TYPES: dict[str, tuple[Callable[[], Any], str]] = {
-    "strings": (lambda: fit((np.array([["a"] * 3] * ROWS), Y)), r"Part 0 of the data must be numbers.*Got <U1"),
-    "a list of strings": (lambda: fit((X, ["a"] * ROWS)), r"Part 1 of the data must be numbers.*Got list"),
-    "objects": (lambda: fit((X, np.array([None] * ROWS))), r"Part 1 of the data must be numbers.*Got object"),
-    "a dict": (lambda: fit({"x": X}), r"Part 0 of the data must be numbers.*Got dict"),
+    "strings": (lambda: fit((np.array([["a"] * 3] * ROWS), Y)), r"Part 0 of the data must be numbers.*got <U1"),
+    "a list of strings": (lambda: fit((X, ["a"] * ROWS)), r"Part 1 of the data must be numbers.*got list"),
+    "objects": (lambda: fit((X, np.array([None] * ROWS))), r"Part 1 of the data must be numbers.*got object"),
+    "a dict": (lambda: fit({"x": X}), r"Part 0 of the data must be numbers.*got dict"),
     "a Dataset of dicts": (
         lambda: fit(Rows([{"x": x} for x in X], Y)),
-        r"Part 0 of the data must be numbers.*Got dict",
+        r"Part 0 of the data must be numbers.*got dict",
     ),
-    "complex inputs": (lambda: fit((X + 0j, Y)), r"network must take the inputs. Got \(20, 3\) torch.complex64"),
-    "complex targets": (lambda: fit((X, Y + 0j)), r"targets of Gaussian must be real numbers. Got torch.complex64"),
+    "complex inputs": (lambda: fit((X + 0j, Y)), r"network must take the inputs, got \(20, 3\) torch.complex64"),
+    "complex targets": (lambda: fit((X, Y + 0j)), r"targets of Gaussian must be real numbers, got torch.complex64"),
     "sparse inputs": (
         lambda: fit((X.to_sparse(), Y)),
-        r"Part 0 of the data must be a dense tensor. Got torch.sparse_coo",
+        r"Part 0 of the data must be a dense tensor, got torch.sparse_coo",
     ),
     "ragged lists": (lambda: fit(([[1.0, 2.0, 3.0], [1.0]], [1.0, 2.0])), r"Part 0 of the data must be numbers"),
 }
@@ -225,36 +233,40 @@ def classes(labels: Any, **options: Any) -> Any:
 TARGETS: dict[str, tuple[Callable[[], Any], str]] = {
     "float labels": (
         lambda: classes(LABELS.float()),
-        r"'targets' of Categorical must be whole numbers.*Got torch.float32",
+        r"'targets' argument of Categorical must be integers.*got torch.float32",
     ),
-    "boolean labels": (lambda: classes(LABELS > 0), r"'targets' of Categorical must be whole numbers.*Got torch.bool"),
+    "boolean labels": (
+        lambda: classes(LABELS > 0),
+        r"'targets' argument of Categorical must be integers.*got "
+        r"torch.bool",
+    ),
     "one-hot labels": (
         lambda: classes(torch.eye(3, dtype=torch.int64)[LABELS]),
-        r"'targets' of Categorical must have one label a row. Got the shape \(20, 3\)",
+        r"'targets' argument of Categorical must have one label a row, got the shape \(20, 3\)",
     ),
     "a label too large": (
         lambda: classes(put(LABELS, 19, 3)),
-        r"'targets' of Categorical must be labels below 3. Got 3",
+        r"'targets' argument of Categorical must be labels below 3, got 3",
     ),
     "a negative label": (
         lambda: classes(put(LABELS, 19, -1)),
-        r"'targets' of Categorical must be labels from 0. Got -1",
+        r"'targets' argument of Categorical must be labels from 0, got -1",
     ),
     "a label of two": (
         lambda: fit((X, put(LABELS % 2, 19, 2)), pr.Bernoulli()),
-        r"'targets' of Bernoulli must be 0 or 1. Got \[2",
+        r"'targets' argument of Bernoulli must be 0 or 1, got \[2",
     ),
     "a soft label": (
         lambda: fit((X, 0.5 + 0 * Y), pr.Bernoulli()),
-        r"'targets' of Bernoulli must be 0 or 1. Got \[0.5",
+        r"'targets' argument of Bernoulli must be 0 or 1, got \[0.5",
     ),
     "a negative count": (
         lambda: fit((X, put(LABELS, 3, -2)), pr.Poisson()),
-        r"'targets' of Poisson must be counts.*Got \[-2",
+        r"'targets' argument of Poisson must be counts.*got \[-2",
     ),
     "a fractional count": (
         lambda: fit((X, LABELS + 0.5), pr.Poisson()),
-        r"'targets' of Poisson must be counts.*Got \[0.5",
+        r"'targets' argument of Poisson must be counts.*got \[0.5",
     ),
     "complex counts": (lambda: fit((X, LABELS + 0j), pr.Poisson()), r"targets of Poisson must be real numbers"),
 }
@@ -268,19 +280,19 @@ for kind, source in {
         lambda source=source: fit(
             source, pr.Categorical(), 3, epochs=1, **({} if isinstance(source, DataLoader) else {"batch_size": 4})
         ),
-        r"'targets' of Categorical must be labels below 3. Got 7",
+        r"'targets' argument of Categorical must be labels below 3, got 7",
     )
 TARGETS["a label too large far down a Dataset"] = (
     lambda: fit(Rows(X.repeat(10, 1), put(LABELS.repeat(10), 199, 7)), pr.Categorical(), 3, epochs=1, batch_size=50),
-    r"'targets' of Categorical must be labels below 3. Got 7",
+    r"'targets' argument of Categorical must be labels below 3, got 7",
 )
 TARGETS["NaN far down a Dataset"] = (
     lambda: fit(Rows(X.repeat(10, 1), put(Y.repeat(10), 180, NAN)), epochs=1, batch_size=50),
-    r"targets of the data must be finite. Got NaN in row 180",
+    r"targets of the data must be finite, got NaN in row 180",
 )
 TARGETS["a negative label in a later batch of a DataLoader"] = (
     lambda: fit(DataLoader(TensorDataset(X, put(LABELS, 19, -1)), 4), pr.Categorical(), 3, epochs=1),
-    r"'targets' of Categorical must be labels from 0. Got -1",
+    r"'targets' argument of Categorical must be labels from 0, got -1",
 )
 TARGETS["a label too large met by many draws at once"] = (
     lambda: fit(
@@ -291,7 +303,7 @@ TARGETS["a label too large met by many draws at once"] = (
         net=nn.Linear(3, 3),
         epochs=1,
     ),
-    r"'targets' of Categorical must be labels below 3. Got 7",
+    r"'targets' argument of Categorical must be labels below 3, got 7",
 )
 
 
@@ -310,29 +322,29 @@ def test_labels_may_be_whole_numbers_of_any_type(dtype: torch.dtype) -> None:
 
 
 FIT: dict[str, tuple[Any, int, Tensor, str]] = {
-    "Gaussian": (pr.Gaussian(), 2, Y, r"fit the targets of Gaussian, of shape \(rows,\). Got \(rows, 2\)"),
+    "Gaussian": (pr.Gaussian(), 2, Y, r"fit the targets of Gaussian, of shape \(rows,\), got \(rows, 2\)"),
     "Gaussian with the network's noise": (
         pr.Gaussian(noise="network"),
         1,
         Y,
-        r"fit Gaussian\(noise='network'\): \(2,\) values a row.*Got \(1,\)",
+        r"fit Gaussian\(noise='network'\): \(2,\) values a row.*got \(1,\)",
     ),
     "Gaussian with a noise an output": (
         pr.Gaussian(noise=torch.tensor([0.1, 0.2, 0.3])),
         2,
         numbers(ROWS, 2),
-        r"'noise' of Gaussian must have one value for each output.*\(2,\). Got 3",
+        r"'noise' argument of Gaussian must have one value for each output.*\(2,\), got 3",
     ),
-    "StudentT": (pr.StudentT(4.0), 2, Y, r"fit the targets of StudentT, of shape \(rows,\). Got \(rows, 2\)"),
+    "StudentT": (pr.StudentT(4.0), 2, Y, r"fit the targets of StudentT, of shape \(rows,\), got \(rows, 2\)"),
     "StudentT with the network's scale": (
         pr.StudentT(4.0, scale="network"),
         3,
         Y,
-        r"fit StudentT\(scale='network'\): \(2,\) values a row.*Got \(3,\)",
+        r"fit StudentT\(scale='network'\): \(2,\) values a row.*got \(3,\)",
     ),
-    "Categorical": (pr.Categorical(), 1, LABELS, r"fit Categorical: \(rows, classes\).*Got \(rows, 1\)"),
-    "Bernoulli": (pr.Bernoulli(), 2, LABELS % 2, r"fit the targets of Bernoulli, of shape \(rows,\). Got \(rows, 2\)"),
-    "Poisson": (pr.Poisson(), 3, LABELS, r"fit the targets of Poisson, of shape \(rows,\). Got \(rows, 3\)"),
+    "Categorical": (pr.Categorical(), 1, LABELS, r"fit Categorical: \(rows, classes\).*got \(rows, 1\)"),
+    "Bernoulli": (pr.Bernoulli(), 2, LABELS % 2, r"fit the targets of Bernoulli, of shape \(rows,\), got \(rows, 2\)"),
+    "Poisson": (pr.Poisson(), 3, LABELS, r"fit the targets of Poisson, of shape \(rows,\), got \(rows, 3\)"),
 }
 
 
@@ -344,7 +356,7 @@ def test_a_network_whose_output_does_not_fit_the_likelihood_is_refused(name: str
 
 def test_one_output_a_row_without_a_column_does_not_fit_categorical() -> None:
     flat = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
-    sentence(r"fit Categorical.*Got \(rows,\) instead", lambda: fit((X, LABELS), pr.Categorical(), net=flat))
+    sentence(r"fit Categorical.*got \(rows,\)", lambda: fit((X, LABELS), pr.Categorical(), net=flat))
 
 
 def test_a_network_that_averages_its_rows_is_refused() -> None:
@@ -376,34 +388,38 @@ LIKELIHOODS: dict[str, tuple[Callable[[], Any], str]] = {
     **{
         f"a noise of {str(value).split()}": (
             lambda value=value: pr.Gaussian(value),
-            r"'noise' of Gaussian must be positive.*Got",
+            r"'noise' argument of Gaussian must be positive.*Got",
         )
         for value in (0, 0.0, -1.0, NAN, INF, torch.tensor([0.1, 0.0]), torch.zeros(2, 2), torch.tensor([0.1, NAN]))
     },
-    "a noise of None": (lambda: pr.Gaussian(None), r"'noise' of Gaussian must be .*Got None"),
-    "a noise of a dict": (lambda: pr.Gaussian({}), r"'noise' of Gaussian must be .*Got \{\}"),
+    "a noise of None": (lambda: pr.Gaussian(None), r"'noise' argument of Gaussian must be .*got None"),
+    "a noise of a dict": (lambda: pr.Gaussian({}), r"'noise' argument of Gaussian must be .*got \{\}"),
     "a noise by another name": (
         lambda: pr.Gaussian("learnt"),
-        r"'noise' of Gaussian must be 'learn', 'network'.*Got 'learnt'",
+        r"'noise' argument of Gaussian must be 'learn', 'network'.*got 'learnt'",
     ),
-    "no outputs": (lambda: pr.Gaussian(outputs=0), r"'outputs' of Gaussian must be at least 1. Got 0"),
-    "half an output": (lambda: pr.Gaussian(outputs=1.5), r"'outputs' of Gaussian must be at least 1. Got 1.5"),
+    "no outputs": (lambda: pr.Gaussian(outputs=0), r"'outputs' argument of Gaussian must be at least 1, got 0"),
+    "half an output": (lambda: pr.Gaussian(outputs=1.5), r"'outputs' argument of Gaussian must be at least 1, got 1.5"),
     **{
         f"{value} degrees of freedom": (
             lambda value=value: pr.StudentT(value),
-            r"'df' of StudentT must be a positive number. Got",
+            r"'df' argument of StudentT must be a positive number. Got",
         )
         for value in (0.0, -1, NAN, INF, "3")
     },
-    "a negative scale": (lambda: pr.StudentT(3.0, scale=-1.0), r"'scale' of StudentT must be positive.*Got -1.0"),
+    "a negative scale": (
+        lambda: pr.StudentT(3.0, scale=-1.0),
+        r"'scale' argument of StudentT must be "
+        r"positive.*got -1.0",
+    ),
     "a class": (
         lambda: pr.Model(net(), pr.Gaussian),
-        r"'likelihood' of Model must be a likelihood.*Got Gaussian itself",
+        r"'likelihood' argument of Model must be a likelihood.*got Gaussian itself",
     ),
-    "a name": (lambda: pr.Model(net(), "gaussian"), r"'likelihood' of Model must be a likelihood.*Got str"),
+    "a name": (lambda: pr.Model(net(), "gaussian"), r"'likelihood' argument of Model must be a likelihood.*got str"),
     "a distribution": (
         lambda: pr.Model(net(), Normal(0.0, 1.0)),
-        r"'likelihood' of Model must be a likelihood.*Got Normal",
+        r"'likelihood' argument of Model must be a likelihood.*got Normal",
     ),
 }
 
@@ -424,31 +440,43 @@ def unchecked(loc: float, scale: float) -> Normal:
 PRIORS: dict[str, tuple[Any, str]] = {
     "an unknown name": (
         {"first.weight": 1.0, "*": 1.0},
-        r"'prior' of Model must use names of the network: 0.weight.*Got 'first.weight'",
+        r"'prior' argument of Model must use names of the network: 0.weight.*got 'first.weight'",
     ),
-    "an unknown pattern": ({"head.*": 1.0, "*": 1.0}, r"'prior' of Model must use names of the network.*Got 'head.\*'"),
-    "a pattern that is a number": ({0: 1.0}, r"'prior' of Model must use names of the network.*Got 0"),
-    "uncovered parameters": ({"*.weight": 1.0}, r"'prior' of Model must cover every parameter.*Got none for .*0.bias"),
-    "no pattern": ({}, r"'prior' of Model must name at least one pattern. Got \{\}"),
-    "a scale of zero": (0.0, r"'prior' of Model must have a scale above zero. Got 0.0"),
-    "a negative scale": (-1.0, r"'prior' of Model must have a scale above zero. Got -1.0"),
-    "a scale that is not a number": (NAN, r"'prior' of Model must have a scale above zero. Got nan"),
-    "an infinite scale": (INF, r"'prior' of Model must have a scale above zero. Got inf"),
-    "a normal of scale zero": (unchecked(0.0, 0.0), r"'prior' of '0.weight' must have a scale above zero. Got 0.0"),
+    "an unknown pattern": (
+        {"head.*": 1.0, "*": 1.0},
+        r"'prior' argument of Model must use names of the "
+        r"network.*got 'head.\*'",
+    ),
+    "a pattern that is a number": ({0: 1.0}, r"'prior' argument of Model must use names of the network.*got 0"),
+    "uncovered parameters": (
+        {"*.weight": 1.0},
+        r"'prior' argument of Model must cover every parameter.*got none "
+        r"for .*0.bias",
+    ),
+    "no pattern": ({}, r"'prior' argument of Model must name at least one pattern, got \{\}"),
+    "a scale of zero": (0.0, r"'prior' argument of Model must have a scale above zero, got 0.0"),
+    "a negative scale": (-1.0, r"'prior' argument of Model must have a scale above zero, got -1.0"),
+    "a scale that is not a number": (NAN, r"'prior' argument of Model must have a scale above zero, got nan"),
+    "an infinite scale": (INF, r"'prior' argument of Model must have a scale above zero, got inf"),
+    "a normal of scale zero": (unchecked(0.0, 0.0), r"'prior' of '0.weight' must have a scale above zero, got 0.0"),
     "a normal of negative scale": (
         unchecked(0.0, -1.0),
-        r"'prior' of '0.weight' must have a scale above zero. Got -1.0",
+        r"'prior' of '0.weight' must have a scale above zero, got -1.0",
     ),
-    "a normal of scale NaN": (unchecked(0.0, NAN), r"'prior' of '0.weight' must have a scale above zero. Got nan"),
-    "a normal of infinite scale": (unchecked(0.0, INF), r"'prior' of '0.weight' must have a .*scale.*Got inf"),
-    "a normal at NaN": (unchecked(NAN, 1.0), r"'prior' of '0.weight' must .*Got nan"),
-    "a zero scale in a dict": ({"*.weight": 0.0, "*": 1.0}, r"'prior' of Model must have a scale above zero. Got 0.0"),
-    "coins": (Bernoulli(0.5), r"'prior' of Model must be over real numbers. Got Bernoulli over whole numbers"),
-    "counts": (Poisson(1.0), r"'prior' of Model must be over real numbers. Got Poisson over whole numbers"),
-    "half a normal": (HalfNormal(1.0), r"'prior' of Model must be over the whole line.*Got HalfNormal"),
-    "a log-normal": (LogNormal(0.0, 1.0), r"'prior' of Model must be over the whole line.*Got LogNormal"),
-    "a beta": (Beta(1.0, 1.0), r"'prior' of Model must be over the whole line.*Got Beta"),
-    "an interval": (Uniform(-1.0, 1.0), r"'prior' of Model must be over the whole line.*Got Uniform"),
+    "a normal of scale NaN": (unchecked(0.0, NAN), r"'prior' of '0.weight' must have a scale above zero, got nan"),
+    "a normal of infinite scale": (unchecked(0.0, INF), r"'prior' of '0.weight' must have a .*scale.*got inf"),
+    "a normal at NaN": (unchecked(NAN, 1.0), r"'prior' of '0.weight' must .*got nan"),
+    "a zero scale in a dict": (
+        {"*.weight": 0.0, "*": 1.0},
+        r"'prior' argument of Model must have a scale above "
+        r"zero, got 0.0",
+    ),
+    "coins": (Bernoulli(0.5), r"'prior' argument of Model must be over real numbers, got Bernoulli over integers"),
+    "counts": (Poisson(1.0), r"'prior' argument of Model must be over real numbers, got Poisson over integers"),
+    "half a normal": (HalfNormal(1.0), r"'prior' argument of Model must be over the whole line.*got HalfNormal"),
+    "a log-normal": (LogNormal(0.0, 1.0), r"'prior' argument of Model must be over the whole line.*got LogNormal"),
+    "a beta": (Beta(1.0, 1.0), r"'prior' argument of Model must be over the whole line.*got Beta"),
+    "an interval": (Uniform(-1.0, 1.0), r"'prior' argument of Model must be over the whole line.*got Uniform"),
     "a normal of another shape": (
         Normal(torch.zeros(7), 1.0),
         r"'prior' of '0.weight' must broadcast to its shape \(4, 3\).*\(7,\)",
@@ -463,13 +491,17 @@ PRIORS: dict[str, tuple[Any, str]] = {
     ),
     "an unknown rule": (
         "glorrot",
-        r"'prior' of Model must be .* one of 'fan_in', 'glorot', 'he', 'flat'. Got 'glorrot'",
+        r"'prior' argument of Model must be .* one of 'fan_in', 'glorot', 'he', 'flat', got 'glorrot'",
     ),
-    "an unknown rule in a dict": ({"*": "glorrot"}, r"'prior' of Model must be .*Got 'glorrot'"),
-    "None": (None, r"'prior' of Model must be a distribution, a number, a rule or a dict of them. Got NoneType"),
-    "a class": (Normal, r"'prior' of Model must be a distribution.*Got type"),
-    "True": (True, r"'prior' of Model must be a distribution.*Got bool"),
-    "a list": ([1.0], r"'prior' of Model must be a distribution.*Got list"),
+    "an unknown rule in a dict": ({"*": "glorrot"}, r"'prior' argument of Model must be .*got 'glorrot'"),
+    "None": (
+        None,
+        r"'prior' argument of Model must be a distribution, a number, a rule or a dict of them, got "
+        r"NoneType",
+    ),
+    "a class": (Normal, r"'prior' argument of Model must be a distribution.*got type"),
+    "True": (True, r"'prior' argument of Model must be a distribution.*got bool"),
+    "a list": ([1.0], r"'prior' argument of Model must be a distribution.*got list"),
 }
 
 
@@ -485,7 +517,7 @@ WHOLE_LINE: dict[str, Any] = {
     ),
     "a laplace": Laplace(0.0, 1.0),
     "a student": StudentT(3.0),
-    "a whole number": 2,
+    "an integer": 2,
     "flat": "flat",
 }
 
@@ -509,68 +541,73 @@ def test_wrong_weight_decays_are_refused(wd: Any, rows: Any) -> None:
 
 
 METHODS: dict[str, tuple[Callable[[], Any], str]] = {
-    "an unknown option of MAP": (lambda: pr.MAP(lr=0.1), r"options of MAP must be among learning_rate, .*Got 'lr'"),
+    "an unknown option of MAP": (lambda: pr.MAP(lr=0.1), r"options of MAP must be among learning_rate, .*got 'lr'"),
     "an unknown option of MeanField": (
         lambda: pr.MeanField(draws=2),
-        r"options of MeanField must be among .*samples.*Got 'draws'",
+        r"options of MeanField must be among .*samples.*got 'draws'",
     ),
     **{
         f"a learning rate of {value!r}": (
             lambda value=value: pr.MAP(learning_rate=value),
-            r"'learning_rate' of MAP must be a positive number. Got",
+            r"'learning_rate' argument of MAP must be a positive number. Got",
         )
         for value in (0.0, -1, NAN, INF, "fast", None)
     },
     **{
         f"{value!r} samples": (
             lambda value=value: pr.MeanField(samples=value),
-            r"'samples' of MeanField must be a whole number from 1. Got",
+            r"'samples' argument of MeanField must be an integer >= 1. Got",
         )
         for value in (0, -1, 1.5, "two")
     },
     "a schedule without a name": (
         lambda: pr.MAP(schedule="linear"),
-        r"'schedule' of MAP must be 'cosine', 'constant' or a function.*Got linear",
+        r"'schedule' argument of MAP must be 'cosine', 'constant' or a function.*got linear",
     ),
-    "a schedule that is a number": (lambda: pr.MeanField(schedule=3), r"'schedule' of MeanField must be .*Got 3"),
+    "a schedule that is a number": (
+        lambda: pr.MeanField(schedule=3),
+        r"'schedule' argument of MeanField must be "
+        r".*got 3",
+    ),
     "a schedule that wants a metric": (
         lambda: fit((X, Y), method=pr.MAP(schedule=torch.optim.lr_scheduler.ReduceLROnPlateau)),
-        r"'schedule' of MAP must make a scheduler that needs no metric. Got ReduceLROnPlateau",
+        r"'schedule' argument of MAP must make a scheduler that needs no metric, got ReduceLROnPlateau",
     ),
     "a schedule that makes nothing": (
         lambda: fit((X, Y), method=pr.MAP(schedule=lambda optimizer: None)),
-        r"'schedule' of MAP must make a scheduler.*Got NoneType",
+        r"'schedule' argument of MAP must make a scheduler.*got NoneType",
     ),
     "another family": (
         lambda: pr.MeanField(family="cauchy"),
-        r"'family' of MeanField must be one of gaussian, laplace, logistic, uniform, or a dict .*. Got 'cauchy'",
+        r"'family' argument of MeanField must be one of gaussian, laplace, logistic, uniform, or a dict .*, got "
+        r"'cauchy'",
     ),
     **{
         f"an initial scale of {value!r}": (
             lambda value=value: pr.MeanField(initial_scale=value),
-            r"'initial_scale' of MeanField must be a positive number. Got",
+            r"'initial_scale' argument of MeanField must be a positive number. Got",
         )
         for value in (0.0, -0.1, NAN, "small")
     },
     **{
         f"a holdout of {value!r}": (
             lambda value=value: pr.MAP(holdout=value),
-            r"'holdout' of MAP must lie between 0 and 1. Got",
+            r"'holdout' argument of MAP must lie between 0 and 1. Got",
         )
         for value in (0.0, 1.0, -0.5, NAN, "half")
     },
     "a class": (
         lambda: fit((X, Y), method=pr.MAP),
-        r"'method' of fit must be a method such as MeanField\(\). Got the class MAP: write MAP\(\)",
+        r"'method' argument of fit must be a method such as MeanField\(\), got the class MAP: write MAP\(\)",
     ),
-    "a name": (lambda: fit((X, Y), method="MAP"), r"'method' of fit must be a method.*Got 'MAP'"),
+    "a name": (lambda: fit((X, Y), method="MAP"), r"'method' argument of fit must be a method.*got 'MAP'"),
     "a start that is none": (
         lambda: fit((X, Y), method=pr.MAP(start="there")),
-        r"'start' of MAP must be a method.*Got 'there'",
+        r"'start' argument of MAP must be a method.*got 'there'",
     ),
     "a start of another model": (
         lambda: fit((X, Y), method=pr.MAP(start=fit((X, Y), net=nn.Linear(3, 1)))),
-        r"'start' of MAP must .*model",
+        r"'start' argument of MAP must .*model",
     ),
 }
 
@@ -592,82 +629,82 @@ def test_a_holdout_that_leaves_no_row_to_learn_from_leaves_one() -> None:
 FITS: dict[str, tuple[Callable[[], Any], str]] = {
     "a bare network": (
         lambda: pr.fit(net(), (X, Y), pr.MAP()),
-        r"'model' of fit must be a Model or a Density. Got Sequential",
+        r"'model' argument of fit must be a Model or a Density, got Sequential",
     ),
     "a stream": (
         lambda: fit(DataLoader(Stream(), 4)),
-        r"'data' of fit must be a DataLoader with a length.*Got a DataLoader over an IterableDataset",
+        r"'data' argument of fit must be a DataLoader with a length.*got a DataLoader over an IterableDataset",
     ),
-    "a bare stream": (lambda: fit(Stream()), r"'data' of fit must .*(length|rows).*Got"),
-    "a Dataset without a length": (lambda: fit(Unsized()), r"'data' of fit must have a length. Got Unsized"),
+    "a bare stream": (lambda: fit(Stream()), r"'data' argument of fit must .*(length|rows).*Got"),
+    "a Dataset without a length": (lambda: fit(Unsized()), r"'data' argument of fit must have a length, got Unsized"),
     "a loader that makes no batches": (
         lambda: fit(DataLoader(Rows(X, Y), batch_size=None)),
-        r"'data' of fit must .*batch",
+        r"'data' argument of fit must .*batch",
     ),
     "a batch size beside a loader": (
         lambda: fit(DataLoader(Rows(X, Y), 4), batch_size=4),
-        r"'batch_size' of fit must be left out with a DataLoader.*Got 4",
+        r"'batch_size' argument of fit must be left out with a DataLoader.*got 4",
     ),
     "epochs and steps": (
         lambda: fit((X, Y), epochs=2, steps=3),
-        r"'steps' of fit must be left out when epochs are given. Got 3",
+        r"'steps' argument of fit must be left out when epochs are given, got 3",
     ),
     **{
         f"{value!r} steps": (
             lambda value=value: fit((X, Y), steps=value),
-            r"'steps' of fit must be a whole number from 1. Got",
+            r"'steps' argument of fit must be an integer >= 1. Got",
         )
         for value in (0, -1, 1.5, "3", True)
     },
     **{
         f"{value!r} epochs": (
             lambda value=value: fit((X, Y), epochs=value),
-            r"'epochs' of fit must be a whole number from 1. Got",
+            r"'epochs' argument of fit must be an integer >= 1. Got",
         )
         for value in (0, -1, 2.0)
     },
     **{
         f"{value!r} rows a batch": (
             lambda value=value: fit((X, Y), batch_size=value),
-            r"'batch_size' of fit must be a whole number from 1. Got",
+            r"'batch_size' argument of fit must be an integer >= 1. Got",
         )
         for value in (0, -4, 2.5, "4")
     },
     **{
         f"a temperature of {value!r}": (
             lambda value=value: fit((X, Y), temperature=value),
-            r"'temperature' of fit must be a positive number. Got",
+            r"'temperature' argument of fit must be a positive number. Got",
         )
         for value in (0, -1.0, NAN, INF, "cold", None)
     },
     "a temperature for the prior": (
         lambda: fit((X, Y), tempers="prior"),
-        r"'tempers' of fit must be 'likelihood' or 'posterior'. Got 'prior'",
+        r"'tempers' argument of fit must be 'likelihood' or 'posterior', got 'prior'",
     ),
     "no temperament": (
         lambda: fit((X, Y), tempers=None),
-        r"'tempers' of fit must be 'likelihood' or 'posterior'. Got None",
+        r"'tempers' argument of fit must be 'likelihood' or 'posterior', got None",
     ),
     **{
         f"a seed of {value!r}": (
             lambda value=value: fit((X, Y), seed=value),
-            r"'seed' of fit must be a whole number. Got",
+            r"'seed' argument of fit must be an integer. Got",
         )
         for value in (1.5, "0", None)
     },
-    "a callback that is none": (lambda: fit((X, Y), callbacks=[3]), r"'callbacks' of fit must .*Got"),
-    "one callback without a list": (lambda: fit((X, Y), callbacks=print), r"'callbacks' of fit must .*Got"),
+    "a callback that is none": (lambda: fit((X, Y), callbacks=[3]), r"'callbacks' argument of fit must .*Got"),
+    "one callback without a list": (lambda: fit((X, Y), callbacks=print), r"'callbacks' argument of fit must .*Got"),
     "a checkpoint that is no path": (
         lambda: fit((X, Y), checkpoint=3),
-        r"'checkpoint' of fit must be a path or a Checkpoint. Got 3",
+        r"'checkpoint' argument of fit must be a path or a Checkpoint, got 3",
     ),
     "a checkpoint every zero steps": (
         lambda: pr.Checkpoint("fit", every=0),
-        r"'every' of Checkpoint must be a whole number from 1. Got 0",
+        r"'every' argument of Checkpoint must be an integer >= 1, got 0",
     ),
     "patience that is none": (
         lambda: pr.EarlyStop(patience=0),
-        r"'patience' of EarlyStop must be a whole number from 1. Got 0",
+        r"'patience' argument of EarlyStop must be an integer >= 1, got 0",
     ),
     "one row for a learnt noise": (lambda: fit((X[:1], Y[:1]), pr.Gaussian()), r"two or more.*give the noise"),
 }
@@ -723,45 +760,49 @@ DENSITIES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pr.Density(bowl, A, log_prior=bowl, log_likelihood=close),
         r"Density must have either log_prob, or",
     ),
-    "no parameters": (lambda: pr.Density(bowl), r"'params' of Density must be a dict from names to Param. Got None"),
+    "no parameters": (
+        lambda: pr.Density(bowl),
+        r"'params' argument of Density must be a dict from names to "
+        r"Param, got None",
+    ),
     "an empty dict": (
         lambda: pr.Density(bowl, {}),
-        r"'params' of Density must be a dict from names to Param. Got \{\}",
+        r"'params' argument of Density must be a dict from names to Param, got \{\}",
     ),
     "shapes for parameters": (
         lambda: pr.Density(bowl, {"a": (3,)}),
-        r"'params' of Density must be a dict from names to Param",
+        r"'params' argument of Density must be a dict from names to Param",
     ),
-    "a shape below one": (lambda: pr.Param((0,)), r"'shape' of Param must hold positive integers. Got \(0,\)"),
+    "a shape below one": (lambda: pr.Param((0,)), r"'shape' argument of Param must hold positive integers, got \(0,\)"),
     "a shape that is no shape": (
         lambda: pr.Param((1.5,)),
-        r"'shape' of Param must hold positive integers. Got \(1.5,\)",
+        r"'shape' argument of Param must hold positive integers, got \(1.5,\)",
     ),
-    "whole numbers": (
+    "integers": (
         lambda: density(bowl, {"a": pr.Param((), constraints.nonnegative_integer)}),
-        r"'support' of Param must be continuous. Got IntegerGreaterThan",
+        r"'support' argument of Param must be continuous, got IntegerGreaterThan",
     ),
     "coins": (
         lambda: density(bowl, {"a": pr.Param((), constraints.boolean)}),
-        r"'support' of Param must be continuous. Got Boolean",
+        r"'support' argument of Param must be continuous, got Boolean",
     ),
-    "no function": (lambda: density(3.0), r"'log_prob' of Density must be a function"),
+    "no function": (lambda: density(3.0), r"'log_prob' argument of Density must be a function"),
     "a vector": (
         lambda: density(lambda p: p["a"] * torch.ones(2)),
-        r"'log_prob' of Density must return a single number. Got the shape \(2,\)",
+        r"'log_prob' argument of Density must return a single number, got the shape \(2,\)",
     ),
-    "a float": (lambda: density(lambda p: 1.0), r"'log_prob' of Density must return a tensor. Got float"),
+    "a float": (lambda: density(lambda p: 1.0), r"'log_prob' argument of Density must return a tensor, got float"),
     "an error": (
         lambda: density(lambda p: p["b"]),
-        r"'log_prob' of Density must be a function of its parameters a. It raised KeyError: 'b'",
+        r"'log_prob' argument of Density must be a function of its parameters a. It raised KeyError: 'b'",
     ),
     "NaN at the start": (
         lambda: density(lambda p: p["a"].sqrt() / p["a"]),
-        r"'log_prob' of Density must be finite at the start \{'a': 0.0\}. Got \[nan\]",
+        r"'log_prob' argument of Density must be finite at the start \{'a': 0.0\}, got \[nan\]",
     ),
     "minus infinity at the start": (
         lambda: density(lambda p: p["a"].log()),
-        r"'log_prob' of Density must be finite at the start.*'a'",
+        r"'log_prob' argument of Density must be finite at the start.*'a'",
     ),
     "no gradient": (
         lambda: density(lambda p: p["a"].detach() ** 2),
@@ -773,33 +814,33 @@ DENSITIES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "one value for all data": (
         lambda: parts(bowl, lambda p, y: close(p, y).sum()),
-        r"'log_likelihood' of Density must return one value a datum, \(20,\). Got the shape \(\)",
+        r"'log_likelihood' argument of Density must return one value a datum, \(20,\), got the shape \(\)",
     ),
     "a column of values": (
         lambda: parts(bowl, lambda p, y: close(p, y)[:, None]),
-        r"'log_likelihood' of Density must return one value a datum, \(20,\). Got the shape \(20, 1\)",
+        r"'log_likelihood' argument of Density must return one value a datum, \(20,\), got the shape \(20, 1\)",
     ),
     "a likelihood of NaN": (
         lambda: parts(bowl, lambda p, y: close(p, y) * NAN),
-        r"'log_likelihood' of Density must be finite at the start",
+        r"'log_likelihood' argument of Density must be finite at the start",
     ),
     "a prior of a vector": (
         lambda: parts(lambda p: bowl(p)[None], close),
-        r"'log_prior' of Density must return a single number",
+        r"'log_prior' argument of Density must return a single number",
     ),
     "no data for a likelihood": (
         lambda: parts(bowl, close, None),
-        r"'data' of fit must be given to a Density with a log_likelihood. Got None",
+        r"'data' argument of fit must be given to a Density with a log_likelihood, got None",
     ),
-    "data for a log_prob": (lambda: density(bowl, data=(X, Y)), r"'data' of fit must be .*None.*log_prob"),
-    "NaN in the data": (lambda: parts(bowl, close, put(Y, 7, NAN)), r"of the data must be finite. Got NaN in row 7"),
+    "data for a log_prob": (lambda: density(bowl, data=(X, Y)), r"'data' argument of fit must be .*None.*log_prob"),
+    "NaN in the data": (lambda: parts(bowl, close, put(Y, 7, NAN)), r"of the data must be finite, got NaN in row 7"),
     "NaN in a Dataset": (
         lambda: parts(bowl, lambda p, b: close(p, b[0]), Rows(put(Y, 7, NAN))),
-        r"of the data must be finite. Got NaN in row 7",
+        r"of the data must be finite, got NaN in row 7",
     ),
     "a tempered likelihood that is not apart": (
         lambda: density(bowl, temperature=0.5),
-        r"'tempers' of fit must be 'posterior' for a Density that is one log_prob. Got 'likelihood'",
+        r"'tempers' argument of fit must be 'posterior' for a Density that is one log_prob, got 'likelihood'",
     ),
 }
 
@@ -837,16 +878,20 @@ class Two(nn.Module):
 
 
 PREDICT: dict[str, tuple[Any, str]] = {
-    "NaN": (put(X, (7, 0), NAN), r"The 'x' of predict must be finite. Got NaN in row 7"),
-    "infinity": (put(X, (7, 0), INF), r"The 'x' of predict must be finite. Got infinity in row 7"),
-    "nothing": (X[:0], r"'x' of predict must have rows.*Got .*\(0, 3\)"),
-    "no part": ((), r"'x' of predict must have rows"),
-    "a number": (3.0, r"The 'x' of predict must have rows. Got a single number"),
-    "too wide": (numbers(5, 4), r"network must take the inputs. Got \(5, 4\)"),
-    "two inputs": ((X, X), r"network must take the inputs. Got \(20, 3\).*\(20, 3\).*raised"),
-    "rows that differ": ((X, X[:3]), r"'x' of predict must have rows, as many in each part. Got .*\(20, 3\), \(3, 3\)"),
-    "strings": (np.array([["a"] * 3]), r"must be numbers in a tensor or an array. Got <U1"),
-    "None": (None, r"must be numbers in a tensor or an array. Got NoneType"),
+    "NaN": (put(X, (7, 0), NAN), r"The 'x' argument of predict must be finite, got NaN in row 7"),
+    "infinity": (put(X, (7, 0), INF), r"The 'x' argument of predict must be finite, got infinity in row 7"),
+    "nothing": (X[:0], r"'x' argument of predict must have rows.*got .*\(0, 3\)"),
+    "no part": ((), r"'x' argument of predict must have rows"),
+    "a number": (3.0, r"The 'x' argument of predict must have rows, got a single number"),
+    "too wide": (numbers(5, 4), r"network must take the inputs, got \(5, 4\)"),
+    "two inputs": ((X, X), r"network must take the inputs, got \(20, 3\).*\(20, 3\).*raised"),
+    "rows that differ": (
+        (X, X[:3]),
+        r"'x' argument of predict must have rows, as many in each part, got .*\(20, "
+        r"3\), \(3, 3\)",
+    ),
+    "strings": (np.array([["a"] * 3]), r"must be numbers in a tensor or an array, got <U1"),
+    "None": (None, r"must be numbers in a tensor or an array, got NoneType"),
 }
 
 
@@ -865,24 +910,28 @@ def test_a_token_beyond_the_embedding_is_refused() -> None:
 
 @pytest.mark.parametrize("samples", [0, -1, 1.5, "many", None])
 def test_wrong_numbers_of_samples_are_refused(samples: Any, posterior: Any) -> None:
-    sentence(r"'samples' of predict must be a whole number from 1. Got", lambda: posterior.predict(X, samples=samples))
-    sentence(r"'n' of sample must be a whole number from 1. Got", lambda: posterior.sample(samples))
+    sentence(
+        r"'samples' argument of predict must be an integer >= "
+        r"1. Got",
+        lambda: posterior.predict(X, samples=samples),
+    )
+    sentence(r"'n' argument of sample must be an integer >= 1. Got", lambda: posterior.sample(samples))
 
 
 @pytest.mark.parametrize("level", [0, 1, 0.0, 1.0, -0.1, 1.5, NAN, "0.9", None])
 def test_wrong_levels_are_refused(level: Any, posterior: Any) -> None:
     prediction = posterior.predict(X)
-    sentence(r"'q' of quantile must lie between 0 and 1. Got", lambda: prediction.quantile(level))
-    sentence(r"'level' of interval must lie between 0 and 1. Got", lambda: prediction.interval(level))
+    sentence(r"'q' argument of quantile must lie between 0 and 1. Got", lambda: prediction.quantile(level))
+    sentence(r"'level' argument of interval must lie between 0 and 1. Got", lambda: prediction.interval(level))
 
 
 LOG_PROB: dict[str, tuple[Any, str]] = {
-    "too few": (Y[:5], r"'y' of log_prob must have the shape \(20,\). Got the shape \(5,\)"),
-    "too wide": (numbers(ROWS, 2), r"'y' of log_prob must have the shape \(20,\). Got the shape \(20, 2\)"),
-    "complex": (Y + 0j, r"targets of Gaussian must be real numbers. Got torch.complex64"),
-    "NaN": (put(Y, 7, NAN), r"(targets|'y').*must be finite. Got NaN in row 7"),
-    "strings": (np.array(["a"] * ROWS), r"must be numbers.*Got <U1"),
-    "None": (None, r"must be numbers.*Got NoneType"),
+    "too few": (Y[:5], r"'y' argument of log_prob must have the shape \(20,\), got the shape \(5,\)"),
+    "too wide": (numbers(ROWS, 2), r"'y' argument of log_prob must have the shape \(20,\), got the shape \(20, 2\)"),
+    "complex": (Y + 0j, r"targets of Gaussian must be real numbers, got torch.complex64"),
+    "NaN": (put(Y, 7, NAN), r"(targets|'y').*must be finite, got NaN in row 7"),
+    "strings": (np.array(["a"] * ROWS), r"must be numbers.*got <U1"),
+    "None": (None, r"must be numbers.*got NoneType"),
 }
 
 
@@ -900,11 +949,21 @@ def test_targets_of_log_prob_may_be_an_array_a_list_or_a_column(posterior: Any) 
 
 def test_wrong_labels_of_log_prob_are_refused(labelled: Any) -> None:
     prediction = labelled.predict(X)
-    sentence(r"'targets' of Categorical must be labels below 3. Got 3", lambda: prediction.log_prob(put(LABELS, 0, 3)))
-    sentence(r"'targets' of Categorical must be labels from 0. Got -1", lambda: prediction.log_prob(put(LABELS, 0, -1)))
-    sentence(r"'targets' of Categorical must be whole numbers.*Got torch.float32", lambda: prediction.log_prob(Y))
     sentence(
-        r"'y' of log_prob must have the shape \(20,\). Got the shape \(3,\)", lambda: prediction.log_prob(LABELS[:3])
+        r"'targets' argument of Categorical must be labels below "
+        r"3, got 3",
+        lambda: prediction.log_prob(put(LABELS, 0, 3)),
+    )
+    sentence(
+        r"'targets' argument of Categorical must be labels from 0, "
+        r"got -1",
+        lambda: prediction.log_prob(put(LABELS, 0, -1)),
+    )
+    sentence(r"'targets' argument of Categorical must be integers.*got torch.float32", lambda: prediction.log_prob(Y))
+    sentence(
+        r"'y' argument of log_prob must have the shape \(20,\), got the shape "
+        r"\(3,\)",
+        lambda: prediction.log_prob(LABELS[:3]),
     )
 
 
@@ -934,7 +993,7 @@ def test_wrong_parameters_of_a_density_are_refused(posterior: Any) -> None:
         lambda: posterior.log_prob(without),
     )
     wrong = draws | {"3.bias": torch.zeros(4, 2)}
-    sentence(r"'3.bias' of params must have the shape \(1,\).*Got \(4, 2\)", lambda: posterior.log_prob(wrong))
+    sentence(r"'3.bias' of params must have the shape \(1,\).*got \(4, 2\)", lambda: posterior.log_prob(wrong))
     sentence(
         r"'params' of the posterior must share their leading dimensions",
         lambda: posterior.log_prob(draws | {"3.bias": torch.zeros(3, 1)}),

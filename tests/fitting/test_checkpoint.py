@@ -352,9 +352,9 @@ def test_a_short_fit_with_a_path_is_written_once(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: pr.Checkpoint(3), "The 'path' of Checkpoint must be a path"),
-        (lambda: pr.Checkpoint("x", seconds=-1), "The 'seconds' of Checkpoint must be zero or more"),
-        (lambda: pr.Checkpoint("x", every=0), "The 'every' of Checkpoint must be a whole number from 1"),
+        (lambda: pr.Checkpoint(3), "The 'path' argument of Checkpoint must be a path"),
+        (lambda: pr.Checkpoint("x", seconds=-1), "The 'seconds' argument of Checkpoint must be zero or more"),
+        (lambda: pr.Checkpoint("x", every=0), "The 'every' argument of Checkpoint must be an integer >= 1"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused(build: Callable[[], Any], sentence: str) -> None:

@@ -86,7 +86,9 @@ def work(here: int, folder: Path) -> None:
     found |= {"walk": walk.w, **walk.statistics, "draws": walk.draws["w"], "sample": walk.sample(4, seed=1)["w"]}
     enough = fit(Autoregression(until_ess=400), 4000)
     found |= {"enough": enough.w, "again": killed_and_resumed(folder, here).w, "ended": ended_on_one(folder, here).w}
-    with pytest.raises(InputError, match="'store' of Autoregression must be left out when chains run on several"):
+    with pytest.raises(
+        InputError, match="'store' argument of Autoregression must be left out when chains run on several"
+    ):
         fit(Autoregression(store=folder / "draws"))
     torch.save(found, folder / f"{here}.pt")
     distributed.destroy_process_group()

@@ -251,11 +251,11 @@ def test_a_store_with_draws_of_another_fit_is_refused_and_loses_none(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"until_ess": 0}, "The 'until_ess' of Autoregression must be a positive number. Got 0 instead."),
-        ({"until_ess": True}, "The 'until_ess' of Autoregression must be a positive number. Got True instead."),
-        ({"until_ess": "many"}, "The 'until_ess' of Autoregression must be a positive number. Got 'many' instead."),
-        ({"until_ess": float("inf")}, "The 'until_ess' of Autoregression must be a positive number. Got inf instead."),
-        ({"store": 3}, "The 'store' of Autoregression must be the path of a folder. Got 3 instead."),
+        ({"until_ess": 0}, "The 'until_ess' argument of Autoregression must be a positive number, got 0."),
+        ({"until_ess": True}, "The 'until_ess' argument of Autoregression must be a positive number, got True."),
+        ({"until_ess": "many"}, "The 'until_ess' argument of Autoregression must be a positive number, got 'many'."),
+        ({"until_ess": float("inf")}, "The 'until_ess' argument of Autoregression must be a positive number, got inf."),
+        ({"store": 3}, "The 'store' argument of Autoregression must be the path of a folder, got 3."),
     ],
 )
 def test_what_cannot_be_wanted_or_written_to_is_refused_in_a_sentence(options, sentence):
@@ -266,9 +266,9 @@ def test_what_cannot_be_wanted_or_written_to_is_refused_in_a_sentence(options, s
 
 def test_a_store_that_is_a_file_or_nowhere_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match=r"'store' of Autoregression must be a folder\. Got the file"):
+    with pytest.raises(InputError, match=r"'store' argument of Autoregression must be a folder, got the file"):
         fit(Autoregression(store=tmp_path / "file"))
-    with pytest.raises(InputError, match=r"'store' of Autoregression must lie in a folder that exists\."):
+    with pytest.raises(InputError, match=r"'store' argument of Autoregression must lie in a folder that exists\."):
         fit(Autoregression(store=tmp_path / "no" / "draws"))
 
 

@@ -131,15 +131,15 @@ def test_neither_epochs_nor_steps_is_the_methods_own_length() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"epochs": 0}, "The 'epochs' of fit must be a whole number from 1. Got 0 instead."),
-        ({"steps": -1}, "The 'steps' of fit must be a whole number from 1. Got -1 instead."),
-        ({"steps": 2.5}, "The 'steps' of fit must be a whole number from 1. Got 2.5 instead."),
-        ({"epochs": True}, "The 'epochs' of fit must be a whole number from 1. Got True instead."),
-        ({"epochs": 2, "steps": 3}, "The 'steps' of fit must be left out when epochs are given. Got 3 instead."),
-        ({"batch_size": 0}, "The 'batch_size' of fit must be a whole number from 1. Got 0 instead."),
-        ({"seed": 0.5}, "The 'seed' of fit must be a whole number. Got 0.5 instead."),
-        ({"temperature": 0.0}, "The 'temperature' of fit must be a positive number. Got 0.0 instead."),
-        ({"tempers": "prior"}, "The 'tempers' of fit must be 'likelihood' or 'posterior'. Got 'prior' instead."),
+        ({"epochs": 0}, "The 'epochs' argument of fit must be an integer >= 1, got 0."),
+        ({"steps": -1}, "The 'steps' argument of fit must be an integer >= 1, got -1."),
+        ({"steps": 2.5}, "The 'steps' argument of fit must be an integer >= 1, got 2.5."),
+        ({"epochs": True}, "The 'epochs' argument of fit must be an integer >= 1, got True."),
+        ({"epochs": 2, "steps": 3}, "The 'steps' argument of fit must be left out when epochs are given, got 3."),
+        ({"batch_size": 0}, "The 'batch_size' argument of fit must be an integer >= 1, got 0."),
+        ({"seed": 0.5}, "The 'seed' argument of fit must be an integer, got 0.5."),
+        ({"temperature": 0.0}, "The 'temperature' argument of fit must be a positive number, got 0.0."),
+        ({"tempers": "prior"}, "The 'tempers' argument of fit must be 'likelihood' or 'posterior', got 'prior'."),
     ],
 )
 def test_an_option_that_makes_no_fit_is_refused_in_a_sentence(options: dict[str, Any], sentence: str) -> None:
@@ -149,10 +149,10 @@ def test_an_option_that_makes_no_fit_is_refused_in_a_sentence(options: dict[str,
 
 def test_what_is_no_method_or_model_is_refused_in_a_sentence() -> None:
     for wrong, said in ((pr.MAP, r"the class MAP: write MAP\(\)"), ("map", "'map'"), (None, "None")):
-        with pytest.raises(pr.InputError, match=rf"be a method such as MeanField\(\). Got {said} instead."):
+        with pytest.raises(pr.InputError, match=rf"be a method such as MeanField\(\), got {said}."):
             fit(wrong, steps=2)
     with pytest.raises(
-        pr.InputError, match=r"The 'model' of fit must be a Model or a Density. Got Sequential instead."
+        pr.InputError, match=r"The 'model' argument of fit must be a Model or a Density, got Sequential."
     ):
         pr.fit(plain(), (X, Y), pr.MAP(), steps=2)
 
@@ -328,7 +328,7 @@ def test_an_early_stop_that_ended_one_fit_begins_anew_in_the_next() -> None:
 
 
 def test_patience_must_be_a_whole_number_from_1() -> None:
-    with pytest.raises(pr.InputError, match=r"The 'patience' of EarlyStop must be a whole number from 1. Got 0"):
+    with pytest.raises(pr.InputError, match=r"The 'patience' argument of EarlyStop must be an integer >= 1, got 0"):
         pr.EarlyStop(patience=0)
 
 
@@ -398,11 +398,13 @@ def test_a_fit_with_a_schedule_is_torchs_adam_with_that_schedule(name: str) -> N
 
 def test_a_schedule_that_needs_a_metric_is_refused() -> None:
     for method in (pr.MAP, pr.MeanField):
-        with pytest.raises(pr.InputError, match=r"needs no metric. Got ReduceLROnPlateau instead."):
+        with pytest.raises(pr.InputError, match=r"needs no metric, got ReduceLROnPlateau."):
             fit(method(schedule=lambda o: lr_scheduler.ReduceLROnPlateau(o)), steps=3)
         with pytest.raises(pr.InputError, match="The 'schedule' of"):
             fit(method(schedule=lambda o: 0.1), steps=3)
-        with pytest.raises(pr.InputError, match=f"The 'schedule' of {method.__name__} must be 'cosine', 'constant'"):
+        with pytest.raises(
+            pr.InputError, match=f"The 'schedule' argument of {method.__name__} must be 'cosine', 'constant'"
+        ):
             method(schedule="linear")
 
 

@@ -394,7 +394,7 @@ def test_a_density_is_not_a_network(file: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_model_is_refused_in_a_sentence(file: Path) -> None:
-    with pytest.raises(pr.InputError, match="The 'model' of load must be"):
+    with pytest.raises(pr.InputError, match="The 'model' argument of load must be"):
         pr.load(file, plain())
 
 
@@ -402,7 +402,7 @@ def test_what_is_not_a_model_is_refused_in_a_sentence(file: Path) -> None:
 
 
 def test_a_missing_folder_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(pr.InputError, match=r"must lie in a folder that exists. Got .*nowhere instead."):
+    with pytest.raises(pr.InputError, match=r"must lie in a folder that exists, got .*nowhere."):
         network(plain, pr.MAP()).save(tmp_path / "nowhere" / "x.priory")
 
 

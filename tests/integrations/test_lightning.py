@@ -71,7 +71,7 @@ def test_unless_told_it_looks_at_the_end_of_each_epoch(monkeypatch):
 def test_a_copy_of_the_network_is_refused_before_anything_is_trained(monkeypatch):
     monkeypatch.setattr(lightning, "extra", lambda *_: None)
     callback = lightning.SWAGCallback(pr.Model(Module().net, pr.Gaussian(0.1)), (X, Y))
-    with pytest.raises(InputError, match="The 'model' of SWAGCallback must hold the network that is trained"):
+    with pytest.raises(InputError, match="The 'model' argument of SWAGCallback must hold the network that is trained"):
         callback.on_fit_start(None, Module())
 
 

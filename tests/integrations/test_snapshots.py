@@ -148,9 +148,9 @@ def test_a_network_with_dropout_predicts_without_it():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"rank": 1}, "The 'rank' of Snapshots must be a whole number from 2. Got 1 instead."),
-        ({"begin": 1.0}, "The 'begin' of Snapshots must lie from 0 to below 1. Got 1.0 instead."),
-        ({"every": 0}, "The 'every' of Snapshots must be a whole number from 1, or None. Got 0 instead."),
+        ({"rank": 1}, "The 'rank' argument of Snapshots must be an integer >= 2, got 1."),
+        ({"begin": 1.0}, "The 'begin' argument of Snapshots must lie from 0 to below 1, got 1.0."),
+        ({"every": 0}, "The 'every' argument of Snapshots must be an integer >= 1, or None, got 0."),
     ],
 )
 def test_what_it_can_not_be_is_said_in_a_sentence(options, sentence):
@@ -162,9 +162,9 @@ def test_what_it_can_not_be_is_said_in_a_sentence(options, sentence):
 
 def test_a_model_that_is_none_a_noise_without_rows_and_weights_that_broke_are_refused():
     net, model, data = regression()
-    with pytest.raises(InputError, match="The 'model' of Snapshots must be a Model"):
+    with pytest.raises(InputError, match="The 'model' argument of Snapshots must be a Model"):
         Snapshots(net, data)
-    with pytest.raises(InputError, match="The 'held' of Snapshots must be rows that are not trained on"):
+    with pytest.raises(InputError, match="The 'held' argument of Snapshots must be rows that are not trained on"):
         Snapshots(regression("learn")[1], data)
     snapshots = Snapshots(model, data, rank=3)
     with pytest.raises(InputError, match="needs two snapshots or more"):
@@ -204,5 +204,5 @@ def test_weights_that_were_frozen_when_the_model_was_made_must_stay_so():
     snapshots.take()
     with torch.no_grad():
         net[0].weight.add_(1)
-    with pytest.raises(InputError, match=r"Got '0.weight', frozen then and trained since instead"):
+    with pytest.raises(InputError, match=r"got '0.weight', frozen then and trained since instead"):
         snapshots.take()

@@ -85,7 +85,7 @@ def test_unless_told_it_looks_at_the_end_of_each_epoch(monkeypatch):
 def test_another_model_is_refused_before_anything_is_trained(monkeypatch):
     monkeypatch.setattr(transformers, "extra", lambda *_: None)
     callback = transformers.SWAGCallback(pr.Model(Logits(Inner()), pr.Categorical()), rows())
-    with pytest.raises(InputError, match="The 'model' of SWAGCallback must hold the network that is trained"):
+    with pytest.raises(InputError, match="The 'model' argument of SWAGCallback must hold the network that is trained"):
         callback.on_train_begin(None, None, None, model=Inner())
 
 

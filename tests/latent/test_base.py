@@ -137,23 +137,27 @@ def test_a_sample_of_the_rows_is_all_of_few_and_spread_over_many():
 @pytest.mark.parametrize(
     ("model", "data", "sentence"),
     [
-        (GaussianMixture(2), None, "The 'data' of fit must be given to a latent model. Got None instead."),
-        (GaussianMixture(2, given="weights"), torch.ones(4, 1), "must have 2 parts: y, weights. Got 1 instead."),
-        (GaussianMixture(2), (torch.ones(4, 1), torch.ones(4)), "must have 1 part: y. Got 2 instead."),
+        (GaussianMixture(2), None, "The 'data' argument of fit must be given to a latent model, got None."),
+        (GaussianMixture(2, given="weights"), torch.ones(4, 1), "must have 2 parts: y, weights, got 1."),
+        (GaussianMixture(2), (torch.ones(4, 1), torch.ones(4)), "must have 1 part: y, got 2."),
         (GaussianMixture(2), (torch.ones(4, 1), torch.ones(3)), "rows, as many in each part"),
         (
             GaussianMixture(2),
             torch.tensor([1.0, torch.inf]),
-            "be finite, or NaN where a value is missing. Got inf in row 1",
+            "be finite, or NaN where a value is missing, got inf in row 1",
         ),
-        (ZeroInflated(), torch.tensor([1.0, torch.nan]), "The 'y' of ZeroInflated() must be finite. Got nan in row 1"),
+        (
+            ZeroInflated(),
+            torch.tensor([1.0, torch.nan]),
+            "The 'y' argument of ZeroInflated() must be finite, got nan in row 1",
+        ),
         (
             GaussianMixture(2, given="weights"),
             (torch.ones(2, 1), torch.tensor([1.0, -1.0])),
             "finite numbers from 0, one a row",
         ),
         (GaussianMixture(2, given="weights"), (torch.ones(2, 1), torch.zeros(2)), "be above 0 for some row"),
-        (GaussianMixture(2, given="z"), (torch.ones(2, 1), torch.tensor([0.0, 1.0])), "be whole numbers, one a row"),
+        (GaussianMixture(2, given="z"), (torch.ones(2, 1), torch.tensor([0.0, 1.0])), "be integers, one a row"),
         (GaussianMixture(2, given="z"), (torch.ones(2, 1), torch.tensor([0, 2])), "be from 0 to 1, or -1"),
     ],
 )
@@ -165,7 +169,7 @@ def test_data_that_a_model_cannot_have_made_are_refused_in_one_sentence(model, d
 
 def test_rows_of_another_shape_than_the_model_met_are_refused(clouds):
     model, _ = GaussianMixture(2).meet(clouds)
-    with pytest.raises(InputError, match=r"must have rows of the shape \(3,\). Got the shape \(2,\) instead"):
+    with pytest.raises(InputError, match=r"must have rows of the shape \(3,\), got the shape \(2,\)"):
         model.meet(clouds[:, :2])
 
 
@@ -188,8 +192,8 @@ def test_a_data_set_may_have_holes_where_its_model_takes_them(fit_by_em):
         torch.testing.assert_close(posterior.log_likelihood(data), posterior.log_likelihood(y), rtol=1e-12, atol=1e-12)
     whole = fit_by_em(GaussianMixture(2), y, steps=5)
     assert fit_by_em(GaussianMixture(2), Table(y), steps=5).log_evidence == whole.log_evidence
-    with pytest.raises(InputError, match=r"must be finite. Got NaN in row 0"):
+    with pytest.raises(InputError, match=r"must be finite, got NaN in row 0"):
         fit_by_em(ZeroInflated(), Table(y[:, 0]))
     y[5, 1] = torch.inf
-    with pytest.raises(InputError, match=r"must be finite. Got infinity in row 5"):
+    with pytest.raises(InputError, match=r"must be finite, got infinity in row 5"):
         fit_by_em(GaussianMixture(2), Table(y))

@@ -336,26 +336,30 @@ def test_degenerate_data_have_an_answer():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"k": 0}, "The 'k' of BayesianGaussianMixture must be a whole number from 1. Got 0 instead."),
+        ({"k": 0}, "The 'k' argument of BayesianGaussianMixture must be an integer >= 1, got 0."),
         (
             {"covariance": "tied"},
-            "The 'covariance' of BayesianGaussianMixture must be one of full, diagonal. Got 'tied' instead.",
+            "The 'covariance' argument of BayesianGaussianMixture must be one of full, diagonal, got 'tied'.",
         ),
         (
             {"concentration": 0},
-            "The 'concentration' of BayesianGaussianMixture must be a positive number. Got 0 instead.",
+            "The 'concentration' argument of BayesianGaussianMixture must be a positive number, got 0.",
         ),
         (
             {"strength": math.nan},
-            "The 'strength' of BayesianGaussianMixture must be a positive number. Got nan instead.",
+            "The 'strength' argument of BayesianGaussianMixture must be a positive number, got nan.",
         ),
         (
             {"freedom": 3.0},
-            "The 'freedom' of BayesianGaussianMixture must be above 3 for full covariances of 2 columns. Got 3.0",
+            "The 'freedom' argument of BayesianGaussianMixture must be above 3 for full covariances of 2 "
+            "columns, got 3.0",
         ),
-        ({"mean": [0.0]}, "The 'mean' of BayesianGaussianMixture must be 2 finite numbers."),
-        ({"spread": [1.0, -1.0]}, "The 'spread' of BayesianGaussianMixture must be positive, for 2 columns."),
-        ({"spread": [1.0, 1.0, 1.0]}, "The 'spread' of BayesianGaussianMixture must be positive, for 2 columns."),
+        ({"mean": [0.0]}, "The 'mean' argument of BayesianGaussianMixture must be 2 finite numbers."),
+        ({"spread": [1.0, -1.0]}, "The 'spread' argument of BayesianGaussianMixture must be positive, for 2 columns."),
+        (
+            {"spread": [1.0, 1.0, 1.0]},
+            "The 'spread' argument of BayesianGaussianMixture must be positive, for 2 columns.",
+        ),
     ],
 )
 def test_bad_input_gets_one_sentence(options: dict[str, Any], sentence: str):
@@ -390,5 +394,5 @@ def test_rows_from_q_have_the_density_that_predicts_them(covariance: str):
     assert abs(float(share[0] - posterior.mean["weights"][0])) < 4.5 * float(error)  # false alarms: 1e-5
     assert torch.equal(posterior.generate(5, seed=1).y, posterior.generate(5, seed=1).y)
     assert torch.equal(posterior.hidden(y[:3])["responsibilities"], posterior.responsibilities(y[:3]))
-    with pytest.raises(InputError, match=r"The 'n' of generate must be a whole number from 1. Got 0 instead."):
+    with pytest.raises(InputError, match=r"The 'n' argument of generate must be an integer >= 1, got 0."):
         posterior.generate(0)

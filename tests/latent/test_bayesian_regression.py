@@ -141,14 +141,16 @@ def test_a_file_gives_the_same_posterior_back(tmp_path: Path):
 
 def test_bad_input_gets_one_sentence():
     for name in ("shape", "rate", "relevance_shape", "relevance_rate"):
-        with pytest.raises(InputError, match=f"The '{name}' of BayesianRegression must be a positive number. Got -1"):
+        with pytest.raises(
+            InputError, match=f"The '{name}' argument of BayesianRegression must be a positive number, got -1"
+        ):
             BayesianRegression(**{name: -1})
     with pytest.raises(InputError, match=r"must be \(n, D\)"):
         PRIOR.meet((torch.zeros(3), torch.zeros(3)))
     with pytest.raises(InputError, match=r"must be one column, \(n,\)"):
         PRIOR.meet((torch.zeros(3, 2), torch.zeros(3, 2)))
     posterior = fitted(PRIOR, (random(0, 4, 2), random(1, 4)), steps=2)
-    with pytest.raises(InputError, match=r"The 'x' of predict must have rows of the shape \(2,\)"):
+    with pytest.raises(InputError, match=r"The 'x' argument of predict must have rows of the shape \(2,\)"):
         posterior.predict(torch.zeros(3, 1))
     with pytest.raises(InputError, match="has no responsibilities"):
         posterior.responsibilities((random(0, 4, 2), random(1, 4)))

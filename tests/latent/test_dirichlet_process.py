@@ -98,9 +98,11 @@ def test_rows_of_later_components_come_first_where_they_are_more():
 
 
 def test_bad_input_gets_one_sentence():
-    with pytest.raises(InputError, match="The 'k' of DirichletProcessMixture must be a whole number from 2"):
+    with pytest.raises(InputError, match="The 'k' argument of DirichletProcessMixture must be an integer >= 2"):
         DirichletProcessMixture(1)
-    with pytest.raises(InputError, match="The 'given' of DirichletProcessMixture must be 'weights' or nothing"):
+    with pytest.raises(
+        InputError, match="The 'given' argument of DirichletProcessMixture must be 'weights' or nothing"
+    ):
         DirichletProcessMixture(3, given="z")
     met, rows = DirichletProcessMixture(3).meet(clouds(4))
     with pytest.raises(InputError, match="has no mode: fit it by VariationalEM"):

@@ -169,11 +169,14 @@ def test_rows_without_any_value_are_warned_of():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: FactorAnalysis(1.5), "The 'k' of FactorAnalysis must be a whole number from 1. Got 1.5 instead."),
-        (lambda: FactorAnalysis(1, floor=1), "The 'floor' of FactorAnalysis must lie between 0 and 1. Got 1 instead."),
-        (lambda: FactorAnalysis(1, given="z"), "The 'given' of FactorAnalysis must be 'weights' or left out. Got 'z'"),
-        (lambda: FactorAnalysis(5).meet(table()), "must be less than the columns, 5. Got 5 instead."),
-        (lambda: FactorAnalysis(1).meet(torch.ones(5)), "must be (n, D). Got rows of the shape () instead."),
+        (lambda: FactorAnalysis(1.5), "The 'k' argument of FactorAnalysis must be an integer >= 1, got 1.5."),
+        (lambda: FactorAnalysis(1, floor=1), "The 'floor' argument of FactorAnalysis must lie between 0 and 1, got 1."),
+        (
+            lambda: FactorAnalysis(1, given="z"),
+            "The 'given' argument of FactorAnalysis must be 'weights' or left out, got 'z'",
+        ),
+        (lambda: FactorAnalysis(5).meet(table()), "must be less than the columns, 5, got 5."),
+        (lambda: FactorAnalysis(1).meet(torch.ones(5)), "must be (n, D), got rows of the shape ()."),
         (lambda: FactorAnalysis(1).meet(table() * torch.tensor([1, 1, 1, 1, torch.nan])), "only NaN in column 4"),
     ],
 )

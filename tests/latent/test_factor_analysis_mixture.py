@@ -184,21 +184,24 @@ def test_degenerate_rows_are_answered_with_a_warning(fit_by_em):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: FactorAnalysisMixture(0, 1), "The 'k' of FactorAnalysisMixture must be a whole number from 1."),
+        (lambda: FactorAnalysisMixture(0, 1), "The 'k' argument of FactorAnalysisMixture must be an integer >= 1."),
         (
             lambda: FactorAnalysisMixture(2, 1.5),
-            "The 'factors' of FactorAnalysisMixture must be a whole number from 1.",
+            "The 'factors' argument of FactorAnalysisMixture must be an integer >= 1.",
         ),  # pyright: ignore[reportArgumentType]
         (
             lambda: PrincipalComponentsMixture(2, 1, 0),
-            "The 'floor' of PrincipalComponentsMixture must lie between 0 and 1",
+            "The 'floor' argument of PrincipalComponentsMixture must lie between 0 and 1",
         ),
-        (lambda: FactorAnalysisMixture(2, 1, given="x"), "The 'given' of FactorAnalysisMixture must be 'weights', 'z'"),
+        (
+            lambda: FactorAnalysisMixture(2, 1, given="x"),
+            "The 'given' argument of FactorAnalysisMixture must be 'weights', 'z'",
+        ),
         (
             lambda: FactorAnalysisMixture(2, 3).meet(torch.ones(4, 3)),
-            "must be less than the columns, 3. Got 3 instead.",
+            "must be less than the columns, 3, got 3.",
         ),
-        (lambda: FactorAnalysisMixture(2, 1).meet(torch.ones(4)), "must be (n, D). Got rows of the shape ()"),
+        (lambda: FactorAnalysisMixture(2, 1).meet(torch.ones(4)), "must be (n, D), got rows of the shape ()"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(make, sentence):

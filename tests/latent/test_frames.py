@@ -49,7 +49,7 @@ def test_a_spread_whose_square_is_no_number_is_refused(times: float, dtype: str)
     y = (Y * times).to(getattr(torch, dtype))
     models = [GaussianMixture(2), GaussianMixture(2, "diagonal"), BayesianGaussianMixture(2), FactorAnalysis(1)]
     for model in [*models, PrincipalComponents(1)]:
-        with pytest.raises(InputError, match=r"must have columns that spread by .*: measure in other units. Got "):
+        with pytest.raises(InputError, match=r"must have columns that spread by .*: measure in other units, got "):
             model.meet(y)
     for model in (HiddenMarkov(2), LinearGaussian(1)):
         with pytest.raises(InputError, match="measure in other units"):
@@ -68,5 +68,5 @@ def test_a_spread_just_inside_is_taken():
 def test_a_column_that_nothing_counts_in_is_refused():
     y, weights = Y.clone(), torch.ones(20)
     y[:10, 1], weights[10:] = torch.nan, 0.0
-    with pytest.raises(InputError, match="Got only NaN and rows that count 0 times in column 1 instead"):
+    with pytest.raises(InputError, match="got only NaN and rows that count 0 times in column 1"):
         GaussianMixture(2, given="weights").meet((y, weights))

@@ -187,7 +187,7 @@ def test_rows_without_any_value_are_warned_of_and_change_nothing(fit_by_em, clou
 
 def test_a_column_without_any_value_is_refused(clouds):
     y = torch.cat([clouds, torch.full((len(clouds), 1), torch.nan).double()], 1)
-    with pytest.raises(InputError, match=r"have a value in each column. Got only NaN in column 3 instead"):
+    with pytest.raises(InputError, match=r"have a value in each column, got only NaN in column 3"):
         GaussianMixture(2).meet(y)
 
 
@@ -195,7 +195,7 @@ def test_one_row_and_images_are_answered_or_refused(fit_by_em):
     with pytest.warns(PrioryWarning, match="singular"):
         posterior = fit_by_em(GaussianMixture(1), torch.tensor([[1.0, 2.0]]))
     assert posterior.mean["means"].tolist() == [[1.0, 2.0]]
-    with pytest.raises(InputError, match=r"one row a datum: \(n, D\), or \(n,\). Got rows of the shape \(2, 2\)"):
+    with pytest.raises(InputError, match=r"one row a datum: \(n, D\), or \(n,\), got rows of the shape \(2, 2\)"):
         GaussianMixture(2).meet(torch.ones(3, 2, 2))
 
 
@@ -204,11 +204,11 @@ def test_one_row_and_images_are_answered_or_refused(fit_by_em):
     [
         (
             {"k": 2, "covariance": 3},
-            "The 'covariance' of GaussianMixture must be one of full, tied, diagonal, spherical.",
+            "The 'covariance' argument of GaussianMixture must be one of full, tied, diagonal, spherical.",
         ),
-        ({"k": 2, "floor": 0}, "The 'floor' of GaussianMixture must lie between 0 and 1. Got 0 instead."),
-        ({"k": 2.0}, "The 'k' of GaussianMixture must be a whole number from 1. Got 2.0 instead."),
-        ({"k": 2, "given": ("z", "z")}, "The 'given' of GaussianMixture must be 'weights', 'z' or both."),
+        ({"k": 2, "floor": 0}, "The 'floor' argument of GaussianMixture must lie between 0 and 1, got 0."),
+        ({"k": 2.0}, "The 'k' argument of GaussianMixture must be an integer >= 1, got 2.0."),
+        ({"k": 2, "given": ("z", "z")}, "The 'given' argument of GaussianMixture must be 'weights', 'z' or both."),
     ],
 )
 def test_wrong_options_are_refused_in_one_sentence(options, sentence):

@@ -199,13 +199,16 @@ def test_a_column_without_noise_is_held_at_the_floor_and_said_to_be(fit_by_em):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: LinearGaussian(True), "The 'k' of LinearGaussian must be a whole number from 1. Got True instead."),
-        (lambda: LinearGaussian(1, floor=0), "The 'floor' of LinearGaussian must lie between 0 and 1. Got 0 instead."),
-        (lambda: LinearGaussian(1, given="z"), "The 'given' of LinearGaussian must be 'weights' or left out. Got 'z'"),
-        (lambda: LinearGaussian(1).meet(torch.ones(5)), "must be (n, T) or (n, T, D). Got rows of the shape ()"),
+        (lambda: LinearGaussian(True), "The 'k' argument of LinearGaussian must be an integer >= 1, got True."),
+        (lambda: LinearGaussian(1, floor=0), "The 'floor' argument of LinearGaussian must lie between 0 and 1, got 0."),
+        (
+            lambda: LinearGaussian(1, given="z"),
+            "The 'given' argument of LinearGaussian must be 'weights' or left out, got 'z'",
+        ),
+        (lambda: LinearGaussian(1).meet(torch.ones(5)), "must be (n, T) or (n, T, D), got rows of the shape ()"),
         (
             lambda: LinearGaussian(1).meet(torch.full((2, 3), NAN)),
-            "have a value in each column. Got only NaN in column 0",
+            "have a value in each column, got only NaN in column 0",
         ),
     ],
 )

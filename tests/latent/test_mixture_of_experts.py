@@ -144,17 +144,17 @@ def test_weights_are_repetitions_and_known_z_stay(fit_by_em):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: MixtureOfExperts(1), "The 'k' of MixtureOfExperts must be a whole number from 2. Got 1 instead."),
-        (lambda: MixtureOfExperts(2, gate=3), "must be a torch.nn.Module, or None. Got 3 instead."),
-        (lambda: MixtureOfExperts(2, gate=nn.ReLU()), "The 'gate' of MixtureOfExperts must have parameters."),
+        (lambda: MixtureOfExperts(1), "The 'k' argument of MixtureOfExperts must be an integer >= 2, got 1."),
+        (lambda: MixtureOfExperts(2, gate=3), "must be a torch.nn.Module, or None, got 3."),
+        (lambda: MixtureOfExperts(2, gate=nn.ReLU()), "The 'gate' argument of MixtureOfExperts must have parameters."),
         (lambda: MixtureOfExperts(2, floor=0), "must lie between 0 and 1"),
         (lambda: MixtureOfExperts(2, given="y"), "must be 'weights', 'z' or both"),
-        (lambda: MixtureOfExperts(2, gate=nn.Linear(3, 2)).meet(data()), "must take rows of 2 numbers. Got an error"),
+        (lambda: MixtureOfExperts(2, gate=nn.Linear(3, 2)).meet(data()), "must take rows of 2 numbers, got an error"),
         (
             lambda: MixtureOfExperts(3, gate=nn.Linear(2, 2)).meet(data()),
-            "must give 3 numbers a row. Got the shape (2, 2)",
+            "must give 3 numbers a row, got the shape (2, 2)",
         ),
-        (lambda: MixtureOfExperts(2).meet(data()[0]), "must have 2 parts: x, y. Got 1 instead."),
+        (lambda: MixtureOfExperts(2).meet(data()[0]), "must have 2 parts: x, y, got 1."),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(make, sentence):

@@ -159,10 +159,10 @@ def test_a_file_gives_the_same_posterior_back(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"mean": math.inf}, "The 'mean' of NormalGamma must be a finite number. Got inf instead."),
-        ({"strength": 0}, "The 'strength' of NormalGamma must be a positive number. Got 0 instead."),
-        ({"shape": -1.0}, "The 'shape' of NormalGamma must be a positive number. Got -1.0 instead."),
-        ({"rate": "a"}, "The 'rate' of NormalGamma must be a positive number. Got 'a' instead."),
+        ({"mean": math.inf}, "The 'mean' argument of NormalGamma must be a finite number, got inf."),
+        ({"strength": 0}, "The 'strength' argument of NormalGamma must be a positive number, got 0."),
+        ({"shape": -1.0}, "The 'shape' argument of NormalGamma must be a positive number, got -1.0."),
+        ({"rate": "a"}, "The 'rate' argument of NormalGamma must be a positive number, got 'a'."),
     ],
 )
 def test_bad_input_gets_one_sentence(options: dict[str, Any], sentence: str):

@@ -28,7 +28,7 @@ def test_a_length_is_up_to_the_last_value_and_holes_before_it_count():
 @pytest.mark.parametrize(
     ("sequences", "sentence"),
     [
-        ([], "The 'data' of fit must have at least one sequence. Got none instead."),
+        ([], "The 'data' argument of fit must have at least one sequence, got none."),
         ([torch.ones(2, 1), torch.ones(2, 2)], "the same D in all"),
         ([torch.ones(2, 1, 1)], "be sequences of the shape (T,) or (T, D)"),
         (["words"], "Sequence 0 of the data must be numbers"),

@@ -143,15 +143,19 @@ def test_the_e_step_has_the_elbo_a_row():
 
 def test_bad_input_gets_one_sentence():
     net = nn.Linear(4, 4).double()
-    with pytest.raises(InputError, match=r"The 'encoder' of VAE must be an nn.Module. Got int instead."):
+    with pytest.raises(InputError, match=r"The 'encoder' argument of VAE must be an nn.Module, got int."):
         VAE(3, net, 2)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match="The 'decoder' of VAE must have no buffers"):
+    with pytest.raises(InputError, match="The 'decoder' argument of VAE must have no buffers"):
         VAE(net, nn.BatchNorm1d(2), 2)
-    with pytest.raises(InputError, match=r"The 'likelihood' of VAE must be a likelihood. Got str instead."):
+    with pytest.raises(InputError, match=r"The 'likelihood' argument of VAE must be a likelihood, got str."):
         VAE(net, net, 2, "gaussian")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match=r"The 'encoder' of VAE must give \(1, 6\) for one row. Got \(1, 4\) instead."):
+    with pytest.raises(
+        InputError,
+        match=r"The 'encoder' argument of VAE must give \(1, 6\) for one row, got "
+        r"\(1, 4\).",
+    ):
         fitted(VAE(net, nn.Linear(3, 4).double(), 3, Gaussian()), rows(9), AmortisedEM(), steps=1)
-    with pytest.raises(InputError, match=r"The 'decoder' of VAE must take \(1, 2\). It raised: "):
+    with pytest.raises(InputError, match=r"The 'decoder' argument of VAE must take \(1, 2\). It raised: "):
         fitted(VAE(net, nn.Linear(3, 4).double(), 2), rows(9), AmortisedEM(), steps=1)
     met, data = linear().meet(rows(9))
     with pytest.raises(InputError, match="has no closed M-step: fit it by AmortisedEM"):

@@ -144,11 +144,11 @@ def test_a_segmentation_survives_a_file(tmp_path: Any) -> None:
 
 
 WRONG = {
-    "one-hot labels": (normal(5, CLASSES), (CLASSES,), r"have one label a row. Got the shape \(5, 3\)"),
-    "other places": (normal(5, CLASSES, 4, 2), PLACES, r"\(rows, classes, 2, 4\).*Got \(rows, 3, 4, 2\)"),
-    "a channel too many": (normal(5, CLASSES, 2, 4), (1, 2, 4), r"\(rows, classes, 1, 2, 4\).*Got \(rows, 3, 2, 4\)"),
-    "classes last": (normal(5, 2, 4, CLASSES), PLACES, r"\(rows, classes, 2, 4\).*Got \(rows, 2, 4, 3\)"),
-    "no places": (normal(5, CLASSES, 2, 4), (), r"\(rows, classes\).*Got \(rows, 3, 2, 4\)"),
+    "one-hot labels": (normal(5, CLASSES), (CLASSES,), r"have one label a row, got the shape \(5, 3\)"),
+    "other places": (normal(5, CLASSES, 4, 2), PLACES, r"\(rows, classes, 2, 4\).*got \(rows, 3, 4, 2\)"),
+    "a channel too many": (normal(5, CLASSES, 2, 4), (1, 2, 4), r"\(rows, classes, 1, 2, 4\).*got \(rows, 3, 2, 4\)"),
+    "classes last": (normal(5, 2, 4, CLASSES), PLACES, r"\(rows, classes, 2, 4\).*got \(rows, 2, 4, 3\)"),
+    "no places": (normal(5, CLASSES, 2, 4), (), r"\(rows, classes\).*got \(rows, 3, 2, 4\)"),
     "one class": (normal(5, 1, 2, 4), PLACES, "two classes or more"),
 }
 

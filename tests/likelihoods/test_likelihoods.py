@@ -431,14 +431,14 @@ def test_targets_come_out_in_the_models_type() -> None:
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: Gaussian(0.0), "must be positive, one number or one an output. Got 0.0"),
+        (lambda: Gaussian(0.0), "must be positive, one number or one an output, got 0.0"),
         (lambda: Gaussian(torch.tensor([1.0, -1.0])), "must be positive"),
         (lambda: Gaussian(torch.ones(2, 2)), "must be positive, one number or one an output"),
         (lambda: Gaussian(math.nan), "must be positive"),
-        (lambda: Gaussian("guess"), "'noise' of Gaussian must be 'learn', 'network', a number or a tensor"),
-        (lambda: Gaussian(outputs=0), "'outputs' of Gaussian must be at least 1. Got 0"),
-        (lambda: StudentT(-1.0), "'df' of StudentT must be a positive number. Got -1.0"),
-        (lambda: StudentT(3.0, scale=-1.0), "'scale' of StudentT must be positive"),
+        (lambda: Gaussian("guess"), "'noise' argument of Gaussian must be 'learn', 'network', a number or a tensor"),
+        (lambda: Gaussian(outputs=0), "'outputs' argument of Gaussian must be at least 1, got 0"),
+        (lambda: StudentT(-1.0), "'df' argument of StudentT must be a positive number, got -1.0"),
+        (lambda: StudentT(3.0, scale=-1.0), "'scale' argument of StudentT must be positive"),
     ],
 )
 def test_an_option_that_makes_no_likelihood_is_refused_in_a_sentence(build: object, sentence: str) -> None:

@@ -487,7 +487,7 @@ def test_a_layer_that_acts_otherwise_than_on_the_first_batch_is_refused():
     model, m, scale, (X, y) = setting(Sometimes(), 4, 3)
     noise = LayerNoise(model.network, "flipout")
     one_pass(noise, model, m, scale, (X, y), stream(0, "noise"))
-    with pytest.raises(InputError, match=r"The layer 'a' must act once a pass.*Got a second call instead"):
+    with pytest.raises(InputError, match=r"The layer 'a' must act once a pass.*got a second call"):
         one_pass(noise, model, m, scale, (X + 1000, y), stream(0, "noise"))
 
 
@@ -505,10 +505,10 @@ def test_an_input_of_zeros_to_a_layer_without_bias_has_finite_gradients(kind):
 
 def test_bad_input_is_named_in_one_sentence():
     model, m, scale, batch = setting(nn.Linear(3, 1), 4, 3)
-    with pytest.raises(InputError, match=r"'kind' of LayerNoise must be 'local' or 'flipout'. Got 'global' instead"):
+    with pytest.raises(InputError, match=r"'kind' argument of LayerNoise must be 'local' or 'flipout', got 'global'"):
         LayerNoise(Network(nn.Linear(1, 1)), "global")
     noise = LayerNoise(model.network, "local")
-    with pytest.raises(InputError, match=r"The 'm' of LayerNoise must have the shape \(4,\). Got \(2, 4\) instead"):
+    with pytest.raises(InputError, match=r"The 'm' argument of LayerNoise must have the shape \(4,\), got \(2, 4\)"):
         one_pass(noise, model, m.expand(2, 4), scale, batch, stream(0, "noise"))
-    with pytest.raises(InputError, match=r"The 'scale' of LayerNoise must have the shape \(4,\). Got \(3,\) instead"):
+    with pytest.raises(InputError, match=r"The 'scale' argument of LayerNoise must have the shape \(4,\), got \(3,\)"):
         one_pass(noise, model, m, scale[:3], batch, stream(0, "noise"))

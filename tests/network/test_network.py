@@ -612,25 +612,33 @@ def scripted() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "no module": (lambda: "net", r"The 'net' of Model must be a torch.nn.Module. Got str instead"),
-    "lazy": (lambda: nn.Sequential(nn.LazyLinear(1)), r"'net' of Model must have its shapes.*one batch through"),
+    "no module": (lambda: "net", r"The 'net' argument of Model must be a torch.nn.Module, got str"),
+    "lazy": (
+        lambda: nn.Sequential(nn.LazyLinear(1)),
+        r"'net' argument of Model must have its shapes.*one batch "
+        r"through",
+    ),
     "lazy batch norm": (lambda: nn.Sequential(nn.Linear(3, 1), nn.LazyBatchNorm1d()), r"must have its shapes"),
-    "no deepcopy": (Unlocked, r"'net' of Model must allow copy.deepcopy. Got TypeError \(.*lock"),
-    "a graph inside": (remembering, r"'net' of Model must allow copy.deepcopy. Got RuntimeError"),
-    "a copy that is none": (lambda: Itself(3, 1), r"'net' of Model must .*copy"),
-    "scripted": (scripted, r"'net' of Model must "),
-    "mixed types": (mixed, r"one dtype on one device. Got .*float(32|64).*float(32|64)"),
-    "nothing to train": (untrainable, r"'net' of Model must have a parameter that requires a gradient. Got none"),
-    "no parameter": (nn.ReLU, r"'net' of Model must have a parameter that requires a gradient"),
-    "half": (lambda: nn.Linear(3, 1).half(), r"be in float32 or float64. Got torch.float16"),
-    "bfloat": (lambda: nn.Linear(3, 1).bfloat16(), r"be in float32 or float64. Got torch.bfloat16"),
-    "complex": (lambda: nn.Linear(3, 1, dtype=torch.complex64), r"be in float32 or float64. Got torch.complex64"),
-    "a tuple": (lambda: Pair(3, 1), r"output must be one tensor. Got tuple instead"),
-    "an lstm alone": (lambda: nn.LSTM(3, 1), r"output must be one tensor. Got tuple instead"),
-    "not a number": (lambda: NotANumber(3, 1), r"'output' of the network must be finite.*initial weights. Got NaN"),
+    "no deepcopy": (Unlocked, r"'net' argument of Model must allow copy.deepcopy, got TypeError \(.*lock"),
+    "a graph inside": (remembering, r"'net' argument of Model must allow copy.deepcopy, got RuntimeError"),
+    "a copy that is none": (lambda: Itself(3, 1), r"'net' argument of Model must .*copy"),
+    "scripted": (scripted, r"'net' argument of Model must "),
+    "mixed types": (mixed, r"one dtype on one device, got .*float(32|64).*float(32|64)"),
+    "nothing to train": (
+        untrainable,
+        r"'net' argument of Model must have a parameter that requires a gradient, "
+        r"got none",
+    ),
+    "no parameter": (nn.ReLU, r"'net' argument of Model must have a parameter that requires a gradient"),
+    "half": (lambda: nn.Linear(3, 1).half(), r"be in float32 or float64, got torch.float16"),
+    "bfloat": (lambda: nn.Linear(3, 1).bfloat16(), r"be in float32 or float64, got torch.bfloat16"),
+    "complex": (lambda: nn.Linear(3, 1, dtype=torch.complex64), r"be in float32 or float64, got torch.complex64"),
+    "a tuple": (lambda: Pair(3, 1), r"output must be one tensor, got tuple"),
+    "an lstm alone": (lambda: nn.LSTM(3, 1), r"output must be one tensor, got tuple"),
+    "not a number": (lambda: NotANumber(3, 1), r"'output' of the network must be finite.*initial weights, got NaN"),
     "one number": (
         lambda: Summed(3, 1),
-        r"'output' of the network must have a row for each of the 12 inputs. Got .*\(\)",
+        r"'output' of the network must have a row for each of the 12 inputs, got .*\(\)",
     ),
     "no gradient": (lambda: Detached(3, 1), r"network.*must.*(differentiable|depend|gradient)"),
 }

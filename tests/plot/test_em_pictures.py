@@ -241,24 +241,45 @@ def test_every_picture_has_a_title_and_names_and_can_be_saved():
 def test_what_cannot_be_drawn_is_refused_in_one_sentence():
     along, mixture = em.entries(THETA, ("means", 0)), latent.GaussianMixture(2)
     cases = [
-        (lambda: em.entries(THETA), "The 'which' of entries must be one entry or two. Got 0 instead."),
-        (lambda: em.entries(THETA, ("mean", 0)), "The 'which' of entries must be entries of weights, means"),
-        (lambda: em.entries(THETA, ("means", 9)), "The 'which' of entries must be entries of weights, means"),
+        (lambda: em.entries(THETA), "The 'which' argument of entries must be one entry or two, got 0."),
+        (lambda: em.entries(THETA, ("mean", 0)), "The 'which' argument of entries must be entries of weights, means"),
+        (lambda: em.entries(THETA, ("means", 9)), "The 'which' argument of entries must be entries of weights, means"),
         (
             lambda: em.turns(mixture, rows(), em.entries(THETA, ("covariances", 0)), [1.0], [(-1, 4)]),
-            "The 'span' of turns must stay where theta is inside the supports of the parameters.",
+            "The 'span' argument of turns must stay where theta is inside the supports of the parameters.",
         ),
-        (lambda: em.turns(None, rows(), along, [0.0], [(-1, 1)]), "The 'model' of turns must be a latent model."),  # pyright: ignore
-        (lambda: em.turns(mixture, rows(), along, [0.0], [(-1, 1)], 0), "The 'count' of turns must be a whole number"),
-        (lambda: em.turns(mixture, rows(), along, [], []), "The 'start' of turns must be one number or two."),
-        (lambda: em.turns(mixture, rows(), along, [3.0], [(-1, 1)]), "The 'span' of turns must be one pair"),
-        (lambda: em.turns(mixture, rows(), along, [3.0], [(2, 5)]), "The 'span' of turns must reach to both sides"),
-        (lambda: em.bound(sliced("a mean")[0], ["a", "b"]), "The 'names' of plot.em.bound must be 1, one a number."),
-        (lambda: em.frames([]), "The 'found' of plot.em.frames must have at least one turn. Got none instead."),
-        (lambda: em.jensen((1.0,), (1.0,)), "The 'values' of plot.em.jensen must be two positive numbers or more."),
-        (lambda: em.jensen((1.0, 2.0), (0.5, 0.6)), "The 'weights' of plot.em.jensen must be one a value, from 0"),
-        (lambda: em.components(None, rows()), "The 'posterior' of plot.em.components must be of a Gaussian mixture."),
-        (lambda: em.evidence({}), "The 'posteriors' of plot.em.evidence must be of VariationalEM"),
+        (
+            lambda: em.turns(None, rows(), along, [0.0], [(-1, 1)]),
+            "The 'model' argument of turns must be a latent model.",
+        ),  # pyright: ignore
+        (
+            lambda: em.turns(mixture, rows(), along, [0.0], [(-1, 1)], 0),
+            "The 'count' argument of turns must be an integer",
+        ),
+        (lambda: em.turns(mixture, rows(), along, [], []), "The 'start' argument of turns must be one number or two."),
+        (lambda: em.turns(mixture, rows(), along, [3.0], [(-1, 1)]), "The 'span' argument of turns must be one pair"),
+        (
+            lambda: em.turns(mixture, rows(), along, [3.0], [(2, 5)]),
+            "The 'span' argument of turns must reach to both sides",
+        ),
+        (
+            lambda: em.bound(sliced("a mean")[0], ["a", "b"]),
+            "The 'names' argument of plot.em.bound must be 1, one a number.",
+        ),
+        (lambda: em.frames([]), "The 'found' argument of plot.em.frames must have at least one turn, got none."),
+        (
+            lambda: em.jensen((1.0,), (1.0,)),
+            "The 'values' argument of plot.em.jensen must be two positive numbers or more.",
+        ),
+        (
+            lambda: em.jensen((1.0, 2.0), (0.5, 0.6)),
+            "The 'weights' argument of plot.em.jensen must be one a value, from 0",
+        ),
+        (
+            lambda: em.components(None, rows()),
+            "The 'posterior' argument of plot.em.components must be of a Gaussian mixture.",
+        ),
+        (lambda: em.evidence({}), "The 'posteriors' argument of plot.em.evidence must be of VariationalEM"),
     ]
     for call, sentence in cases:
         with pytest.raises(InputError) as caught:
@@ -267,6 +288,6 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence():
     y = torch.stack([rows(), rows(seed=1)], 1)
     posterior = pr.fit(mixture, y, pr.EM(), progress=False)
     with pytest.raises(
-        InputError, match=r"The 'columns' of plot.em.components must be two different numbers from 0 to 1"
+        InputError, match=r"The 'columns' argument of plot.em.components must be two different numbers from 0 to 1"
     ):
         em.components(posterior, y, (0, 2))

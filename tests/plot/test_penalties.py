@@ -57,5 +57,5 @@ def test_the_nearest_penalty_is_dashed_where_the_penalty_is_not_bayesian() -> No
 
 
 def test_only_an_equivalence_is_drawn() -> None:
-    with pytest.raises(InputError, match=r"The 'found' of plot.penalties.equivalence must be an Equivalence"):
+    with pytest.raises(InputError, match=r"The 'found' argument of plot.penalties.equivalence must be an Equivalence"):
         equivalence(3)  # pyright: ignore[reportArgumentType]

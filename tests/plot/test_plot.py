@@ -181,7 +181,7 @@ def test_the_calibration_curve_is_the_coverage() -> None:
 
 def test_wrong_arguments_get_one_sentence() -> None:
     fit = SimpleNamespace(history={"loss": normal(9)})
-    with pytest.raises(InputError, match=r"'quantity' of plot.history must be one of \['loss'\]\. Got elbo"):
+    with pytest.raises(InputError, match=r"'quantity' argument of plot.history must be one of \['loss'\], got elbo"):
         plot.history(fit, "elbo")
     with pytest.raises(InputError, match="hold at least one posterior"):
         plot.history({})

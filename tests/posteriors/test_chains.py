@@ -227,7 +227,7 @@ def test_a_notebook_gets_the_same_table_with_its_names_escaped():
 
 
 def test_a_column_that_is_not_there_is_refused():
-    with pytest.raises(pr.InputError, match="The 'column' of Summary must be among mean, mcse, sd"):
+    with pytest.raises(pr.InputError, match="The 'column' argument of Summary must be among mean, mcse, sd"):
         _ = Chains(TARGET, vectors()).summary()["rhat"]
 
 
@@ -408,15 +408,19 @@ def test_chains_have_no_density_and_no_evidence():
 
 @pytest.mark.parametrize("w", [torch.zeros(5, 3), torch.zeros(2, 0, 3), torch.zeros(2, 5, 4), "draws"])
 def test_draws_of_another_shape_are_refused(w):
-    with pytest.raises(pr.InputError, match=r"The 'w' of Chains must be draws \(chain, draw, 3 coordinates\)"):
+    with pytest.raises(pr.InputError, match=r"The 'w' argument of Chains must be draws \(chain, draw, 3 coordinates\)"):
         Chains(TARGET, w)
 
 
 def test_a_draw_that_is_no_number_is_refused():
-    with pytest.raises(pr.InputError, match="The 'w' of Chains must be finite"):
+    with pytest.raises(pr.InputError, match="The 'w' argument of Chains must be finite"):
         Chains(TARGET, torch.full((2, 5, 3), math.nan))
 
 
 def test_statistics_of_another_shape_are_refused():
-    with pytest.raises(pr.InputError, match=r"The 'statistics' of Chains must have the shape \(4, 200\). Got 'energy'"):
+    with pytest.raises(
+        pr.InputError,
+        match=r"The 'statistics' argument of Chains must have the shape \(4, "
+        r"200\), got 'energy'",
+    ):
         Chains(TARGET, vectors(), statistics={"energy": torch.zeros(200, 4)})

@@ -69,10 +69,10 @@ def test_draws_alone_have_no_evidence():
 
 @pytest.mark.parametrize("w", [torch.zeros(3), torch.zeros(0, 3), torch.zeros(5, 4)])
 def test_draws_of_another_shape_are_refused(w):
-    with pytest.raises(pr.InputError, match="The 'w' of Draws must be one draw or more of 3 coordinates"):
+    with pytest.raises(pr.InputError, match="The 'w' argument of Draws must be one draw or more of 3 coordinates"):
         Draws(TARGET, w)
 
 
 def test_a_draw_that_is_no_number_is_refused():
-    with pytest.raises(pr.InputError, match="The 'w' of Draws must be finite"):
+    with pytest.raises(pr.InputError, match="The 'w' argument of Draws must be finite"):
         Draws(TARGET, torch.full((2, 3), math.nan))

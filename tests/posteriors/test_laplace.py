@@ -273,11 +273,14 @@ def test_what_fell_back_is_in_its_notes_and_its_words():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"through": "glass"}, "'through' of predict must be 'linear' or 'network'. Got 'glass'"),
-        ({"link": "logit"}, "'link' of predict must be among samples, probit, extended, bridge. Got 'logit'"),
-        ({"link": "probit", "through": "network"}, "'link' of predict must be 'samples' for draws through the network"),
-        ({"samples": 0}, "'samples' of predict must be a whole number from 1. Got 0"),
-        ({"seed": 0.5}, "'seed' of predict must be a whole number. Got 0.5"),
+        ({"through": "glass"}, "'through' argument of predict must be 'linear' or 'network', got 'glass'"),
+        ({"link": "logit"}, "'link' argument of predict must be among samples, probit, extended, bridge, got 'logit'"),
+        (
+            {"link": "probit", "through": "network"},
+            "'link' argument of predict must be 'samples' for draws through the network",
+        ),
+        ({"samples": 0}, "'samples' argument of predict must be an integer >= 1, got 0"),
+        ({"seed": 0.5}, "'seed' argument of predict must be an integer, got 0.5"),
     ],
     ids=str,
 )
@@ -288,13 +291,17 @@ def test_a_bad_option_of_predict_is_refused(options, message):
 
 def test_bad_inputs_are_refused():
     posterior = fitted(Laplace("diag"))
-    with pytest.raises(InputError, match="'x' of predict must have rows, as many in each part"):
+    with pytest.raises(InputError, match="'x' argument of predict must have rows, as many in each part"):
         posterior.predict((X_NEW, X_NEW[:2]))
-    with pytest.raises(InputError, match=r"The 'x' of predict must be finite. Got NaN in row 0"):
+    with pytest.raises(InputError, match=r"The 'x' argument of predict must be finite, got NaN in row 0"):
         posterior.outputs(X_NEW * math.nan)
     with pytest.raises(InputError, match="network must take the inputs"):
         posterior.predict(torch.zeros(2, 7, dtype=F64))
-    with pytest.raises(InputError, match=r"The 'link' of predict must be 'samples' for .*, which is over numbers"):
+    with pytest.raises(
+        InputError,
+        match=r"The 'link' argument of predict must be 'samples' for .*, which is "
+        r"over numbers",
+    ):
         fitted(Laplace("diag"), pr.Gaussian(0.3)).predict(X_NEW, link="probit")
 
 
@@ -302,14 +309,16 @@ def test_bad_inputs_are_refused():
 def test_what_only_laplace_takes_is_refused_by_others_in_a_sentence(method):
     posterior = pr.fit(*problem(), method, steps=2, progress=False)
     kind = type(posterior).__name__
-    with pytest.raises(InputError, match=f"The 'link' of predict must be left out: {kind} takes samples, seed. Got 'p"):
+    with pytest.raises(
+        InputError, match=f"The 'link' argument of predict must be left out: {kind} takes samples, seed, got 'p"
+    ):
         posterior.predict(X_NEW, link="probit")
     assert len(posterior.predict(x=X_NEW, samples=2, seed=1).probs) == 5
 
 
 @pytest.mark.parametrize("x", [None, "words", 3.0], ids=repr)
 def test_inputs_that_are_none_are_called_by_their_name(x):
-    with pytest.raises(InputError, match="The 'x' of predict must"):
+    with pytest.raises(InputError, match="The 'x' argument of predict must"):
         fitted(Laplace("diag")).predict(x)
-    with pytest.raises(InputError, match="Part 1 of the 'x' of predict must"):
+    with pytest.raises(InputError, match="Part 1 of the 'x' argument of predict must"):
         fitted(Laplace("diag")).predict((X_NEW, x))

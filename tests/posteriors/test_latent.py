@@ -52,9 +52,9 @@ def test_what_is_hidden_is_named_and_rows_are_made():
     assert torch.equal(found.predict_labels(y), z)  # the clouds are 7 standard deviations apart
     assert torch.equal(found.generate(500, seed=3).y, y)
     assert not torch.equal(found.generate(500, seed=4).y, y)
-    with pytest.raises(InputError, match=r"The 'n' of generate must be a whole number from 1. Got 0 instead."):
+    with pytest.raises(InputError, match=r"The 'n' argument of generate must be an integer >= 1, got 0."):
         found.generate(0)
-    with pytest.raises(InputError, match=r"The 'steps' of generate must be left out for GaussianMixture\(2"):
+    with pytest.raises(InputError, match=r"The 'steps' argument of generate must be left out for GaussianMixture\(2"):
         found.generate(2, steps=3)
 
 
@@ -145,12 +145,12 @@ def test_wrong_inputs_are_refused_in_one_sentence():
     found = fit(model, rows, EM(), steps=5, progress=False)
     prediction = found.predict(torch.zeros(3))
     for call, sentence in (
-        (lambda: found.predict(torch.zeros(3, 2)), r"The 'x' of predict must have rows of the shape \(\)"),
-        (lambda: prediction.log_prob(torch.zeros(2)), r"The 'y' of log_prob must have the shape \(3,\)"),
-        (lambda: prediction.quantile(1.0), "The 'q' of quantile must lie between 0 and 1"),
-        (lambda: prediction.interval(2), "The 'level' of interval must lie between 0 and 1"),
+        (lambda: found.predict(torch.zeros(3, 2)), r"The 'x' argument of predict must have rows of the shape \(\)"),
+        (lambda: prediction.log_prob(torch.zeros(2)), r"The 'y' argument of log_prob must have the shape \(3,\)"),
+        (lambda: prediction.quantile(1.0), "The 'q' argument of quantile must lie between 0 and 1"),
+        (lambda: prediction.interval(2), "The 'level' argument of interval must lie between 0 and 1"),
         (lambda: posterior().predict(Y), r"GaussianMixture\(2, covariance='full'\) has no inputs to predict from"),
-        (lambda: found.sample(0), "The 'n' of sample must be a whole number from 1"),
+        (lambda: found.sample(0), "The 'n' argument of sample must be an integer >= 1"),
     ):
         with pytest.raises(InputError, match=sentence):
             call()

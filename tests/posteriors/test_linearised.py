@@ -400,23 +400,30 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
     m, v = normal(4, 3), covariances(4, 3)
     likelihood = pr.Categorical()
     for call, text in (
-        (lambda: made(likelihood, m, v, samples=0), "'samples' of Linearised must be a whole number from 1. Got 0"),
-        (lambda: made(likelihood, m, v, link="logit"), "'link' of Linearised must be among samples, .*Got 'logit'"),
+        (lambda: made(likelihood, m, v, samples=0), "'samples' argument of Linearised must be an integer >= 1, got 0"),
+        (
+            lambda: made(likelihood, m, v, link="logit"),
+            "'link' argument of Linearised must be among samples, .*got 'logit'",
+        ),
         (
             lambda: made(pr.Poisson(), m, v, (3,), link="probit"),
-            r"'link' of Linearised must be 'samples' for Poisson\(\), which is over numbers. Got 'probit'",
+            r"'link' argument of Linearised must be 'samples' for Poisson\(\), which is over numbers, got 'probit'",
         ),
         (
             lambda: made(likelihood, m, v[:, :2, :2]),
-            r"'covariance' of Linearised must have the shape \(4, 3, 3\) or \(4, 3\). Got the shape \(4, 2, 2\)",
+            r"'covariance' argument of Linearised must have the shape \(4, 3, 3\) or \(4, 3\), got the shape "
+            r"\(4, 2, 2\)",
         ),
-        (lambda: made(likelihood, m, v * math.nan), "'covariance' of Linearised must be finite. Got NaN"),
-        (lambda: made(likelihood, m / 0, v), "'mean' of Linearised must be finite"),
-        (lambda: made(likelihood, m, -v).probs, "'covariance' of Linearised must be positive semi-definite"),
+        (lambda: made(likelihood, m, v * math.nan), "'covariance' argument of Linearised must be finite, got NaN"),
+        (lambda: made(likelihood, m / 0, v), "'mean' argument of Linearised must be finite"),
+        (lambda: made(likelihood, m, -v).probs, "'covariance' argument of Linearised must be positive semi-definite"),
         (lambda: made(likelihood, m, v).log_prob(torch.zeros(3).long()), r"must have the shape \(4,\)"),
         (lambda: made(likelihood, m, v).log_prob(torch.full((4,), 3)), "labels below 3"),
-        (lambda: made(pr.Gaussian(1.0), m, v, (3,)).quantile(1.0), "'q' of quantile must lie between 0 and 1"),
-        (lambda: made(pr.Gaussian(1.0), m, v, (3,)).interval(0), "'level' of interval must lie between 0 and 1"),
+        (lambda: made(pr.Gaussian(1.0), m, v, (3,)).quantile(1.0), "'q' argument of quantile must lie between 0 and 1"),
+        (
+            lambda: made(pr.Gaussian(1.0), m, v, (3,)).interval(0),
+            "'level' argument of interval must lie between 0 and 1",
+        ),
         (lambda: made(pr.Gaussian(1.0), m, v, (3,)).probs, "needs labels"),
     ):
         with pytest.raises(pr.InputError, match=text):

@@ -108,9 +108,9 @@ def test_weights_add_up_to_one_to_the_last_digit_whatever_rounding_they_came_wit
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"samples": 0}, "The 'samples' of predict must be a whole number from 1. Got 0 instead."),
-        ({"seed": 0.5}, "The 'seed' of predict must be a whole number. Got 0.5 instead."),
-        ({"link": "probit"}, "The 'link' of predict must be left out"),
+        ({"samples": 0}, "The 'samples' argument of predict must be an integer >= 1, got 0."),
+        ({"seed": 0.5}, "The 'seed' argument of predict must be an integer, got 0.5."),
+        ({"link": "probit"}, "The 'link' argument of predict must be left out"),
     ],
 )
 def test_a_prediction_of_points_refuses_bad_options_in_a_sentence(options, sentence):

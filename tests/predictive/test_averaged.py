@@ -132,7 +132,7 @@ def test_tempered_evidence_is_of_no_data_and_is_not_averaged(temperatures):
     model = pr.Model(nn.Linear(1, 1, dtype=X.dtype), pr.Gaussian(0.1), prior=1.0)
     last = pr.LastLayer(at="network")
     fits = [pr.fit(model, (X, X[:, 0].sin()), last, temperature=t) for t in temperatures]
-    with pytest.raises(pr.InputError, match=r"must be of the temperature 1, .* Got T = 10 instead"):
+    with pytest.raises(pr.InputError, match=r"must be of the temperature 1, .* got T = 10"):
         pr.average(fits)
 
 
@@ -150,23 +150,26 @@ def test_posteriors_of_different_networks_are_stacked_and_say_what_they_lack(tmp
 @pytest.mark.parametrize(
     ("ask", "sentence"),
     [
-        (lambda fits: pr.stack([], None), "The 'posteriors' of stack must be a list of posteriors"),
-        (lambda fits: pr.stack(fits, None), "The 'data' of stack must be inputs and targets, such as (X, y). Got None"),
-        (lambda fits: pr.stack(fits, torch.zeros(3, 1)), "The 'data' of stack must be inputs and targets"),
+        (lambda fits: pr.stack([], None), "The 'posteriors' argument of stack must be a list of posteriors"),
+        (
+            lambda fits: pr.stack(fits, None),
+            "The 'data' argument of stack must be inputs and targets, such as (X, y), got None",
+        ),
+        (lambda fits: pr.stack(fits, torch.zeros(3, 1)), "The 'data' argument of stack must be inputs and targets"),
         (
             lambda fits: pr.stack(fits, (torch.zeros(3, 1), torch.zeros(2))),
-            "The 'data' of stack must have the same number of rows in each part",
+            "The 'data' argument of stack must have the same number of rows in each part",
         ),
         (
             lambda fits: pr.average(fits, prior="a"),
-            "The 'prior' of average must be 2 numbers from 0, not all of them 0",
+            "The 'prior' argument of average must be 2 numbers from 0, not all of them 0",
         ),
-        (lambda fits: pr.average(fits[0]), "The 'posteriors' of average must be a list of posteriors"),
+        (lambda fits: pr.average(fits[0]), "The 'posteriors' argument of average must be a list of posteriors"),
         (lambda fits: pr.average(fits), "gives no evidence"),
-        (lambda fits: Mixture(fits, [0.5]), "The 'weights' of Mixture must be 2 numbers from 0 that add"),
+        (lambda fits: Mixture(fits, [0.5]), "The 'weights' argument of Mixture must be 2 numbers from 0 that add"),
         (
             lambda fits: Mixture(fits, [0.9, 0.9]),
-            "The 'weights' of Mixture must be 2 numbers from 0 that add",
+            "The 'weights' argument of Mixture must be 2 numbers from 0 that add",
         ),
     ],
 )
@@ -178,7 +181,7 @@ def test_bad_input_is_answered_in_a_sentence(ask, sentence):
 
 
 def test_a_row_that_no_posterior_allows_is_named():
-    with pytest.raises(pr.InputError, match="Got row 1, which is not"):
+    with pytest.raises(pr.InputError, match="got row 1, which is not"):
         best_weights(torch.tensor([[0.0, -math.inf], [0.0, -math.inf]]))
 
 
@@ -188,7 +191,7 @@ def test_evidence_under_an_improper_prior_is_not_averaged():
         pr.fit(pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1), prior=prior), (X, X[:, 0]), pr.MeanField(), steps=20)
         for prior in ("flat", 1.0)
     ]
-    with pytest.raises(pr.InputError, match="The 'posteriors' of average must have proper priors"):
+    with pytest.raises(pr.InputError, match="The 'posteriors' argument of average must have proper priors"):
         pr.average(fits)
 
 

@@ -124,7 +124,7 @@ def test_log_prob_takes_columns_arrays_and_whole_numbers_and_refuses_other_shape
     assert torch.equal(prediction.log_prob(y[:, None]), wanted)
     assert torch.equal(prediction.log_prob(torch.arange(5)), wanted)
     for wrong in (y[:4], y[:, None].expand(5, 2)):
-        with pytest.raises(pr.InputError, match=r"The 'y' of log_prob must have the shape \(5,\)"):
+        with pytest.raises(pr.InputError, match=r"The 'y' argument of log_prob must have the shape \(5,\)"):
             prediction.log_prob(wrong)
     with pytest.raises(pr.InputError, match="labels below 3"):
         made(pr.Categorical(), normal(6, 5, 3)).log_prob(torch.tensor([0, 1, 2, 3, 0]))
@@ -225,9 +225,9 @@ def test_quantiles_keep_float32_and_the_shape_of_the_targets() -> None:
 @pytest.mark.parametrize("q", [0.0, 1.0, -0.1, 1.1, math.nan])
 def test_a_level_outside_of_zero_to_one_is_refused(q: float) -> None:
     prediction, _, _ = gaussian()
-    with pytest.raises(pr.InputError, match="The 'q' of quantile must lie between 0 and 1"):
+    with pytest.raises(pr.InputError, match="The 'q' argument of quantile must lie between 0 and 1"):
         prediction.quantile(q)
-    with pytest.raises(pr.InputError, match="The 'level' of interval must lie between 0 and 1"):
+    with pytest.raises(pr.InputError, match="The 'level' argument of interval must lie between 0 and 1"):
         prediction.interval(q)
 
 
@@ -487,7 +487,7 @@ def test_a_prediction_needs_no_gradient() -> None:
         (torch.zeros(3, 4), 5, "The network must take the inputs"),
         (torch.full((3, 3), math.nan), 5, "must be finite"),
         (torch.zeros(0, 3), 5, "have rows"),
-        (torch.zeros(3, 3), 0, "The 'samples' of predict must be a whole number from 1"),
+        (torch.zeros(3, 3), 0, "The 'samples' argument of predict must be an integer >= 1"),
         ([["a"]], 5, "numbers in a tensor or an array"),
     ],
 )

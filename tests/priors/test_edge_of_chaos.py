@@ -189,24 +189,33 @@ def test_in_chaos_correlations_come_to_rest_below_one_as_measured() -> None:
 @pytest.mark.parametrize("name", ["swish", "gelu"])
 @pytest.mark.parametrize("bias", [None, 0.2])
 def test_an_activation_whose_lengths_run_away_is_refused(name: str, bias: float | None) -> None:
-    with pytest.raises(pr.InputError, match=f"Got {name} instead: at bias .* grows by 1.(04|06|10) a layer"):
+    with pytest.raises(pr.InputError, match=f"got {name}: at bias .* grows by 1.(04|06|10) a layer"):
         edge_of_chaos(name, bias=bias)
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: edge_of_chaos("sin"), "The 'activation' of edge_of_chaos must be one of relu, tanh"),
-        (lambda: edge_of_chaos(nn.Tanh), "The 'activation' of edge_of_chaos must be one of relu, tanh"),
+        (lambda: edge_of_chaos("sin"), "The 'activation' argument of edge_of_chaos must be one of relu, tanh"),
+        (lambda: edge_of_chaos(nn.Tanh), "The 'activation' argument of edge_of_chaos must be one of relu, tanh"),
         (lambda: edge_of_chaos(torch.sum), "must take a tensor to one of its shape"),
         (
             lambda: edge_of_chaos("tanh", bias=-1),
-            "The 'bias' of edge_of_chaos must be a standard deviation, 0 or above",
+            "The 'bias' argument of edge_of_chaos must be a standard deviation, 0 or above",
         ),
-        (lambda: edge_of_chaos("relu", bias=0.1), "The 'bias' of edge_of_chaos must be 0 for relu"),
-        (lambda: propagation("tanh", 0.0, 0.1), "The 'sigma_w' of propagation must be a standard deviation above 0"),
-        (lambda: propagation("tanh", 1.0, -0.1), "The 'sigma_b' of propagation must be a standard deviation from 0"),
-        (lambda: propagation("relu", 2.0, 0.1), "The 'sigma_w' of propagation must give relu a length that stays"),
+        (lambda: edge_of_chaos("relu", bias=0.1), "The 'bias' argument of edge_of_chaos must be 0 for relu"),
+        (
+            lambda: propagation("tanh", 0.0, 0.1),
+            "The 'sigma_w' argument of propagation must be a standard deviation above 0",
+        ),
+        (
+            lambda: propagation("tanh", 1.0, -0.1),
+            "The 'sigma_b' argument of propagation must be a standard deviation from 0",
+        ),
+        (
+            lambda: propagation("relu", 2.0, 0.1),
+            "The 'sigma_w' argument of propagation must give relu a length that stays",
+        ),
     ],
 )
 def test_what_has_no_edge_is_refused_in_a_sentence(make, says: str) -> None:

@@ -127,18 +127,18 @@ def test_a_network_with_a_parameter_of_the_precisions_name_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"shape": 0.0}, "The 'shape' of Hierarchical must be a positive number. Got 0.0 instead."),
-        ({"shape": True}, "The 'shape' of Hierarchical must be a positive number. Got True instead."),
-        ({"shape": "1"}, "The 'shape' of Hierarchical must be a positive number. Got 1 instead."),
-        ({"rate": 0.0}, "The 'rate' of Hierarchical must be a positive number. Got 0.0 instead."),
-        ({"rate": math.inf}, "The 'rate' of Hierarchical must be a positive number. Got inf instead."),
-        ({"infer": "map"}, "The 'infer' of Hierarchical must be 'variational' or 'empirical'. Got 'map' instead."),
-        ({"rate": -1.0, "infer": "empirical"}, "The 'rate' of Hierarchical must be a positive number, or 0"),
+        ({"shape": 0.0}, "The 'shape' argument of Hierarchical must be a positive number, got 0.0."),
+        ({"shape": True}, "The 'shape' argument of Hierarchical must be a positive number, got True."),
+        ({"shape": "1"}, "The 'shape' argument of Hierarchical must be a positive number, got 1."),
+        ({"rate": 0.0}, "The 'rate' argument of Hierarchical must be a positive number, got 0.0."),
+        ({"rate": math.inf}, "The 'rate' argument of Hierarchical must be a positive number, got inf."),
+        ({"infer": "map"}, "The 'infer' argument of Hierarchical must be 'variational' or 'empirical', got 'map'."),
+        ({"rate": -1.0, "infer": "empirical"}, "The 'rate' argument of Hierarchical must be a positive number, or 0"),
         (
             {"shape": 2.0, "rate": 0.0, "infer": "empirical"},
-            "The 'shape' of Hierarchical must be 1 where the rate is 0",
+            "The 'shape' argument of Hierarchical must be 1 where the rate is 0",
         ),
-        ({"shape": 0.4, "infer": "empirical"}, "The 'shape' of Hierarchical must be above 0.5"),
+        ({"shape": 0.4, "infer": "empirical"}, "The 'shape' argument of Hierarchical must be above 0.5"),
     ],
 )
 def test_bad_options_are_refused_in_one_sentence(options: dict[str, Any], sentence: str) -> None:

@@ -373,7 +373,7 @@ def test_weight_decay_is_the_normal_of_precision_n_times_wd() -> None:
     prior = pr.priors.weight_decay(1e-3, 1234)
     assert prior.scale.item() ** -2 == pytest.approx(1.234, rel=1e-12)
     assert prior.loc.item() == 0
-    for wd, n, sentence in ((0.0, 5, "positive number"), (-1.0, 5, "positive number"), (0.1, 0, "whole number from 1")):
+    for wd, n, sentence in ((0.0, 5, "positive number"), (-1.0, 5, "positive number"), (0.1, 0, "integer from 1")):
         with pytest.raises(pr.InputError, match=sentence):
             pr.priors.weight_decay(wd, n)
 

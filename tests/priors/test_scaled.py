@@ -86,11 +86,11 @@ def test_the_gaussian_parameters_are_those_that_have_a_precision():
 @pytest.mark.parametrize(
     ("factors", "sentence"),
     [
-        ({"0.weight": 2.0}, "must name parameters with a Gaussian prior, among .*bias.* Got '0.weight' instead"),
+        ({"0.weight": 2.0}, "must name parameters with a Gaussian prior, among .*bias.* got '0.weight' instead"),
         ({"2.weight": 2.0}, "must name parameters with a Gaussian prior"),
-        ({"1.bias": 0.0}, "must be positive and finite. Got 0.0 instead"),
+        ({"1.bias": 0.0}, "must be positive and finite, got 0.0"),
         ({"1.bias": math.inf}, "must be positive and finite"),
-        ({"0.bias": torch.ones(2)}, r"must be one number or 3 for '0.bias'. Got the shape \(2,\) instead"),
+        ({"0.bias": torch.ones(2)}, r"must be one number or 3 for '0.bias', got the shape \(2,\)"),
     ],
 )
 def test_bad_factors_are_refused_in_one_sentence(factors, sentence):

@@ -195,9 +195,9 @@ def test_a_report_is_written_to_its_path_and_the_path_is_given_back(numbers: Com
 
 
 def test_a_path_that_can_not_be_written_gets_one_sentence(numbers: Comparison, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"'path' of report must lie in a folder that exists"):
+    with pytest.raises(InputError, match=r"'path' argument of report must lie in a folder that exists"):
         write_comparison(numbers, tmp_path / "none" / "report.html")
-    with pytest.raises(InputError, match=r"'path' of report must be the name of a file"):
+    with pytest.raises(InputError, match=r"'path' argument of report must be the name of a file"):
         write_comparison(numbers, tmp_path)
 
 

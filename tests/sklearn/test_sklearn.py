@@ -361,29 +361,42 @@ def test_too_few_iterations_are_warned_of():
 
 
 BAD = [
-    (GaussianMixture(0), "The 'n_components' of GaussianMixture must be a whole number from 1. Got 0 instead."),
-    (GaussianMixture(tol=-1), "The 'tol' of GaussianMixture must be a number from 0. Got -1 instead."),
-    (GaussianMixture(max_iter=0), "The 'max_iter' of GaussianMixture must be a whole number from 1. Got 0 instead."),
-    (GaussianMixture(n_init=0), "The 'n_init' of GaussianMixture must be a whole number from 1. Got 0 instead."),
-    (GaussianMixture(covariance_type="round"), "The 'covariance_type' of GaussianMixture must be one of full, tied"),
-    (GaussianMixture(init_params="best"), "The 'init_params' of GaussianMixture must be one of kmeans, k-means"),
-    (GaussianMixture(reg_covar=0), "The 'reg_covar' of GaussianMixture must lie between 0 and 1. Got 0 instead."),
-    (GaussianMixture(2, means_init=[0.0]), r"The 'means_init' of GaussianMixture must have the shape \(2, 2\)"),
-    (GaussianMixture(weights_init=[2.0]), "The 'weights_init' of GaussianMixture must be positive and add up to 1"),
+    (GaussianMixture(0), "The 'n_components' argument of GaussianMixture must be an integer >= 1, got 0."),
+    (GaussianMixture(tol=-1), "The 'tol' argument of GaussianMixture must be a number from 0, got -1."),
+    (GaussianMixture(max_iter=0), "The 'max_iter' argument of GaussianMixture must be an integer >= 1, got 0."),
+    (GaussianMixture(n_init=0), "The 'n_init' argument of GaussianMixture must be an integer >= 1, got 0."),
+    (
+        GaussianMixture(covariance_type="round"),
+        "The 'covariance_type' argument of GaussianMixture must be one of full, tied",
+    ),
+    (
+        GaussianMixture(init_params="best"),
+        "The 'init_params' argument of GaussianMixture must be one of kmeans, k-means",
+    ),
+    (GaussianMixture(reg_covar=0), "The 'reg_covar' argument of GaussianMixture must lie between 0 and 1, got 0."),
+    (
+        GaussianMixture(2, means_init=[0.0]),
+        r"The 'means_init' argument of GaussianMixture must have the shape "
+        r"\(2, 2\)",
+    ),
+    (
+        GaussianMixture(weights_init=[2.0]),
+        "The 'weights_init' argument of GaussianMixture must be positive and add up to 1",
+    ),
     (
         GaussianMixture(precisions_init=[[[1.0, 2.0], [2.0, 1.0]]]),
-        "The 'precisions_init' of GaussianMixture must be po",
+        "The 'precisions_init' argument of GaussianMixture must be po",
     ),
-    (BayesianGaussianMixture(covariance_type="tied"), "must be one of full, diag. Got 'tied' instead."),
+    (BayesianGaussianMixture(covariance_type="tied"), "must be one of full, diag, got 'tied'."),
     (BayesianGaussianMixture(weight_concentration_prior_type="p"), "must be one of dirichlet_process, dirichlet_d"),
     (BayesianGaussianMixture(weight_concentration_prior=0), "'weight_concentration_prior' of Bay.* must be a positive"),
     (BayesianGaussianMixture(mean_precision_prior="a"), "The 'mean_precision_prior' of Bay.* must be a positive"),
     (BayesianGaussianMixture(degrees_of_freedom_prior=2), "The 'degrees_of_freedom_prior' of Bay.* must be above 3"),
     (BayesianGaussianMixture(mean_prior=[0.0]), r"The 'mean_prior' of Bay.* must have the shape \(2,\)"),
     (BayesianGaussianMixture(covariance_prior=-np.eye(2)), "The 'covariance_prior' of Bay.* must be positive definite"),
-    (HMM(emissions="normal"), "The 'emissions' of HMM must be one of gaussian, categorical, poisson."),
-    (HMM(min_covar=2), "The 'min_covar' of HMM must lie between 0 and 1. Got 2 instead."),
-    (HMM(emissions="categorical"), "The 'X' of HMM must be one column of whole numbers from 0"),
+    (HMM(emissions="normal"), "The 'emissions' argument of HMM must be one of gaussian, categorical, poisson."),
+    (HMM(min_covar=2), "The 'min_covar' argument of HMM must lie between 0 and 1, got 2."),
+    (HMM(emissions="categorical"), "The 'X' argument of HMM must be one column of integers from 0"),
 ]
 
 
@@ -395,14 +408,22 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(estimator, sentence: str
 
 def test_what_cannot_be_asked_is_refused_in_one_sentence():
     X = clouds(12)
-    with pytest.raises(InputError, match=r"The 'n_samples' of GaussianMixture.sample must be a whole number from 1."):
+    with pytest.raises(
+        InputError,
+        match=r"The 'n_samples' argument of GaussianMixture.sample must be an "
+        r"integer >= 1.",
+    ):
         GaussianMixture().fit(X).sample(0)
-    with pytest.raises(InputError, match=r"The 'learning_decay' of GaussianMixture must lie above 0.5"):
+    with pytest.raises(InputError, match=r"The 'learning_decay' argument of GaussianMixture must lie above 0.5"):
         GaussianMixture(learning_decay=0.2).partial_fit(X)
-    with pytest.raises(InputError, match=r"The 'lengths' of HMM must be whole numbers from 1 that add up to 12."):
+    with pytest.raises(InputError, match=r"The 'lengths' argument of HMM must be integers from 1 that add up to 12."):
         HMM().fit(X, lengths=[5, 6])
     X[-1] = np.nan
-    with pytest.raises(InputError, match=r"The 'X' of HMM must have a value in the last row of each sequence."):
+    with pytest.raises(
+        InputError,
+        match=r"The 'X' argument of HMM must have a value in the last row of each "
+        r"sequence.",
+    ):
         HMM().fit(X)
 
 

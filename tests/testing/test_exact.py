@@ -381,29 +381,29 @@ def test_a_density_passes_its_own_check_and_differentiates_many_draws_at_once(ta
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Coin(-1, 2), "The 'heads' of Coin must be a whole number from 0. Got -1 instead."),
-        (lambda: Coin(1, 2, a=0), "The 'a' of Coin must be a positive number. Got 0 instead."),
+        (lambda: Coin(-1, 2), "The 'heads' argument of Coin must be an integer >= 0, got -1."),
+        (lambda: Coin(1, 2, a=0), "The 'a' argument of Coin must be a positive number, got 0."),
         (
             lambda: Coin(0, 3).mode,
-            "The 'data' of Coin must leave both shapes of the posterior above 1, or there is no mode inside "
-            "(0, 1). Got (1.0, 4.0) instead.",
+            "The 'data' argument of Coin must leave both shapes of the posterior above 1, or there is no mode inside "
+            "(0, 1), got (1.0, 4.0).",
         ),
         (
             lambda: GaussianMean(torch.ones(3), 0.0, 0.0, 1.0),
-            "The 'noise' of GaussianMean must be a positive number. Got 0.0 instead.",
+            "The 'noise' argument of GaussianMean must be a positive number, got 0.0.",
         ),
         (
             lambda: GaussianMean(torch.ones(3, 1), 1.0, 0.0, 1.0),
-            "The 'y' of GaussianMean must hold one or more finite numbers. Got the shape (3, 1) instead.",
+            "The 'y' argument of GaussianMean must hold one or more finite numbers, got the shape (3, 1).",
         ),
         (
             lambda: LinearRegression(torch.ones(3, 2), torch.ones(4), 1.0, 1.0),
-            "The 'y' of LinearRegression must have a value for each of the 3 rows of X. Got 4 instead.",
+            "The 'y' argument of LinearRegression must have a value for each of the 3 rows of X, got 4.",
         ),
         (
             lambda: NormalGamma(torch.ones(3, 2), torch.ones(3), -1.0, 1.0, 1.0),
-            "The 'prior_precision' of NormalGamma must be a positive number or a positive-definite 2 x 2 "
-            "matrix. Got -1.0 instead.",
+            "The 'prior_precision' argument of NormalGamma must be a positive number or a positive-definite 2 x 2 "
+            "matrix, got -1.0.",
         ),
     ],
 )

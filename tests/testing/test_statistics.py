@@ -229,24 +229,24 @@ def test_another_dimension_and_whole_numbers_may_hold_the_draws() -> None:
     [
         (
             lambda: assert_mean_close(torch.zeros(10), 0.0),
-            "The 'samples' of assert_mean_close must be 30 draws or more. Got 10 instead.",
+            "The 'samples' argument of assert_mean_close must be 30 draws or more, got 10.",
         ),
         (
             lambda: assert_covariance_close(torch.zeros(50, 2), torch.zeros(3, 3)),
-            "The 'expected' of assert_covariance_close must have the shape (2, 2). Got the shape (3, 3) instead.",
+            "The 'expected' argument of assert_covariance_close must have the shape (2, 2), got the shape (3, 3).",
         ),
         (
             lambda: assert_covariance_close(torch.zeros(50, 2, 2), torch.zeros(3, 3)),
-            "The 'samples' of assert_covariance_close must be vectors or numbers, (n, d) or (n,). "
-            "Got (50, 2, 2) instead.",
+            "The 'samples' argument of assert_covariance_close must be vectors or numbers, (n, d) or (n,). "
+            "got (50, 2, 2).",
         ),
         (
             lambda: assert_uniform_ranks(torch.zeros(10), 9),
-            "The 'ranks' of assert_uniform_ranks must be 100 or more. Got 10 instead.",
+            "The 'ranks' argument of assert_uniform_ranks must be 100 or more, got 10.",
         ),
         (
             lambda: assert_uniform_ranks(torch.full((100,), 10), 9),
-            "The 'ranks' of assert_uniform_ranks must lie between 0 and top = 9. Got 10 to 10 instead.",
+            "The 'ranks' argument of assert_uniform_ranks must lie between 0 and top = 9, got 10 to 10.",
         ),
     ],
 )

@@ -283,12 +283,12 @@ def compare(
         whole(samples, 1),
         "samples",
         "compare",
-        "be a whole number, at least 1",
+        "be an integer, at least 1",
         samples,
     )
     for name, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
         ok = value is None or whole(value, 1)
-        require(ok, name, "compare", "be a whole number, at least 1", value)
+        require(ok, name, "compare", "be an integer, at least 1", value)
     require(epochs is None or steps is None, "steps", "compare", "be left out when epochs are given", steps)
     rows_to_fit, (inputs, targets) = split_rows(data, test, seed, batch_size)
 

@@ -234,7 +234,9 @@ def constants(layer: Any, between: Sequence[nn.Module]) -> Tensor:
         if isinstance(module, NORMS):
             mean, variance = module.running_mean, module.running_var
             if mean is None or variance is None:
-                raise InputError("The 'trained' of prune_neurons must have normalisations with running statistics.")
+                raise InputError(
+                    "The 'trained' argument of prune_neurons must have normalisations with running statistics."
+                )
             value = nn.functional.batch_norm(value[None], mean, variance, module.weight, module.bias, eps=module.eps)[0]
         elif isinstance(module, ELEMENTWISE):
             value = module(value)
@@ -385,7 +387,7 @@ def prune_weights(
     require(by in ("signal_to_noise", "density_at_zero"), "by", owner, "be 'signal_to_noise' or 'density_at_zero'", by)
     pair = isinstance(test, (tuple, list)) and len(test) == 2
     require(pair, "test", owner, "be a pair (X, y)", test)
-    require(whole(samples, 1), "samples", owner, "be a whole number, at least 1", samples)
+    require(whole(samples, 1), "samples", owner, "be an integer, at least 1", samples)
     many = isinstance(shares, Sequence) and not isinstance(shares, str) and len(shares) > 0
     require(many, "shares", owner, "be shares, such as (1.0, 0.5, 0.1)", shares)
     numbers = all(isinstance(s, (int, float)) and 0 <= s <= 1 for s in shares)
@@ -431,8 +433,8 @@ def moments(posterior: Posterior) -> tuple[Tensor, Tensor]:
         mean, variance = posterior.family.moments()
         return mean.detach(), variance.detach().sqrt()
     raise InputError(
-        f"The 'posterior' of prune_weights must be Gaussian, as those of MeanField, Laplace and SWAG are. Got "
-        f"{type(posterior).__name__} instead."
+        f"The 'posterior' argument of prune_weights must be Gaussian, as those of MeanField, Laplace and SWAG are, got "
+        f"{type(posterior).__name__}."
     )
 
 

@@ -68,7 +68,7 @@ def average(posteriors: Sequence[Posterior], prior: Sequence[float] | None = Non
     try:
         believed = torch.full((count,), 1 / count) if prior is None else torch.as_tensor(prior, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"The 'prior' of average must {must}. Got {prior!r} instead.") from None
+        raise InputError(f"The 'prior' argument of average must {must}, got {prior!r}.") from None
     ok = believed.shape == (count,) and bool((believed >= 0).all()) and float(believed.sum()) > 0
     require(ok, "prior", "average", must, repr(prior))
     rows = {posterior.num_data for posterior in posteriors}
@@ -105,7 +105,7 @@ def best_weights(scores: Tensor) -> Tensor:
     """The weights, (K,), that maximise the mean log of the mixture of exp(scores), scores (K, n)."""
     lost = torch.isneginf(scores).all(0)
     if bool(lost.any()):
-        raise InputError(f"A row must be possible under a posterior. Got row {int(lost.nonzero()[0])}, which is not.")
+        raise InputError(f"A row must be possible under a posterior, got row {int(lost.nonzero()[0])}, which is not.")
     p = (scores - scores.amax(0)).double().exp()
     a = torch.full((len(p),), 1 / len(p), dtype=torch.float64, device=p.device)
     for _ in range(ITERATIONS):

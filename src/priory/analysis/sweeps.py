@@ -187,7 +187,7 @@ def temperature_sweep(
     fraction = isinstance(test, float) and 0 < test < 1
     require(pair or fraction, "test", OWNER, "be a pair (X, y), or a fraction between 0 and 1", test)
     require(data is not None, "data", OWNER, "be given", data)
-    require(whole(samples, 1), "samples", OWNER, "be a whole number, at least 1", samples)
+    require(whole(samples, 1), "samples", OWNER, "be an integer, at least 1", samples)
     known = tempers in ("likelihood", "posterior")
     require(known, "tempers", OWNER, "be 'likelihood' or 'posterior'", repr(tempers))
 

@@ -99,7 +99,7 @@ def run(
     """Everything that `priory compare` does, in order."""
     chosen, widths, spread = _methods(names), _widths(hidden), _prior(prior)
     require(0 < test < 1, "test", "compare", "be a fraction between 0 and 1", test)
-    require(epochs is None or whole(epochs, 1), "epochs", "compare", "be a whole number, at least 1", epochs)
+    require(epochs is None or whole(epochs, 1), "epochs", "compare", "be an integer, at least 1", epochs)
     if report is not None:  # before the fits: nobody should lose them to a missing folder
         extra("matplotlib.figure", "plot")
         require(
@@ -184,7 +184,7 @@ def _methods(text: str) -> dict[str, Any]:
 def _widths(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     ok = all(part.isdigit() and int(part) >= 1 for part in parts)
-    require(ok, "hidden", "compare", "be whole numbers with commas, such as 50 or 50,50", repr(text))
+    require(ok, "hidden", "compare", "be integers with commas, such as 50 or 50,50", repr(text))
     return [int(part) for part in parts]
 
 

@@ -19,7 +19,7 @@ from priory.analysis.comparison import counted
 from priory.core.errors import InputError, extra, require
 
 SHIPPED = ("diabetes", "breast_cancer", "wine", "iris", "digits")
-MOST_CLASSES = 10  # whole numbers with more values than this are read as amounts
+MOST_CLASSES = 10  # integers with more values than this are read as amounts
 MOST_TEXTS = 50  # a column of more texts than this is a name rather than a kind, whatever the number of rows
 DATES = {  # each with the words for it; the first that reads every row is taken
     "ISO8601": "year-month-day",
@@ -230,7 +230,7 @@ def _targets(column: Any, task: str, name: str, notes: list[str]) -> tuple[Tenso
         counts = numeric and values <= min(MOST_CLASSES, repeats) and bool((column == column.round()).all())
         task = "classification" if counts or not numeric else "regression"
         if counts:
-            notes.append(f"'{name}' holds {values} whole numbers, read as classes (amounts: --task regression).")
+            notes.append(f"'{name}' holds {values} integers, read as classes (amounts: --task regression).")
     if task == "regression":
         require(
             numeric,

@@ -49,7 +49,7 @@ class Data:
         if isinstance(source, Data):
             return source
         ok = batch_size is None or whole(batch_size, 1)
-        require(ok, "batch_size", "fit", "be a whole number from 1", repr(batch_size))
+        require(ok, "batch_size", "fit", "be an integer >= 1", repr(batch_size))
         if source is None:
             return Data(None, 1)
         if isinstance(source, DataLoader):
@@ -119,7 +119,7 @@ class Data:
         """Two disjoint parts, the second with this fraction of the rows, chosen by the seed."""
         if self.num_data is None or self.num_data < 2:
             raise InputError(
-                "Rows can be held out of two or more. Got fewer: give the noise of the likelihood, and one rate where "
+                "Rows can be held out of two or more, got fewer: give the noise of the likelihood, and one rate where "
                 "several are searched."
             )
         rows = self._indices(seed)
@@ -152,7 +152,8 @@ class Data:
             return torch.arange(self.num_data)
         if not hasattr(self.loader.dataset, "__getitem__"):
             raise InputError(
-                "The 'data' of fit must allow rows to be held out. Got a DataLoader without indices: give the noise."
+                "The 'data' argument of fit must allow rows to be held out, got a DataLoader without indices: "
+                "give the noise."
             )
         sampler = self.loader.batch_sampler if self.loader.batch_size is None else self.loader.sampler
         with swapped(stream(seed, "sampler")), _seeded(self.loader, seed, 0):
@@ -266,7 +267,7 @@ def check_finite(t: Tensor, name: str, rows: Sequence[int] | None = None, holes:
         kind = "NaN" if bool(torch.isnan(t).any()) and not holes else "infinity"
         others = int((~finite).sum()) - 1
         more = f", and {others} more" if others else ""
-        raise InputError(f"The {name} of the data must be finite. Got {kind} in row {row}{more}.")
+        raise InputError(f"The {name} of the data must be finite, got {kind} in row {row}{more}.")
 
 
 def tensor_of(a: Any, name: str) -> Tensor:
@@ -279,11 +280,11 @@ def tensor_of(a: Any, name: str) -> Tensor:
             t = torch.as_tensor(_plain(array))
         except (TypeError, ValueError, RuntimeError) as error:
             kind = getattr(array, "dtype", type(a).__name__)
-            raise InputError(f"{name} must be numbers in a tensor or an array. Got {kind} instead.") from error
+            raise InputError(f"{name} must be numbers in a tensor or an array, got {kind}.") from error
     if t.ndim == 0:
-        raise InputError(f"{name} must have rows. Got a single number instead.")
+        raise InputError(f"{name} must have rows, got a single number.")
     if t.layout != torch.strided:
-        raise InputError(f"{name} must be a dense tensor. Got {t.layout} instead.")
+        raise InputError(f"{name} must be a dense tensor, got {t.layout}.")
     return t
 
 
@@ -302,8 +303,8 @@ def _sizes_of_loader(loader: DataLoader[Any]) -> tuple[int, int]:
     """How many rows a loader goes through, and how many at a time."""
     if isinstance(loader.dataset, IterableDataset):
         raise InputError(
-            "The 'data' of fit must be a DataLoader with a length, from which the number of rows is read. "
-            "Got a DataLoader over an IterableDataset instead."
+            "The 'data' argument of fit must be a DataLoader with a length, from which the number of rows is read, "
+            "got a DataLoader over an IterableDataset."
         )
     batches: Any = loader.batch_sampler
     require(batches is not None, "data", "fit", "be a DataLoader that makes batches", "one with batch_size=None")

@@ -1,6 +1,6 @@
 """One form of error for the whole library: what is wrong, what it must be, what came.
 
-Every sentence reads *The 'samples' of MeanField must be at least 1. Got 0 instead.*, so that a person can
+Every sentence reads *The 'samples' argument of MeanField must be at least 1, got 0.*, so that a person can
 mend the call without reading a traceback.
 """
 
@@ -49,10 +49,10 @@ def require(ok: bool, name: str, owner: str, must: str, got: object) -> None:
     >>> require(0 >= 1, "samples", "MeanField", "be at least 1", 0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'samples' of MeanField must be at least 1. Got 0 instead.
+    priory.InputError: The 'samples' argument of MeanField must be at least 1, got 0.
     """
     if not ok:
-        raise InputError(f"The '{name}' of {owner} must {must}. Got {_short(got)} instead.")
+        raise InputError(f"The '{name}' argument of {owner} must {must}, got {_short(got)}.")
 
 
 def _short(got: object) -> str:
@@ -70,7 +70,7 @@ def warn(message: str, category: type[PrioryWarning] = PrioryWarning) -> None:
 
 
 def whole(value: object, least: int) -> bool:
-    """Whether a value is a whole number (of any library's integer types) from `least`.
+    """Whether a value is an integer (of any library's integer types) from `least`.
 
     >>> whole(3, 1), whole(True, 1), whole(2.0, 1)
     (True, False, False)

@@ -132,8 +132,8 @@ class Layout:
             rank = x.ndim - len(block.shape)
             if rank < 0 or tuple(x.shape[rank:]) != block.shape:
                 raise InputError(
-                    f"The '{block.name}' of params must have the shape {block.shape}, after any leading dimensions. "
-                    f"Got {tuple(x.shape)} instead."
+                    f"The '{block.name}' of params must have the shape {block.shape}, after any leading dimensions, "
+                    f"got {tuple(x.shape)}."
                 )
             u = x if block.bijector.identity else block.bijector.inverse(x)
             pieces.append(u.reshape(*x.shape[:rank], block.stop - block.start))

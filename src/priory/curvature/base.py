@@ -85,7 +85,9 @@ def select(model: Model | Density, over: Any = "all", inputs: Batch | None = Non
         return _of_places(model, names, over)
     if isinstance(over, str) and over == "last":
         if not isinstance(model, Model):
-            raise InputError("The 'over' of Laplace must be 'all' or names for a Density, which has no layers.")
+            raise InputError(
+                "The 'over' argument of Laplace must be 'all' or names for a Density, which has no layers."
+            )
         return _of_names(model, last_layer(model, inputs))
     if isinstance(over, str) and over == "all":
         return _of_names(model, names)
@@ -109,7 +111,7 @@ def _of_places(model: Model | Density, names: tuple[str, ...], over: Tensor) -> 
     top = model.layout[names[-1]].stop
     ok = over.dtype == torch.long and over.ndim == 1 and over.numel() > 0
     ok = ok and int(over.min()) >= 0 and int(over.max()) < top
-    require(ok, "over", "Laplace", f"hold whole numbers from 0 to {top - 1} as a LongTensor of coordinates", over)
+    require(ok, "over", "Laplace", f"hold integers from 0 to {top - 1} as a LongTensor of coordinates", over)
     places = over.unique().to(model.device)  # sorted
     require(len(places) == len(over), "over", "Laplace", "name each coordinate once", f"{len(over)} with repetitions")
     blocks = [model.layout[name] for name in names]
@@ -132,8 +134,9 @@ def last_layer(model: Model, inputs: Batch | None = None) -> list[str]:
         last = next((m for m in reversed(layers) if any(id(p) in names for p in m.parameters())), None)
         if last is None or next(last.children(), None) is not None:
             raise InputError(
-                "The 'over' of Laplace must be names of parameters for a network that is no plain sequence of layers, "
-                "unless inputs show what it calls last. Got 'last' without inputs instead."
+                "The 'over' argument of Laplace must be names of parameters for a network that is no plain "
+                "sequence of layers, "
+                "unless inputs show what it calls last, got 'last' without inputs."
             )
         return [names[id(p)] for p in last.parameters() if id(p) in names]
     return _seen_last(model, tuple(x[:2] for x in inputs), names)
@@ -156,7 +159,7 @@ def _seen_last(model: Model, inputs: Batch, names: Mapping[int, str]) -> list[st
     own = _owners(network.skeleton, set(called), names)
     owners = [module for module in called if own.get(module)]
     if not owners:
-        raise InputError("The 'over' of Laplace must be names of parameters: no layer of the network has any.")
+        raise InputError("The 'over' argument of Laplace must be names of parameters: no layer of the network has any.")
     last, mine = owners[-1], own[owners[-1]]
     inside = [m for m in owners if m is not last and m in set(last.modules())]
     cut = lambda _module, _args, out: tree_map_only(Tensor, lambda t: t.detach().clone(), out)  # noqa: E731
@@ -168,8 +171,9 @@ def _seen_last(model: Model, inputs: Batch, names: Mapping[int, str]) -> list[st
         reached += [name for name, g in zip(others, found, strict=True) if g is not None]
     if reached:
         raise InputError(
-            f"The 'over' of Laplace must be names of parameters for a network without one last layer: its output comes "
-            f"from {', '.join(mine)}, but also from {', '.join(reached)} beside it. Got 'last' instead."
+            f"The 'over' argument of Laplace must be names of parameters for a network without one last layer: "
+            f"its output comes "
+            f"from {', '.join(mine)}, but also from {', '.join(reached)} beside it, got 'last'."
         )
     return mine
 
@@ -206,7 +210,7 @@ def _watch(model: Model, inputs: Batch, modules: Any, hook: Callable[..., Any]) 
 def check_kind(kind: str, samples: int, generator: torch.Generator | None) -> None:
     """Refuse a kind of curvature that there isn't, and a sampled one without noise."""
     require(kind in KINDS, "curvature", "Laplace", f"be among {', '.join(KINDS)}", repr(kind))
-    require(whole(samples, 1), "samples", "Laplace", "be a whole number from 1", repr(samples))
+    require(whole(samples, 1), "samples", "Laplace", "be an integer >= 1", repr(samples))
     need = kind == "fisher" and generator is None
     require(not need, "generator", "Laplace", "be a torch.Generator for the sampled Fisher", None)
 

@@ -78,7 +78,7 @@ class Budget:
         if not self.fits:
             needs = ", ".join(f"{name}: {in_bytes(need.memory)}" for name, need in self.needs.items())
             limit = in_bytes(self.limit)
-            raise InputError(f"The curvature of Laplace must stay under {limit}. Got {needs}; {self._use()}.")
+            raise InputError(f"The curvature of Laplace must stay under {limit}, got {needs}; {self._use()}.")
 
     def _use(self) -> str:
         return f"use {self.advice}" if self.advice else "use fewer coordinates, or a higher limit"

@@ -64,8 +64,8 @@ class Diagonal(Curvature):
         none = int((total <= 0).sum())
         if none:
             raise InputError(
-                f"The prior's precision must be above zero where the data say nothing. Got zero and a curvature of "
-                f"zero at {none} of {len(total)} coordinates instead: give the weights a Normal prior."
+                f"The prior's precision must be above zero where the data say nothing, got zero and a curvature of "
+                f"zero at {none} of {len(total)} coordinates: give the weights a Normal prior."
             )
         return DiagonalGaussian(total)
 

@@ -102,8 +102,8 @@ def prior_bend(model: Model, w: Tensor) -> Tensor:
         base = believed.base_dist if isinstance(believed, Independent) else believed
         if tuple(base.event_shape) != ():
             raise InputError(
-                f"The prior of '{block.name}' must be a product over single weights for a Laplace approximation. "
-                f"Got {type(base).__name__} instead."
+                f"The prior of '{block.name}' must be a product over single weights for a Laplace approximation, "
+                f"got {type(base).__name__}."
             )
     if not others:
         return torch.zeros_like(w)
@@ -187,7 +187,7 @@ def tune(
     if not isinstance(model, Model):
         raise InputError("The evidence tunes the prior of a Model: a Density has its prior inside.")
     require(by is None or by in BY, "tune", "Laplace", f"be None or among {', '.join(BY)}", repr(by))
-    require(whole(steps, 1), "steps", "tune", "be a whole number from 1", steps)
+    require(whole(steps, 1), "steps", "tune", "be an integer >= 1", steps)
     fine = by != "parameter" or curvature.structure in ("diag", "full")
     require(fine, "structure", "Laplace", "be 'diag' or 'full' for tune='parameter'", repr(curvature.structure))
     groups = Groups.of(model, w, curvature.selection, by)
@@ -232,7 +232,9 @@ class Groups:
             label = torch.arange(selection.size, device=label.device)
         free = cls._free(model, selection, tau, by)
         if by is not None and not bool(free.any()):
-            raise InputError("The 'tune' of Laplace must have a Gaussian prior to scale. Got none among the weights.")
+            raise InputError(
+                "The 'tune' argument of Laplace must have a Gaussian prior to scale, got none among the weights."
+            )
         groups = label[free].unique()
         index = torch.full_like(label, len(groups))
         index[free] = torch.searchsorted(groups, label[free])

@@ -156,20 +156,20 @@ def factorise(matrix: Tensor, precision: Tensor, kind: Kind) -> Tensor:
     if flat:
         none = int((values <= rounding).sum())
         raise InputError(
-            f"The prior's precision must be above zero where the data say nothing. Got zero and a curvature that is "
-            f"singular in {max(1, none)} of {len(values)} directions instead: give the weights a Normal prior."
+            f"The prior's precision must be above zero where the data say nothing, got zero and a curvature that is "
+            f"singular in {max(1, none)} of {len(values)} directions: give the weights a Normal prior."
         )
     try:
         return cholesky(matrix, "precision of the Gaussian", remedy="standardise the inputs, or use a stronger prior")
     except NotPositiveDefiniteError as error:
         raise InputError(
-            f"The precision of the Gaussian must be positive definite. Got a smallest eigenvalue of {low:.3g} instead."
+            f"The precision of the Gaussian must be positive definite, got a smallest eigenvalue of {low:.3g}."
         ) from error
 
 
 def indefinite(kind: Kind, low: float) -> InputError:
     """What is said of a Q whose smallest eigenvalue is negative."""
     return InputError(
-        f"The curvature of kind '{kind}' plus the prior's precision must be positive definite. Got a smallest "
-        f"eigenvalue of {low:.3g} instead: w is no mode; train longer, or use curvature='ggn'."
+        f"The curvature of kind '{kind}' plus the prior's precision must be positive definite, got a smallest "
+        f"eigenvalue of {low:.3g}: w is no mode; train longer, or use curvature='ggn'."
     )

@@ -170,8 +170,8 @@ class Side:
 def singular(none: int, size: int) -> InputError:
     """The sentence for directions in which there is neither a prior nor curvature."""
     return InputError(
-        f"The prior's precision must be above zero where the data say nothing. Got zero and a curvature that is "
-        f"singular in {none} of {size} directions instead: give the weights a Normal prior."
+        f"The prior's precision must be above zero where the data say nothing, got zero and a curvature that is "
+        f"singular in {none} of {size} directions: give the weights a Normal prior."
     )
 
 
@@ -238,7 +238,7 @@ class Kronecker(Curvature):
             if found is None:
                 raise InputError(
                     "The prior's precision must be the product of one number a row and one a column of each weight for "
-                    "structure='kron', such as one number a weight and one a bias. Got another: use structure='diag'."
+                    "structure='kron', such as one number a weight and one a bias, got another: use structure='diag'."
                 )
             delta, alpha, beta = found
             left, right = self._side(index, "left", alpha), self._side(index, "right", beta)

@@ -60,7 +60,7 @@ class Layer:
         try:
             names = last_layer(model, inputs)
         except InputError as error:
-            reason = str(error).partition(": ")[2].partition(" Got ")[0]
+            reason = str(error).partition(": ")[2].partition(", got ")[0]
             raise InputError(f"LastLayer needs a network with one last layer: {reason}") from error
         name, _, key = names[0].rpartition(".")
         must = "train the weight of its last layer for LastLayer"
@@ -211,8 +211,8 @@ def newton(
         before = joint
         theta += stride
     raise InputError(
-        f"Newton's steps for the last layer must end at a mode. Got {STEPS} of them without one under "
-        f"{model.likelihood!r}: use Laplace(over='last') instead."
+        f"Newton's steps for the last layer must end at a mode, got {STEPS} of them without one under "
+        f"{model.likelihood!r}: use Laplace(over='last')."
     )
 
 

@@ -82,7 +82,7 @@ class LowRank(Curvature):
         """H at w by `iterations` passes over the data; a sampled Fisher has the same labels in each."""
         check_kind(kind, samples, generator)
         for name, value in (("rank", rank), ("iterations", iterations)):
-            require(whole(value, 1), name, "LowRank", "be a whole number from 1", repr(value))
+            require(whole(value, 1), name, "LowRank", "be an integer >= 1", repr(value))
         known = not (rest and kind == "hessian")
         require(known, "rest", "LowRank", "be False for the Hessian, whose diagonal costs p products", rest)
         none = torch.zeros(1, dtype=torch.float64, device=w.device).expand(selection.size)
@@ -134,7 +134,7 @@ class LowRank(Curvature):
         if without:
             raise InputError(
                 "The prior's precision must be above zero for structure='lowrank', which has curvature in "
-                f"{len(self.values)} of {len(precision)} directions only. Got zero at {without} coordinates instead."
+                f"{len(self.values)} of {len(precision)} directions only, got zero at {without} coordinates."
             )
         gaussian = LowRankGaussian(self.vectors, scale * self.values, diagonal, precision.dtype)
         if bool((gaussian.gains <= -1).any()):

@@ -139,7 +139,7 @@ def nested_r_hat(x: Tensor, groups: int) -> Tensor:
     check_draws(x, "nested_r_hat")
     chains, draws = x.shape[:2]
     ok = whole(groups, 2) and chains % groups == 0 and (chains > groups or draws > 1)
-    must = f"be a whole number from 2 that divides the {chains} chains into groups of two draws or more"
+    must = f"be an integer >= 2 that divides the {chains} chains into groups of two draws or more"
     require(ok, "groups", "nested_r_hat", must, groups)
 
     def of(columns: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ def importance_resample(log_weights: Tensor, n: int, generator: torch.Generator)
     tensor([0, 1, 1, 1])
     """
     checked(log_weights, "importance_resample")
-    require(whole(n, 1), "n", "importance_resample", "be a whole number from 1", n)
+    require(whole(n, 1), "n", "importance_resample", "be an integer >= 1", n)
     order = torch.randperm(len(log_weights), generator=generator, device=log_weights.device)
     edges = log_weights.double().softmax(0)[order].cumsum(0)
     offset = torch.rand((), generator=generator, dtype=torch.float64, device=edges.device)

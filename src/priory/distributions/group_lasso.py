@@ -34,7 +34,7 @@ class GroupLasso(Parametrised):
 
     def __init__(self, rate: Any, n: Any, validate_args: bool | None = None) -> None:
         size = int(n.reshape(-1)[0]) if isinstance(n, Tensor) else n  # a tensor where a copy is made from the names
-        require(whole(size, 1), "n", "GroupLasso", "be a whole number from 1", n)
+        require(whole(size, 1), "n", "GroupLasso", "be an integer >= 1", n)
         self.size = int(size)
         self._set(validate_args, (self.size,), rate=rate, n=float(size))
 

@@ -23,7 +23,7 @@ class Divergence:
     """A divergence in nats, how it was found, and how far it may be off.
 
     `kind` is "exact", "quadrature", "sum" or "Monte Carlo". The `error` is 0 if exact, the difference between two rules
-    for quadrature, what is left out for a sum over all whole numbers, and one standard error for Monte Carlo. It is 0
+    for quadrature, what is left out for a sum over all integers, and one standard error for Monte Carlo. It is 0
     where the divergence is infinite.
     """
 
@@ -51,7 +51,7 @@ def check_pair(owner: str, q: object, p: object, samples: object) -> None:
     assert isinstance(q, Distribution)
     assert isinstance(p, Distribution)
     require(not getattr(q, "improper", False), "q", owner, "be proper, with draws to average over", repr(q))
-    require(whole(samples, 2), "samples", owner, "be a whole number from 2", samples)
+    require(whole(samples, 2), "samples", owner, "be an integer >= 2", samples)
     shapes = (tuple(q.event_shape), tuple(p.event_shape))
     same = shapes[0] == shapes[1]
     require(same, "p", owner, "be over the same things as q, with the same event shape", shapes)

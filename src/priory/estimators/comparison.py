@@ -86,7 +86,7 @@ class Variances:
         for row in self.rows:
             if row.name == name:
                 return row
-        raise InputError(f"The estimators here are {', '.join(row.name for row in self.rows)}. Got {name!r} instead.")
+        raise InputError(f"The estimators here are {', '.join(row.name for row in self.rows)}, got {name!r}.")
 
     def __str__(self) -> str:
         draws = "one draw" if self.samples == 1 else f"{self.samples} draws"
@@ -132,9 +132,9 @@ def variance(
     unless given.
     "doubly" is of the importance-weighted bound, and brings the pathwise estimator of that bound along.
     """
-    require(whole(samples, 1), "samples", OWNER, "be a whole number from 1", samples)
-    require(whole(repeats, 30), "repeats", OWNER, "be a whole number from 30", repeats)
-    require(whole(seed, -(2**63)), "seed", OWNER, "be a whole number", repr(seed))
+    require(whole(samples, 1), "samples", OWNER, "be an integer >= 1", samples)
+    require(whole(repeats, 30), "repeats", OWNER, "be an integer >= 30", repeats)
+    require(whole(seed, -(2**63)), "seed", OWNER, "be an integer", repr(seed))
     named = ESTIMATORS if estimators is None else estimators
     listed = isinstance(named, (tuple, list)) and len(named) > 0 and all(name in ESTIMATORS for name in named)
     require(listed, "estimators", OWNER, f"be some of {', '.join(ESTIMATORS)}", estimators)

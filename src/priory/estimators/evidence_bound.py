@@ -3,8 +3,9 @@
     elbo = E_q[log p(D|w)] - T KL(q || p),    log p(D) = elbo + KL(q || p(w|D)) at T = 1
 
 in nats for the whole data set; `loss` is minus it. With `tempers="posterior"` the entropy alone is multiplied by T:
-elbo = E_q[log p(D|x) + log p(x)] + T H(q), where x are the person's own parameters. In free coordinates u, x = f(u),
-the prior carries log |det df/du|, which belongs to the entropy (H of x is H of u plus its mean): its weight is T.
+elbo = E_q[log p(D|x) + log p(x)] + T H(q), where x are the person's own parameters. In unconstrained coordinates u, x
+= f(u), the prior carries log |det df/du|, which belongs to the entropy (H of x is H of u plus its mean): its weight is
+T.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def elbo(target: Target, family: Diagonal, noise: Tensor, batch: Batch) -> Elbo:
 
 
 def assemble(target: Target, log_likelihood: Any, cross: Any, entropy: Any, volume: Any) -> Elbo:
-    """The bound from its parts: E_q[log p(D|w)], -E_q[log p(u)], H(q), E_q[log |det df/du|], each in free coordinates.
+    """The bound from its parts: E_q[log p(D|w)], -E_q[log p(u)], H(q), E_q[log |det df/du|], each in unconstrained
+    coordinates.
 
     log p(u) holds the volume element already, with the weight of the prior; what is added makes that weight T.
     """

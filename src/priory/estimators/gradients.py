@@ -66,7 +66,7 @@ class Terms:
 
     @property
     def prior(self) -> Tensor:
-        """log p(w) in free coordinates."""
+        """log p(w) in unconstrained coordinates."""
         return self.gaussian + self.others
 
     def mean(self, values: Any) -> Any:

@@ -44,8 +44,8 @@ def importance_weighted(
     require(target.temperature == 1, "temperature", "the 'iwae' objective", "be 1", target.temperature)
     if target.factor(batch) != 1:
         raise InputError(
-            "The importance-weighted bound needs every row at each step. "
-            f"Got {len(batch[0])} of {target.num_data} rows instead: set batch_size to the number of rows."
+            "The importance-weighted bound needs every row at each step, "
+            f"got {len(batch[0])} of {target.num_data} rows: set batch_size to the number of rows."
         )
     target = target.settled(family.detached())
     w = family.sample(samples, generator)

@@ -150,9 +150,9 @@ class Form(ABC):
         return scale.to(loc).expand_as(loc)
 
     def must_be_whole(self, name: str, least: int) -> None:
-        """Refuse a field that isn't a whole number from `least`."""
+        """Refuse a field that isn't an integer from `least`."""
         value = getattr(self, name)
-        require(whole(value, least), name, type(self).__name__, f"be a whole number from {least}", value)
+        require(whole(value, least), name, type(self).__name__, f"be an integer >= {least}", value)
 
 
 def form_of(description: Mapping[str, Any], layout: Layout) -> Form:

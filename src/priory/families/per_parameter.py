@@ -1,11 +1,12 @@
 """A family of torch.distributions for each parameter, over the parameter's own support: q(x) = prod_j q_j(x_j).
 
-A draw x is taken by `rsample` and carried to the free coordinates u that the flat vector holds, x = f(u):
+A draw x is taken by `rsample` and carried to the unconstrained coordinates u that the flat vector holds, x = f(u):
 
     u = f^-1(x),    log q(u) = sum_j log q_j(x_j) + log |det df/du|
 
-theta holds the arguments of the distributions, each in free coordinates of its own constraint (a concentration as its
-logarithm, and so on). A parameter for which no distribution is named has independent normals in free coordinates.
+theta holds the arguments of the distributions, each in unconstrained coordinates of its own constraint (a
+concentration as its logarithm, and so on). A parameter for which no distribution is named has independent normals in
+unconstrained coordinates.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 OWNER = "PerParameterForm"
 # Arguments that are other names for one among those that are kept.
 SPARE = ("covariance_matrix", "precision_matrix", "probs")
-FAR = 1e4  # a free coordinate beyond which every support is at its end
+FAR = 1e4  # a unconstrained coordinate beyond which every support is at its end
 FITTED = 256  # points of the Gaussian that the start is fitted to
 NARROWEST = 0.1  # start of a named family: some lose their digits, and all are slow, at concentrations of thousands
 
@@ -46,7 +47,7 @@ class Factor:
     block: Block
     made: Any  # a class of torch.distributions
     arguments: dict[str, Bijector]
-    free: bool  # whether it is over the free coordinates u themselves
+    free: bool  # whether it is over the unconstrained coordinates u themselves
 
     @property
     def sizes(self) -> list[int]:
@@ -55,7 +56,7 @@ class Factor:
 
     @property
     def narrowest(self) -> float:
-        """The least standard deviation to start with, in free coordinates."""
+        """The least standard deviation to start with, in unconstrained coordinates."""
         return 0.0 if self.free else NARROWEST
 
     def distribution(self, theta: Tensor) -> Distribution:
@@ -177,7 +178,8 @@ class PerParameterForm(Form):
         return cls(**description, layout=layout)
 
     def initial(self, loc: Tensor, scale: Tensor, generator: torch.Generator) -> Tensor:
-        """Of each family, the member with the highest average log density under N(loc, scale^2) in free coordinates.
+        """Of each family, the member with the highest average log density under N(loc, scale^2) in unconstrained
+        coordinates.
 
         The average is over points with exactly this mean and these standard deviations, so that normals (and
         log-normals of positive parameters) start with both; others come as near as they can. Where a class is named,
@@ -201,7 +203,7 @@ class PerParameterForm(Form):
 
 
 def free_normal(block: Block) -> Factor:
-    """Independent normals over the free coordinates of a parameter."""
+    """Independent normals over the unconstrained coordinates of a parameter."""
     shape = (block.stop - block.start,)
     arguments = {"loc": bijector(constraints.real, shape), "scale": bijector(constraints.positive, shape)}
     return Factor(block, distributions.Normal, arguments, free=True)

@@ -62,7 +62,7 @@ class EarlyStop:
     def __post_init__(self) -> None:
         for name in ("patience", "samples"):
             value = getattr(self, name)
-            require(whole(value, 1), name, "EarlyStop", "be a whole number from 1", repr(value))
+            require(whole(value, 1), name, "EarlyStop", "be an integer >= 1", repr(value))
         require(self.least >= 0, "least", "EarlyStop", "be zero or more", self.least)
         pair = self.data is None or (isinstance(self.data, (tuple, list)) and len(self.data) == 2)
         require(pair, "data", "EarlyStop", "be inputs and targets, (X, y)", type(self.data).__name__)

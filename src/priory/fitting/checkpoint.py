@@ -38,7 +38,7 @@ class Checkpoint:
         require(isinstance(self.path, (str, os.PathLike)), "path", "Checkpoint", "be a path", self.path)
         require(self.seconds >= 0, "seconds", "Checkpoint", "be zero or more", self.seconds)
         ok = self.every is None or (isinstance(self.every, int) and self.every >= 1)
-        require(ok, "every", "Checkpoint", "be a whole number from 1", self.every)
+        require(ok, "every", "Checkpoint", "be an integer >= 1", self.every)
 
 
 class Keeper:
@@ -113,8 +113,7 @@ def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, state
     else:
         raise InputError(
-            "A State must be made of tensors, numbers and dataclasses of them. "
-            f"Got {type(state).__name__} at '{path}' instead."
+            f"A State must be made of tensors, numbers and dataclasses of them, got {type(state).__name__} at '{path}'."
         )
 
 

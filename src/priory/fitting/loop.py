@@ -88,9 +88,9 @@ def fit(
     if method.start is not None and not own and not isinstance(method.start, Posterior):
         check_method(method.start, "start", type(method).__name__)
     for name, number in (("epochs", epochs), ("steps", steps)):
-        require(number is None or whole(number, 1), name, "fit", "be a whole number from 1", repr(number))
+        require(number is None or whole(number, 1), name, "fit", "be an integer >= 1", repr(number))
     require(epochs is None or steps is None, "steps", "fit", "be left out when epochs are given", steps)
-    require(whole(seed, -(2**63)), "seed", "fit", "be a whole number", repr(seed))
+    require(whole(seed, -(2**63)), "seed", "fit", "be an integer", repr(seed))
     ok = isinstance(callbacks, (tuple, list)) and all(callable(callback) for callback in callbacks)
     require(ok, "callbacks", "fit", "be a list of functions", callbacks)
     check_running(method)

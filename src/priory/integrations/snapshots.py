@@ -46,10 +46,10 @@ class Snapshots:
         self, model: Any, data: Any, held: Any = None, rank: int = 20, begin: float = 0.75, every: int | None = None
     ) -> None:
         owner = type(self).__name__
-        require(whole(rank, 2), "rank", owner, "be a whole number from 2", repr(rank))
+        require(whole(rank, 2), "rank", owner, "be an integer >= 2", repr(rank))
         number = isinstance(begin, (int, float)) and not isinstance(begin, bool)
         require(number and 0 <= begin < 1, "begin", owner, "lie from 0 to below 1", repr(begin))
-        require(every is None or whole(every, 1), "every", owner, "be a whole number from 1, or None", repr(every))
+        require(every is None or whole(every, 1), "every", owner, "be an integer >= 1, or None", repr(every))
         self.outside = Outside(owner, model, data, held)
         self.rank, self.begin, self.every = int(rank), float(begin), every
         self._step = 0  # the last one that was looked at
@@ -84,7 +84,7 @@ class Snapshots:
         """The Gaussian of the snapshots so far, with the running statistics of the last."""
         if self.count < 2:
             raise InputError(
-                f"A posterior of {type(self).__name__} needs two snapshots or more. Got {self.count} instead: train "
+                f"A posterior of {type(self).__name__} needs two snapshots or more, got {self.count}: train "
                 "for longer, or lower 'begin' or 'every'."
             )
         outside = self.outside

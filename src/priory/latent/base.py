@@ -99,7 +99,7 @@ class Latent(Density):
     """A model of data with hidden variables. A person's own says `params`, `e_step` and `complete`.
 
     A model knows its options when it is made, and its shapes when it has met data: `fit` lets it. `given` names what
-    the data hold after the model's own parts: "weights", one a row, or "z", whole numbers, -1 where it is hidden.
+    the data hold after the model's own parts: "weights", one a row, or "z", integers, -1 where it is hidden.
     """
 
     parts: ClassVar[tuple[str, ...]] = ("y",)  # what a row of the data consists of
@@ -293,7 +293,7 @@ class Latent(Density):
         if rows.z is not None:
             shape, each = self.z_shape(rows)
             whole_numbers = rows.z.shape == shape and not rows.z.is_floating_point() and rows.z.dtype != torch.bool
-            require(whole_numbers, "z", repr(self), f"be whole numbers, one a {each}, -1 where it is hidden", rows.z)
+            require(whole_numbers, "z", repr(self), f"be integers, one a {each}, -1 where it is hidden", rows.z)
 
     # As a Density: z summed out.
 
@@ -358,13 +358,17 @@ def expect(
 
 
 def score(model: Latent, theta: Theta, data: Data) -> Tensor:
-    """The gradient of log p(y | theta) p(theta) in free coordinates, (P,), by Fisher's identity: one E-step."""
+    """The gradient of log p(y | theta) p(theta) in unconstrained coordinates, (P,), by Fisher's identity: one "
+    "E-step.
+    """
     (found,) = expect(model, [theta], data.blocks(model.block))
     return _slope(model, found.statistics, model.layout.unconstrain(theta))[1]
 
 
 def climbed(model: Latent, statistics: Mapping[str, Tensor], theta: Theta, steps: int) -> Theta:
-    """A theta where Q is higher, by so many iterations of L-BFGS in free coordinates; the first is along the score."""
+    """A theta where Q is higher, by so many iterations of L-BFGS in unconstrained coordinates; the first is "
+    "along the score.
+    """
     begin = model.layout.unconstrain(theta).double()
     u = begin.clone().requires_grad_()
     scale = 1 / max(1.0, float(_slope(model, statistics, begin)[1].abs().max()))  # Q grows with N, L-BFGS expects unit
@@ -389,7 +393,7 @@ def climbed(model: Latent, statistics: Mapping[str, Tensor], theta: Theta, steps
 
 
 def _slope(model: Latent, statistics: Mapping[str, Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
-    """Q + log p(theta) and its gradient at free coordinates u (P,)."""
+    """Q + log p(theta) and its gradient at unconstrained coordinates u (P,)."""
     leaf = u.detach().requires_grad_()
     with torch.enable_grad():
         theta = model.layout.constrain(leaf)
@@ -405,7 +409,7 @@ def read(data: Any, batch_size: int | None = None, holes: bool = False) -> Data:
     if data is None or isinstance(data, (Data, Dataset, DataLoader)):
         require(data is not None, "data", "fit", "be given to a latent model", None)
         return data if isinstance(data, Data) else replace(Data.of(data, batch_size), holes=holes)
-    require(batch_size is None or whole(batch_size, 1), "batch_size", "fit", "be a whole number from 1", batch_size)
+    require(batch_size is None or whole(batch_size, 1), "batch_size", "fit", "be an integer >= 1", batch_size)
     single = not isinstance(data, (tuple, list))
     tensors = as_batch((data,) if single else data)
     require(bool(tensors), "data", "fit", "have at least one part", "none")
@@ -419,7 +423,7 @@ def read(data: Any, batch_size: int | None = None, holes: bool = False) -> Data:
 def some(data: Data, rows: int, block: int, generator: torch.Generator) -> Batch:
     """At most about so many rows, chosen at random in one pass over the data; all, if there are no more."""
     if data.num_data is None:
-        raise InputError("The 'data' of fit must be given to a latent model. Got None instead.")
+        raise InputError("The 'data' argument of fit must be given to a latent model, got None.")
     if data.num_data <= rows:
         return tuple(torch.cat(parts) for parts in zip(*data.blocks(rows), strict=True))
     share = rows / data.num_data

@@ -72,7 +72,7 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
     >>> BayesianGaussianMixture(3, strength=-1)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'strength' of BayesianGaussianMixture must be a positive number. Got -1 instead.
+    priory.InputError: The 'strength' argument of BayesianGaussianMixture must be a positive number, got -1.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class BayesianRegression(Conjugate):
     >>> BayesianRegression(shape=0.0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'shape' of BayesianRegression must be a positive number. Got 0.0 instead.
+    priory.InputError: The 'shape' argument of BayesianRegression must be a positive number, got 0.0.
     """
 
     parts: ClassVar[tuple[str, ...]] = ("x", "y")

@@ -27,7 +27,7 @@ class BernoulliMixture(ColumnMixture):
     >>> BernoulliMixture(0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'k' of BernoulliMixture must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'k' argument of BernoulliMixture must be an integer >= 1, got 0.
     """
 
     parameter: ClassVar[str] = "probs"

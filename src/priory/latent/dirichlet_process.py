@@ -36,7 +36,7 @@ class DirichletProcessMixture(BayesianGaussianMixture):
     >>> DirichletProcessMixture(1)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'k' of DirichletProcessMixture must be a whole number from 2. Got 1 instead.
+    priory.InputError: The 'k' argument of DirichletProcessMixture must be an integer >= 2, got 1.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class DirichletProcessMixture(BayesianGaussianMixture):
         freedom: float | None = None,
         given: str | Sequence[str] = (),
     ) -> None:
-        require(whole(k, 2), "k", "DirichletProcessMixture", "be a whole number from 2", repr(k))
+        require(whole(k, 2), "k", "DirichletProcessMixture", "be an integer >= 2", repr(k))
         super().__init__(k, covariance, concentration, mean, strength, spread, freedom, given)
         require("z" not in self.given, "given", "DirichletProcessMixture", "be 'weights' or nothing", repr(given))
 

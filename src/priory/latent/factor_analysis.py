@@ -38,7 +38,7 @@ class FactorAnalysis(Latent):
     >>> FactorAnalysis(0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'k' of FactorAnalysis must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'k' argument of FactorAnalysis must be an integer >= 1, got 0.
     """
 
     missing: ClassVar[bool] = True
@@ -47,7 +47,7 @@ class FactorAnalysis(Latent):
 
     def __init__(self, k: int, floor: float = 1e-6, given: str | Sequence[str] = ()) -> None:
         name = type(self).__name__
-        require(whole(k, 1), "k", name, "be a whole number from 1", repr(k))
+        require(whole(k, 1), "k", name, "be an integer >= 1", repr(k))
         ok = isinstance(floor, (int, float)) and 0 < floor < 1
         require(ok, "floor", name, "lie between 0 and 1", repr(floor))
         named = (given,) if isinstance(given, str) else tuple(given)

@@ -42,12 +42,12 @@ class FactorAnalysisMixture(GaussianMixture):
     >>> FactorAnalysisMixture(2, factors=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'factors' of FactorAnalysisMixture must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'factors' argument of FactorAnalysisMixture must be an integer >= 1, got 0.
     """
 
     def __init__(self, k: int, factors: int, floor: float = 1e-6, given: str | Sequence[str] = ()) -> None:
         super().__init__(k, "full", floor, given)
-        require(whole(factors, 1), "factors", type(self).__name__, "be a whole number from 1", repr(factors))
+        require(whole(factors, 1), "factors", type(self).__name__, "be an integer >= 1", repr(factors))
         self.factors = int(factors)
 
     def __repr__(self) -> str:

@@ -49,8 +49,9 @@ class GaussianMixture(Mixture):
     >>> GaussianMixture(2, covariance="round")
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'covariance' of GaussianMixture must be one of full, tied, diagonal, spherical. Got \
-'round' instead.
+    priory.InputError: The 'covariance' argument of GaussianMixture must be one of full, tied, diagonal, spherical, got
+    \
+'round'.
     """
 
     missing: ClassVar[bool] = True

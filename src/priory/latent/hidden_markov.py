@@ -61,15 +61,15 @@ class HiddenMarkov(SequenceModel):
     """A chain of K states with `initial` (K,) and `transitions` (K, K), from the row's state to the column's.
 
     `emissions` is "gaussian", with `means` and `covariances` as GaussianMixture's; "poisson", with `rates` (K, D); or
-    "categorical", with `probs` (K, `categories`), for whole numbers from 0. Data are sequences (n, T) or (n, T, D), NaN
+    "categorical", with `probs` (K, `categories`), for integers from 0. Data are sequences (n, T) or (n, T, D), NaN
     after the end of a shorter one, or a list of (T,) or (T, D). Missing values are NaN too. With `given="z"` states are
     known, (n, T) or a list of (T,), -1 where they are hidden.
 
     >>> HiddenMarkov(2, emissions="normal")
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'emissions' of HiddenMarkov must be one of gaussian, categorical, poisson. Got \
-'normal' instead.
+    priory.InputError: The 'emissions' argument of HiddenMarkov must be one of gaussian, categorical, poisson, got \
+'normal'.
     """
 
     starts: ClassVar[tuple[str, ...]] = ("k-means++", "random")
@@ -86,11 +86,11 @@ class HiddenMarkov(SequenceModel):
         floor: float = 1e-6,
         given: str | Sequence[str] = (),
     ) -> None:
-        require(whole(k, 1), "k", "HiddenMarkov", "be a whole number from 1", repr(k))
+        require(whole(k, 1), "k", "HiddenMarkov", "be an integer >= 1", repr(k))
         known = isinstance(emissions, str) and emissions in KINDS
         require(known, "emissions", "HiddenMarkov", f"be one of {', '.join(KINDS)}", repr(emissions))
         drawn = emissions == "categorical"
-        must = "be a whole number from 2 for categorical emissions" if drawn else "be left out without them"
+        must = "be an integer >= 2 for categorical emissions" if drawn else "be left out without them"
         ok = whole(categories, 2) if drawn else categories is None
         require(ok, "categories", "HiddenMarkov", must, repr(categories))
         self.k, self.emissions, self.categories = int(k), emissions, categories
@@ -159,7 +159,7 @@ class HiddenMarkov(SequenceModel):
         values = y[there]
         if self.categories:
             ok = bool(((values >= 0) & (values < self.categories) & (values == values.floor())).all())
-            require(ok, "y", repr(self), f"be whole numbers from 0 to {self.categories - 1}", values)
+            require(ok, "y", repr(self), f"be integers from 0 to {self.categories - 1}", values)
         else:
             with self.answering():
                 self.emission.check_rows(self.steps(values))

@@ -48,11 +48,11 @@ class LinearGaussian(SequenceModel):
     >>> LinearGaussian(0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'k' of LinearGaussian must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'k' argument of LinearGaussian must be an integer >= 1, got 0.
     """
 
     def __init__(self, k: int, floor: float = 1e-6, given: str | Sequence[str] = ()) -> None:
-        require(whole(k, 1), "k", "LinearGaussian", "be a whole number from 1", repr(k))
+        require(whole(k, 1), "k", "LinearGaussian", "be an integer >= 1", repr(k))
         ok = isinstance(floor, (int, float)) and 0 < floor < 1
         require(ok, "floor", "LinearGaussian", "lie between 0 and 1", repr(floor))
         named = (given,) if isinstance(given, str) else tuple(given)

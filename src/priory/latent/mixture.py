@@ -47,7 +47,7 @@ class Mixture(Latent):
 
     def __init__(self, k: int, given: str | Sequence[str] = ()) -> None:
         name = type(self).__name__
-        require(whole(k, 1), "k", name, "be a whole number from 1", repr(k))
+        require(whole(k, 1), "k", name, "be an integer >= 1", repr(k))
         self.k, self.given = int(k), named_parts(given, name)
 
     def __repr__(self) -> str:

@@ -50,7 +50,7 @@ class MixtureOfExperts(Latent):
     >>> MixtureOfExperts(2, gate="linear")
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'gate' of MixtureOfExperts must be a torch.nn.Module, or None. Got 'linear' instead.
+    priory.InputError: The 'gate' argument of MixtureOfExperts must be a torch.nn.Module, or None, got 'linear'.
     """
 
     parts: ClassVar[tuple[str, ...]] = ("x", "y")
@@ -62,7 +62,7 @@ class MixtureOfExperts(Latent):
     def __init__(
         self, k: int, gate: nn.Module | None = None, floor: float = 1e-6, given: str | Sequence[str] = ()
     ) -> None:
-        require(whole(k, 2), "k", "MixtureOfExperts", "be a whole number from 2", repr(k))
+        require(whole(k, 2), "k", "MixtureOfExperts", "be an integer >= 2", repr(k))
         ok = gate is None or isinstance(gate, nn.Module)
         require(ok, "gate", "MixtureOfExperts", "be a torch.nn.Module, or None", repr(gate))
         ok = gate is None or any(p.requires_grad for p in gate.parameters())
@@ -95,7 +95,8 @@ class MixtureOfExperts(Latent):
         except (RuntimeError, TypeError, ValueError) as error:
             reason = str(error).strip().split("\n")[0]
             raise InputError(
-                f"The 'gate' of MixtureOfExperts must take rows of {x.shape[1]} numbers. Got an error instead: {reason}"
+                f"The 'gate' argument of MixtureOfExperts must take rows of {x.shape[1]} numbers, got an error: "
+                f"{reason}"
             ) from error
         must = f"give {self.k} numbers a row"
         require(shape == (2, self.k), "gate", "MixtureOfExperts", must, f"the shape {shape} for 2 rows")

@@ -27,7 +27,7 @@ class MultinomialMixture(Mixture):
     >>> MultinomialMixture(2, given="prior")
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'given' of MultinomialMixture must be 'weights', 'z' or both. Got 'prior' instead.
+    priory.InputError: The 'given' argument of MultinomialMixture must be 'weights', 'z' or both, got 'prior'.
     """
 
     soft: ClassVar[float] = 0.1
@@ -75,7 +75,7 @@ class MultinomialMixture(Mixture):
         """Only counts."""
         super().check_rows(rows)
         wrong = (rows["y"] < 0) | (rows["y"] != rows["y"].floor())
-        require(not bool(wrong.any()), "y", repr(self), "be whole numbers from 0", f"{rows['y'][wrong][:1].tolist()}")
+        require(not bool(wrong.any()), "y", repr(self), "be integers from 0", f"{rows['y'][wrong][:1].tolist()}")
 
 
 def raised_shares(shares: Tensor, least: float) -> Tensor:

@@ -38,7 +38,7 @@ class NormalGamma(Conjugate):
     >>> NormalGamma(rate=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'rate' of NormalGamma must be a positive number. Got 0 instead.
+    priory.InputError: The 'rate' argument of NormalGamma must be a positive number, got 0.
     """
 
     starts: ClassVar[tuple[str, ...]] = ("prior", "random")

@@ -25,12 +25,12 @@ LEAST = 1e-12  # a rate of exactly 0 could never change again
 
 
 class PoissonMixture(ColumnMixture):
-    """K components of independent counts, `rates` (K, D). Data are whole numbers from 0, or NaN.
+    """K components of independent counts, `rates` (K, D). Data are integers from 0, or NaN.
 
     >>> PoissonMixture("two")
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'k' of PoissonMixture must be a whole number from 1. Got 'two' instead.
+    priory.InputError: The 'k' argument of PoissonMixture must be an integer >= 1, got 'two'.
     """
 
     parameter: ClassVar[str] = "rates"
@@ -66,4 +66,4 @@ class PoissonMixture(ColumnMixture):
         """Only counts."""
         super().check_rows(rows)
         wrong = ((rows["y"] < 0) | (rows["y"] != rows["y"].floor())) & ~rows["y"].isnan()
-        require(not bool(wrong.any()), "y", repr(self), "be whole numbers from 0", f"{rows['y'][wrong][:1].tolist()}")
+        require(not bool(wrong.any()), "y", repr(self), "be integers from 0", f"{rows['y'][wrong][:1].tolist()}")

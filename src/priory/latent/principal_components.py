@@ -22,7 +22,7 @@ class PrincipalComponents(FactorAnalysis):
     >>> PrincipalComponents(2, floor=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'floor' of PrincipalComponents must lie between 0 and 1. Got 0 instead.
+    priory.InputError: The 'floor' argument of PrincipalComponents must lie between 0 and 1, got 0.
     """
 
     noise: ClassVar[str] = "variance"

@@ -24,7 +24,7 @@ class PrincipalComponentsMixture(FactorAnalysisMixture):
     >>> PrincipalComponentsMixture(0, factors=1)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'k' of PrincipalComponentsMixture must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'k' argument of PrincipalComponentsMixture must be an integer >= 1, got 0.
     """
 
     @property

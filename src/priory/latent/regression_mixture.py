@@ -32,7 +32,7 @@ class RegressionMixture(Mixture):
     >>> RegressionMixture(2, floor=0.0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'floor' of RegressionMixture must lie between 0 and 1. Got 0.0 instead.
+    priory.InputError: The 'floor' argument of RegressionMixture must lie between 0 and 1, got 0.0.
     """
 
     parts: ClassVar[tuple[str, ...]] = ("x", "y")

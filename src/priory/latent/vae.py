@@ -47,7 +47,7 @@ class VAE(Latent):
     >>> VAE(nn.Linear(3, 4), nn.Linear(2, 3), latent=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'latent' of VAE must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'latent' argument of VAE must be an integer >= 1, got 0.
     """
 
     exact: bool = False
@@ -59,7 +59,7 @@ class VAE(Latent):
             require(isinstance(module, nn.Module), name, "VAE", "be an nn.Module", type(module).__name__)
             must = "have no buffers, such as a BatchNorm's"
             require(not list(module.buffers()), name, "VAE", must, ", ".join(n for n, _ in module.named_buffers()))
-        require(whole(latent, 1), "latent", "VAE", "be a whole number from 1", repr(latent))
+        require(whole(latent, 1), "latent", "VAE", "be an integer >= 1", repr(latent))
         likelihood = Gaussian() if likelihood is None else likelihood
         require(isinstance(likelihood, Likelihood), "likelihood", "VAE", "be a likelihood", type(likelihood).__name__)
         self.encoder, self.decoder = copy.deepcopy(encoder).eval(), copy.deepcopy(decoder).eval()
@@ -99,7 +99,9 @@ class VAE(Latent):
                 raise
             except Exception as error:
                 reason = str(error).strip().split("\n")[0]
-                raise InputError(f"The '{name}' of VAE must take {tuple(inputs.shape)}. It raised: {reason}") from error
+                raise InputError(
+                    f"The '{name}' argument of VAE must take {tuple(inputs.shape)}. It raised: {reason}"
+                ) from error
             require(wanted is None or got == wanted, name, "VAE", f"give {wanted} for one row", got)
         self.log_weights(theta, row["y"], row["y"].new_zeros(1, 1, self.latent))  # the likelihood says what is wrong
 

@@ -34,7 +34,7 @@ class Likelihood(ABC):
     """p(y | f). One subclass a family; each is built once and never changes."""
 
     classes: ClassVar[bool] = False  # whether y is a label, so that probabilities and entropies make sense
-    discrete: ClassVar[bool] = False  # whether y is a whole number, so that its quantiles are
+    discrete: ClassVar[bool] = False  # whether y is an integer, so that its quantiles are
 
     @property
     def slope(self) -> float | None:
@@ -137,7 +137,7 @@ def squeeze_last(outputs: Tensor, event: torch.Size, owner: str) -> Tensor:
     if rest == () and event == (1,):
         return outputs.unsqueeze(-1)
     raise InputError(
-        f"The network's output must fit the targets of {owner}, of shape {shaped(event)}. Got {shaped(rest)} instead."
+        f"The network's output must fit the targets of {owner}, of shape {shaped(event)}, got {shaped(rest)}."
     )
 
 
@@ -149,5 +149,5 @@ def shaped(rest: torch.Size) -> str:
 def as_float(targets: Tensor, dtype: torch.dtype, owner: str) -> Tensor:
     """Numeric targets in the model's floating type; complex ones are refused, booleans taken as 0 and 1."""
     if targets.is_complex():
-        raise InputError(f"The targets of {owner} must be real numbers. Got {targets.dtype} instead.")
+        raise InputError(f"The targets of {owner} must be real numbers, got {targets.dtype}.")
     return targets if targets.dtype == dtype else targets.to(dtype)

@@ -36,7 +36,7 @@ class Categorical(Likelihood):
 
     def prepare(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         whole = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
-        must = "be whole numbers, the labels 0 to K - 1, as y.long() gives"
+        must = "be integers, the labels 0 to K - 1, as y.long() gives"
         require(whole, "targets", "Categorical", must, targets.dtype)
         # a column of labels is one label a row
         labels = (targets.squeeze(1) if targets.ndim == 2 and targets.shape[1] == 1 else targets).long()
@@ -51,8 +51,8 @@ class Categorical(Likelihood):
         if outputs.ndim < 2 or outputs.shape[1] < 2 or outputs.shape[2:] != event:
             wanted = ", ".join(("rows", "classes", *map(str, event)))
             raise InputError(
-                f"The network's output must fit Categorical: ({wanted}), one logit a class, two classes or more. "
-                f"Got {shaped(outputs.shape[1:])} instead."
+                f"The network's output must fit Categorical: ({wanted}), one logit a class, two classes or more, "
+                f"got {shaped(outputs.shape[1:])}."
             )
         return outputs.movedim(1, -1)
 

@@ -25,7 +25,7 @@ class Gaussian(LocationScale):
     >>> Gaussian(noise=-1.0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'noise' of Gaussian must be positive, one number or one an output. Got -1.0 instead.
+    priory.InputError: The 'noise' argument of Gaussian must be positive, one number or one an output, got -1.0.
     """
 
     def __init__(

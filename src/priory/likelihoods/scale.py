@@ -83,8 +83,8 @@ class LocationScale(Likelihood):
         owner = type(self).__name__
         if self._outputs > 1 and (len(event) == 0 or event[-1] != self._outputs):
             raise InputError(
-                f"The '{self._name}' of {owner} must have one value for each output of the targets {tuple(event)}. "
-                f"Got {self._outputs} instead."
+                f"The '{self._name}' of {owner} must have one value for each output of the targets {tuple(event)}, "
+                f"got {self._outputs}."
             )
         if self._source != "network":
             return squeeze_last(outputs, event, owner)
@@ -92,7 +92,7 @@ class LocationScale(Likelihood):
         if tuple(outputs.shape[1:]) != wanted:
             raise InputError(
                 f"The network's output must fit {owner}({self._name}='network'): {wanted} values a row, locations and "
-                f"then scales. Got {tuple(outputs.shape[1:])} instead."
+                f"then scales, got {tuple(outputs.shape[1:])}."
             )
         return outputs if len(event) == 0 else outputs.unflatten(-1, (2, event[-1])).transpose(-1, -2)  # (n, *event, 2)
 

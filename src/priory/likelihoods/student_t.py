@@ -25,7 +25,7 @@ class StudentT(LocationScale):
     >>> StudentT(0.0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'df' of StudentT must be a positive number. Got 0.0 instead.
+    priory.InputError: The 'df' argument of StudentT must be a positive number, got 0.0.
     """
 
     def __init__(

@@ -66,9 +66,7 @@ class Options:
         known = [f.name for f in fields(cls) if f.init]  # pyright: ignore[reportArgumentType] - methods are dataclasses
         for name in options:
             if name not in known:
-                raise InputError(
-                    f"The options of {cls.__name__} must be among {', '.join(known)}. Got {name!r} instead."
-                )
+                raise InputError(f"The options of {cls.__name__} must be among {', '.join(known)}, got {name!r}.")
         return super().__new__(cls)
 
 
@@ -127,7 +125,7 @@ def centre_of(start: Posterior, owner: str) -> Tensor:
         return start.draw(1, stream(0, "centre", device=start.model.device))[0]
     if start.centre is None:
         raise InputError(
-            f"The 'at' of {owner} must be a posterior with a centre, as MAP leaves it. Got {start!r} instead."
+            f"The 'at' argument of {owner} must be a posterior with a centre, as MAP leaves it, got {start!r}."
         )
     return start.centre
 

@@ -97,11 +97,11 @@ def rates(schedule: str | Callable[[Optimizer], LRScheduler], learning_rate: flo
     try:
         scheduler = schedule(optimizer)
     except TypeError as error:
-        must = f"The 'schedule' of {owner} must be a function of an optimizer alone."
+        must = f"The 'schedule' argument of {owner} must be a function of an optimizer alone."
         raise InputError(f"{must} It raised: {error}") from error
     if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
         kind = type(scheduler).__name__
-        raise InputError(f"The 'schedule' of {owner} must make a scheduler that needs no metric. Got {kind} instead.")
+        raise InputError(f"The 'schedule' argument of {owner} must make a scheduler that needs no metric, got {kind}.")
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that the optimizer took no step: it never does here

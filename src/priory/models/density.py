@@ -2,7 +2,7 @@
 
     log p(x, D) = log_prob(x)        or        log_prior(x) + sum_n log_likelihood(x, datum n)
 
-Methods work on free coordinates u with x = f(u) and the density p(f(u)) |det df/du|. MAP alone leaves the
+Methods work on unconstrained coordinates u with x = f(u) and the density p(f(u)) |det df/du|. MAP alone leaves the
 determinant out, because the mode that a person asks for is the one in their own parameters.
 """
 
@@ -53,7 +53,7 @@ class Density:
         parts = log_prob is None and log_prior is not None and log_likelihood is not None
         if not (whole or parts):
             raise InputError(
-                "A Density must have either log_prob, or log_prior and log_likelihood. Got another combination instead."
+                "A Density must have either log_prob, or log_prior and log_likelihood, got another combination."
             )
         ok = isinstance(params, Mapping) and len(params) > 0 and all(isinstance(p, Param) for p in params.values())
         require(ok, "params", "Density", "be a dict from names to Param", params)
@@ -137,7 +137,7 @@ class Density:
                 reason = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
                 names = ", ".join(params)
                 raise InputError(
-                    f"The '{name}' of Density must be a function of its parameters {names}. It raised {reason}"
+                    f"The '{name}' argument of Density must be a function of its parameters {names}. It raised {reason}"
                 ) from error
             require(isinstance(value, Tensor), name, "Density", "return a tensor", type(value).__name__)
             shape, must = (), "return a single number"
@@ -164,8 +164,8 @@ class Density:
     # Where a fit begins.
 
     def start(self, targets: Tensor | None, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Zero in free coordinates for shape (), or a place that has a density; else uniform on (-2, 2), as Stan does,
-        (*shape, P).
+        """Zero in unconstrained coordinates for shape (), or a place that has a density; else uniform on (-2, 2), as
+        Stan does, (*shape, P).
         """
         if shape == ():
             return self.origin.clone()
@@ -236,7 +236,7 @@ class Density:
 
 
 class DensityPrior:
-    """The prior of a density in free coordinates: log_prior(f(u)) + log |det df/du|, none of it in closed
+    """The prior of a density in unconstrained coordinates: log_prior(f(u)) + log |det df/du|, none of it in closed
     form.
 
     A density that is one `log_prob` keeps everything in its likelihood, so that its prior is the volume

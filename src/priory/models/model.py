@@ -90,7 +90,7 @@ class Model:
         return (*self.prepare_inputs(batch[:-1]), targets)
 
     def prepare_inputs(self, inputs: Batch) -> Batch:
-        """Inputs in the network's type; whole numbers stay where a network may look something up by them."""
+        """Inputs in the network's type; integers stay where a network may look something up by them."""
         numbers = self.network.takes_numbers
         return tuple(
             x.to(self.device, self.dtype if x.is_floating_point() or (numbers and not x.is_complex()) else x.dtype)
@@ -113,7 +113,7 @@ class Model:
             outputs, drew = self._try(batch)
         if drew:
             raise InputError(
-                "The network must not draw random numbers of its own. Got dropout in training mode instead: "
+                "The network must not draw random numbers of its own, got dropout in training mode: "
                 "call net.eval(), or set its p to 0, before Model; or fit with Dropout()."
             )
         targets = batch[-1]
@@ -143,7 +143,7 @@ class Model:
         except Exception as error:
             shapes = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in inputs)
             reason = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
-            raise InputError(f"The network must take the inputs. Got {shapes} and it raised {reason}") from error
+            raise InputError(f"The network must take the inputs, got {shapes} and it raised {reason}") from error
         finally:
             torch.set_rng_state(before[0])
             if before[1] is not None:

@@ -131,7 +131,7 @@ class Target:
         return total if self.num_data is None else self.num_data / seen * total  # a loader may drop its last rows
 
     def log_prior(self, w: Tensor) -> Tensor:
-        """log p(w) in free coordinates, log-determinants included: (*B,)."""
+        """log p(w) in unconstrained coordinates, log-determinants included: (*B,)."""
         return self.model.prior.log_prob(w)
 
     # Tempered.

@@ -427,7 +427,7 @@ def place(node: Any) -> Any:
     if not isinstance(node, Node) or node.target is not aten.slice_backward.default or result(node) is None:
         return None
     _, sizes, dim, start, end, step = node.args
-    last, length = dim in (-1, len(sizes) - 1), sizes[-1]  # pyright: ignore - sizes are a list of whole numbers
+    last, length = dim in (-1, len(sizes) - 1), sizes[-1]  # pyright: ignore - sizes are a list of integers
     return (start, min(end, length)) if last and step == 1 and 0 <= start < end else None  # pyright: ignore
 
 

@@ -404,8 +404,8 @@ def checked(layer: Layer, x: Tensor, rows: int) -> Tensor:
         return x
     got = f"a call on {len(x)} rows for {rows} inputs" if len(x) != rows else "a second call"
     raise InputError(
-        f"The layer '{layer.name}' must act once a pass, with a row for each input, in every batch as in the first. "
-        f"Got {got} instead: choose an estimator that draws the weights."
+        f"The layer '{layer.name}' must act once a pass, with a row for each input, in every batch as in the first, "
+        f"got {got}: choose an estimator that draws the weights."
     )
 
 

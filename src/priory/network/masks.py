@@ -117,7 +117,7 @@ def by_layer(network: Network, inputs: bool, some: tuple[Tensor, ...] | None = N
     if not sites:
         raise InputError(
             "The network must have a linear, convolutional or recurrent layer behind its first whose weights are "
-            "trained as they are, without a parametrisation, and whose units can be dropped. Got none: 'inputs' of "
+            "trained as they are, without a parametrisation, and whose units can be dropped, got none: 'inputs' of "
             "Dropout adds the first."
         )
     return sites

@@ -152,12 +152,12 @@ class Look(TorchFunctionMode):
         must = "The network's dropout must"
         if func in ALPHA:
             raise InputError(
-                f"{must} set units to zero, as Dropout, Dropout1d, Dropout2d and Dropout3d do. Got alpha dropout, "
-                "which also shifts them and is no factor of weights, instead."
+                f"{must} set units to zero, as Dropout, Dropout1d, Dropout2d and Dropout3d do, got alpha dropout, "
+                "which also shifts them and is no factor of weights,."
             )
         check_own(p)
         if x.ndim != BATCHED.get(func, x.ndim):
-            raise InputError(f"{must} drop units of every row. Got {func.__name__} of {x.ndim} dimensions instead.")
+            raise InputError(f"{must} drop units of every row, got {func.__name__} of {x.ndim} dimensions.")
         if id(x) in self._dropped:
             raise astray(self._dropped[id(x)].call.rate, "another dropout")
         call, out = Call(float(p)), x if inplace else x.clone()
@@ -189,8 +189,8 @@ class Look(TorchFunctionMode):
         if func is not functional.linear:
             if not torch.equal(unit, first_of_channels(unit).expand_as(unit)):
                 raise InputError(
-                    f"The network's dropout before a convolution must drop whole channels. Got one that drops entries "
-                    f"before '{name}', which no mask of weights does, instead: use nn.Dropout{unit.ndim - 2}d."
+                    f"The network's dropout before a convolution must drop whole channels, got one that drops entries "
+                    f"before '{name}', which no mask of weights does,: use nn.Dropout{unit.ndim - 2}d."
                 )
             unit = unit.movedim(1, -1)
         self._read(seen.call, name, unit.reshape(-1, unit.shape[-1]))
@@ -240,7 +240,7 @@ class Look(TorchFunctionMode):
 def check_own(rate: float) -> None:
     """Refuse a rate that a network can't be fitted with."""
     if not 0 < rate < 1:
-        raise InputError(f"The network's dropout must have a rate below 1. Got {float(rate):g} instead.")
+        raise InputError(f"The network's dropout must have a rate below 1, got {float(rate):g}.")
 
 
 def astray(rate: float, where: str) -> InputError:
@@ -248,7 +248,7 @@ def astray(rate: float, where: str) -> InputError:
     return InputError(
         "The network's dropout must come right before linear, convolutional or recurrent layers that are trained as "
         "they are, without a parametrisation, "
-        f"whose weights it masks, and go nowhere else. Got one of rate {rate:g} that goes into {where} instead: move "
+        f"whose weights it masks, and go nowhere else, got one of rate {rate:g} that goes into {where}: move "
         "it, or set every p to 0 and Dropout places its masks by layer."
     )
 
@@ -256,8 +256,8 @@ def astray(rate: float, where: str) -> InputError:
 def twice(name: str) -> InputError:
     """The sentence about a weight that no one mask fits."""
     return InputError(
-        f"A layer behind the network's dropout must always read the same dropped units. Got '{name}', which is also "
-        "used with other dropout or without, instead: use two layers, or set every p to 0 and Dropout places its masks "
+        f"A layer behind the network's dropout must always read the same dropped units, got '{name}', which is also "
+        "used with other dropout or without,: use two layers, or set every p to 0 and Dropout places its masks "
         "by layer."
     )
 

@@ -62,7 +62,9 @@ class Network:
         if any(
             isinstance(p, (UninitializedParameter, UninitializedBuffer)) for p in (*net.parameters(), *net.buffers())
         ):
-            raise InputError("The 'net' of Model must have its shapes: run one batch through its lazy layers first.")
+            raise InputError(
+                "The 'net' argument of Model must have its shapes: run one batch through its lazy layers first."
+            )
         named = net.named_parameters()  # a shared parameter comes once
         trainable = {name: p for name, p in named if p.requires_grad and p.numel()}
         require(bool(trainable), "net", "Model", "have a parameter that requires a gradient", "none")
@@ -92,7 +94,7 @@ class Network:
         except Exception as error:
             reason = str(error).strip().split("\n")[0]
             raise InputError(
-                f"The 'net' of Model must allow copy.deepcopy. Got {type(error).__name__} ({reason}) instead."
+                f"The 'net' argument of Model must allow copy.deepcopy, got {type(error).__name__} ({reason})."
             ) from error
         self._refuse_copies_that_share(net)
         self._training = {name: module.training for name, module in self.skeleton.named_modules()}
@@ -128,8 +130,8 @@ class Network:
                 )
                 if not key.startswith("_") and any(id(item) in ours for item in inside):
                     raise InputError(
-                        f"The 'net' of Model must keep its parameters in modules. Got them in '{key}', a "
-                        f"{type(value).__name__}, instead: use nn.ParameterList or nn.ParameterDict."
+                        f"The 'net' argument of Model must keep its parameters in modules, got them in '{key}', a "
+                        f"{type(value).__name__},: use nn.ParameterList or nn.ParameterDict."
                     )
 
     @property
@@ -188,8 +190,8 @@ class Network:
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
-            must = "Batch normalisation must have more than 1 value per channel in every batch."
-            raise InputError(f"{must} Got a batch of one row instead: change batch_size.") from error
+            must = "Batch normalisation must have more than 1 value per channel in every batch"
+            raise InputError(f"{must}, got a batch of one row: change batch_size.") from error
         if train and self.written:
             self._put_back()
         return checked(outputs)
@@ -415,5 +417,5 @@ def pooled(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
 def checked(outputs: object) -> Tensor:
     """A network's outputs, which must be one tensor."""
     if not isinstance(outputs, Tensor):
-        raise InputError(f"The network's output must be one tensor. Got {type(outputs).__name__} instead.")
+        raise InputError(f"The network's output must be one tensor, got {type(outputs).__name__}.")
     return outputs

@@ -98,7 +98,7 @@ def turns(
     your own. `span` has the ends of the grid for each number; the bound must have its maximum between them.
     """
     require(isinstance(model, Latent), "model", "turns", "be a latent model", type(model).__name__)
-    require(whole(count, 1), "count", "turns", "be a whole number from 1", repr(count))
+    require(whole(count, 1), "count", "turns", "be an integer >= 1", repr(count))
     here = torch.as_tensor(start, dtype=torch.float64).reshape(-1)
     require(len(here) in (1, 2), "start", "turns", "be one number or two", start)
     ok = len(span) == len(here) and all(low < u < high for (low, high), u in zip(span, here.tolist(), strict=True))

@@ -62,12 +62,12 @@ class AmortisedPosterior(Posterior):
 
     def log_likelihood(self, data: Any, samples: int = DRAWS, seed: int = 0) -> Tensor:
         """A lower bound of log p(y_n | theta*) for each row, (n,): the ELBO for one draw, IWAE's for more."""
-        require(whole(samples, 1), "samples", "log_likelihood", "be a whole number from 1", repr(samples))
+        require(whole(samples, 1), "samples", "log_likelihood", "be an integer >= 1", repr(samples))
         return torch.cat([log_mean(log_weights) for log_weights in self._log_weights(data, int(samples), seed)])
 
     def generate(self, n: int, seed: int = 0) -> Generated:
         """n rows drawn from the model, and the z that each came from: `y, z = posterior.generate(100)`."""
-        require(whole(n, 1), "n", "generate", "be a whole number from 1", repr(n))
+        require(whole(n, 1), "n", "generate", "be an integer >= 1", repr(n))
         with torch.no_grad():
             return self.latent.generate(self.mean, n, stream(seed, "generate", device=self.model.device))
 

@@ -164,7 +164,7 @@ class Posterior(ABC):
 
     def sample(self, n: int = 1, seed: int | None = None) -> dict[str, Tensor]:
         """n draws of every parameter by name, each (n, ...); without a seed each call has new ones."""
-        require(whole(n, 1), "n", "sample", "be a whole number from 1", n)
+        require(whole(n, 1), "n", "sample", "be an integer >= 1", n)
         if seed is not None:
             generator = stream(seed, "sample", device=self.model.device)
         else:
@@ -176,8 +176,8 @@ class Posterior(ABC):
     @with_own_options
     def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
         """What is known of y at new inputs x (a tensor, an array, or a tuple for a network of several inputs)."""
-        require(whole(samples, 1), "samples", "predict", "be a whole number from 1", repr(samples))
-        require(whole(seed, -(2**63)), "seed", "predict", "be a whole number", repr(seed))
+        require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
+        require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         inputs = self._inputs(x)
         assert isinstance(self.model, Model)
         generator = stream(seed, "predict", device=self.model.device)
@@ -243,4 +243,4 @@ def taking(inputs: Batch) -> Iterator[None]:
     except Exception as error:
         shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in inputs)
         reason = str(error).strip().split("\n")[0]
-        raise InputError(f"The network must take the inputs. Got {shapes} and it raised: {reason}") from error
+        raise InputError(f"The network must take the inputs, got {shapes} and it raised: {reason}") from error

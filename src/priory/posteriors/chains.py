@@ -33,7 +33,7 @@ ARVIZ_NAMES = {"divergent": "diverging", "acceptance": "acceptance_rate", "steps
 
 
 class Chains(Posterior):
-    """(1/KS) sum_ks delta(w - w_ks), in free coordinates, w (K, S, P): S draws of each of K chains.
+    """(1/KS) sum_ks delta(w - w_ks), in unconstrained coordinates, w (K, S, P): S draws of each of K chains.
 
     `statistics` are what a sampler tells of each draw, (K, S): "energy", "acceptance", "divergent", "tree_depth",
     "steps", whichever it has. Without `momenta` the energy is -log p alone, of which E-BFMI says nothing.

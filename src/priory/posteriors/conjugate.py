@@ -45,7 +45,7 @@ class ConjugatePosterior(Posterior):
 
     def sample(self, n: int = 1, seed: int | None = None) -> dict[str, Tensor]:
         """n draws of every parameter by name, each (n, ...), straight from q: also at the edge of a support."""
-        require(whole(n, 1), "n", "sample", "be a whole number from 1", n)
+        require(whole(n, 1), "n", "sample", "be an integer >= 1", n)
         if seed is None and self._generator is None:
             self._generator = stream(self.seed, "sample", device=self.model.device)
         generator = self._generator if seed is None else stream(seed, "sample", device=self.model.device)
@@ -97,13 +97,13 @@ class ConjugatePosterior(Posterior):
 
         Each row has a draw of theta of its own.
         """
-        require(whole(n, 1), "n", "generate", "be a whole number from 1", repr(n))
+        require(whole(n, 1), "n", "generate", "be an integer >= 1", repr(n))
         with torch.no_grad():
             return self.latent.generate_q(self.phi, int(n), stream(seed, "generate", device=self.model.device))
 
     def log_predictive(self, data: Any, samples: int = 256, seed: int = 0) -> Tensor:
         """log E_q[p(y_n | theta)] for each row of some data, (n,): in closed form where there is one, else by draws."""
-        require(whole(samples, 1), "samples", "log_predictive", "be a whole number from 1", repr(samples))
+        require(whole(samples, 1), "samples", "log_predictive", "be an integer >= 1", repr(samples))
         with torch.no_grad():
             return torch.cat([self._predictive(rows, int(samples), seed) for rows in self.latent.blocks(data)])
 
@@ -112,7 +112,7 @@ class ConjugatePosterior(Posterior):
         function = getattr(self.latent, "outputs", None)
         if function is None:
             raise InputError(f"{self.latent!r} has no inputs to predict from: use log_predictive or sample.")
-        require(whole(samples, 1), "samples", "predict", "be a whole number from 1", repr(samples))
+        require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
         assert self.latent.shapes is not None
         (inputs,) = as_batch((x,), "of x")
         must, got = f"have rows of the shape {self.latent.shapes[0]}", f"the shape {tuple(inputs.shape)}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DiagonalGaussian(Variational):
-    """q(w) = prod_i N(w_i; m_i, s_i^2), in free coordinates."""
+    """q(w) = prod_i N(w_i; m_i, s_i^2), in unconstrained coordinates."""
 
     kind: ClassVar[str] = "diagonal_gaussian"
     family: Diagonal  # pyright: ignore[reportIncompatibleVariableOverride] - a posterior's family never changes

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Draws(Posterior):
-    """(1/S) sum_s delta(w - w_s), in free coordinates, w (S, P).
+    """(1/S) sum_s delta(w - w_s), in unconstrained coordinates, w (S, P).
 
     `k_hat` is the shape of the importance weights that the draws were resampled by, if they were: below 0.5 they are
     good, above 0.7 they are not the posterior's (see `priory.diagnostics.psis`).

@@ -129,7 +129,7 @@ class LaplacePosterior(Posterior):
         """By a pass over the data, once: when it is first asked for, or stored."""
         if self._value is None:
             if self.data is None:
-                raise InputError("The evidence needs the data of the fit. Got a posterior that was made without them.")
+                raise InputError("The evidence needs the data of the fit, got a posterior that was made without them.")
             log_likelihood = self.target.log_likelihood(self.w, self.data, self.buffers)
             self._value = float(log_evidence(self.target, self.w, self.gaussian, log_likelihood, self.selection))
         return Evidence(self._value, self._kind_of_evidence())
@@ -171,8 +171,8 @@ class LaplacePosterior(Posterior):
         if (through or self.through) == "network" or not isinstance(self.model, Model):
             require(link == "samples", "link", "predict", "be 'samples' for draws through the network", repr(link))
             return super().predict(x, samples, seed)
-        require(whole(samples, 1), "samples", "predict", "be a whole number from 1", repr(samples))
-        require(whole(seed, -(2**63)), "seed", "predict", "be a whole number", repr(seed))
+        require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
+        require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         model = self.model
         labels = link == "samples" or model.likelihood.classes
         must = f"be 'samples' for {model.likelihood!r}, which is over numbers"
@@ -297,7 +297,7 @@ def blocks_of(covariance: Tensor, size: int) -> Tensor:
 
 
 def runs(places: Tensor) -> list[list[int]]:
-    """Ascending whole numbers as [start, stop) runs, which is how a file names coordinates.
+    """Ascending integers as [start, stop) runs, which is how a file names coordinates.
 
     >>> runs(torch.tensor([0, 1, 2, 5]))
     [[0, 3], [5, 6]]

@@ -60,8 +60,8 @@ class LastLayerPosterior(Posterior):
 
     def predict(self, x: Any, samples: int = 64, seed: int = 0, link: str = "samples") -> Prediction:
         """What is known of y at new inputs, whose outputs are Gaussian; `link` is as for `Laplace`."""
-        require(whole(samples, 1), "samples", "predict", "be a whole number from 1", repr(samples))
-        require(whole(seed, -(2**63)), "seed", "predict", "be a whole number", repr(seed))
+        require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
+        require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         require(link in ("samples", *LINKS), "link", "predict", f"be among samples, {', '.join(LINKS)}", repr(link))
         inputs, model = self._inputs(x), self.model
         assert isinstance(model, Model)

@@ -105,7 +105,7 @@ class LatentPoint(Posterior):
 
     def sample(self, n: int = 1, seed: int | None = None) -> dict[str, Tensor]:
         """n times theta, by name: a point has no other draws. Exactly theta, also at the edge of its support."""
-        require(whole(n, 1), "n", "sample", "be a whole number from 1", n)
+        require(whole(n, 1), "n", "sample", "be an integer >= 1", n)
         return {name: t.expand(n, *t.shape).clone() for name, t in self.theta.items()}
 
     @property
@@ -155,9 +155,9 @@ class LatentPoint(Posterior):
 
         Sequences have so many `steps`, or as many as those of the fit had.
         """
-        require(whole(n, 1), "n", "generate", "be a whole number from 1", repr(n))
+        require(whole(n, 1), "n", "generate", "be an integer >= 1", repr(n))
         able = isinstance(self.latent, SequenceModel)
-        must = "be a whole number from 1" if able else f"be left out for {self.latent!r}"
+        must = "be an integer >= 1" if able else f"be left out for {self.latent!r}"
         require(steps is None or (able and whole(steps, 1)), "steps", "generate", must, repr(steps))
         with torch.no_grad():
             return self.latent.generate(self.theta, n, stream(seed, "generate", device=self.model.device), steps)

@@ -74,7 +74,7 @@ class Mixture(Posterior):
 
     def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
         """What is known of y at new inputs: the members' predictions, averaged; `samples` are shared among them."""
-        require(whole(samples, 1), "samples", "predict", "be a whole number from 1", repr(samples))
+        require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
         if self._alike():
             return self._predict_points(x, seed)
         parts = []
@@ -95,7 +95,7 @@ class Mixture(Posterior):
 
     def _predict_points(self, x: Any, seed: int) -> Prediction:
         """The prediction of members that are alike, with as few calls of the network as there can be."""
-        require(whole(seed, -(2**63)), "seed", "predict", "be a whole number", repr(seed))
+        require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         inputs, members, target = self._inputs(x), cast("Any", self.members), self.target
         few = max(1, DRAWN // target.size)
         groups = [members[start : start + few] for start in range(0, len(members), few)]

@@ -39,8 +39,8 @@ class PriorFunction(Posterior):
 
     def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
         """What is known of y at new inputs: the likelihood at the sum of the two functions; there is one draw."""
-        require(whole(samples, 1), "samples", "predict", "be a whole number from 1", repr(samples))
-        require(whole(seed, -(2**63)), "seed", "predict", "be a whole number", repr(seed))
+        require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
+        require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         inputs = self._inputs(x)
         prediction = predicted(self.target, [self.w[None]], [self.a[None]], inputs, self.buffers, seed)
         self._check_rows(inputs, prediction.outputs.shape[1])

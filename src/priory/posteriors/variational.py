@@ -43,7 +43,7 @@ AT_ONCE = 4096  # draws evaluated together, at most; fewer for many rows or many
 class Importance(NamedTuple):
     """Draws of q and how p weighs them."""
 
-    draws: Tensor  # (S, P), in free coordinates
+    draws: Tensor  # (S, P), in unconstrained coordinates
     log_ratios: Tensor  # log p(D, w) / q(w), (S,)
 
     @property
@@ -58,7 +58,7 @@ class Importance(NamedTuple):
 
 
 class Variational(Posterior):
-    """q(w), a family with its form, in free coordinates."""
+    """q(w), a family with its form, in unconstrained coordinates."""
 
     kind: ClassVar[str] = "variational"
 
@@ -93,7 +93,7 @@ class Variational(Posterior):
         q is symmetric around its centre m, draws come in pairs w, 2 m - w, whose odd errors cancel. It costs `samples`
         passes over the data. Without data, those of the fit are used.
         """
-        require(whole(samples, 4), "samples", "elbo", "be a whole number from 4", samples)
+        require(whole(samples, 4), "samples", "elbo", "be an integer >= 4", samples)
         samples -= samples % 2  # they may come in pairs
         rows, generator = self._rows(data, "elbo"), stream(seed, "elbo", device=self.model.device)
         values = torch.cat(list(self._bounds(rows, samples, generator)))
@@ -110,7 +110,7 @@ class Variational(Posterior):
 
         It costs `samples` passes over the data. Without data, those of the fit are used.
         """
-        require(whole(samples, 4), "samples", "importance", "be a whole number from 4", samples)
+        require(whole(samples, 4), "samples", "importance", "be an integer >= 4", samples)
         rows, generator = self._rows(data, "importance"), stream(seed, "importance", device=self.model.device)
         found = [(w, self._ratios(w, rows)) for w in self._pieces(samples, generator)]
         return Importance(torch.cat([w for w, _ in found]), torch.cat([r for _, r in found]))

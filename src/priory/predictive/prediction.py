@@ -250,7 +250,7 @@ class Linearised(Prediction):
         A segmentation of 64 x 64 pixels into 10 classes needs 6.7 GB a row for the first, 1.6 MB for the second and
         0.2 MB for the third, in single precision.
         """
-        require(whole(samples, 1), "samples", "Linearised", "be a whole number from 1", samples)
+        require(whole(samples, 1), "samples", "Linearised", "be an integer >= 1", samples)
         known = ("samples", *LINKS)
         require(link in known, "link", "Linearised", f"be among {', '.join(known)}", repr(link))
         labels = link == "samples" or likelihood.classes

@@ -38,7 +38,7 @@ def weight_decay(wd: float, num_data: int) -> Normal:
         isinstance(num_data, int) and num_data >= 1,
         "num_data",
         "weight_decay",
-        "be a whole number from 1",
+        "be an integer >= 1",
         num_data,
     )
     scale = torch.tensor((wd * num_data) ** -0.5, dtype=torch.float64)

@@ -119,7 +119,7 @@ class Prior:
     # Precisions that are learnt.
 
     def start(self, like: Tensor) -> Tensor:
-        """Where the coordinates that are precisions begin, in free coordinates, (k,)."""
+        """Where the coordinates that are precisions begin, in unconstrained coordinates, (k,)."""
         starts = [math.log(believed.start) for _, believed in self.hierarchical if not believed.empirical]
         return torch.tensor(starts, dtype=like.dtype, device=like.device)
 
@@ -288,7 +288,7 @@ def read_prior(spec: Any, names: Sequence[str], net: nn.Module, dtype: torch.dty
             if not matched:
                 known = ", ".join(names)
                 raise InputError(
-                    f"The 'prior' of Model must use names of the network: {known}. Got {pattern!r} instead."
+                    f"The 'prior' argument of Model must use names of the network: {known}, got {pattern!r}."
                 )
             for name in matched:
                 chosen.setdefault(name, value)
@@ -343,11 +343,11 @@ def _one(value: Any) -> Belief:
             "prior",
             "Model",
             "be over real numbers",
-            f"{type(value).__name__} over whole numbers",
+            f"{type(value).__name__} over integers",
         )
         if value.support not in (constraints.real, constraints.real_vector) and not _covers_the_line(value):
             kind = f"{type(value).__name__} on {value.support}"
-            raise InputError(f"The 'prior' of Model must be over the whole line, as weights are. Got {kind} instead.")
+            raise InputError(f"The 'prior' argument of Model must be over the whole line, as weights are, got {kind}.")
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         require(0 < value < math.inf, "prior", "Model", "have a scale above zero", value)

@@ -135,7 +135,8 @@ def edge_of_chaos(activation: str | Activation | nn.Module, bias: float | None =
     steady = [point for point in found if point.slope <= STABLE]
     if not steady:
         raise InputError(
-            f"The 'activation' of edge_of_chaos must keep the length of its inputs at the edge. Got {name} instead: at "
+            f"The 'activation' argument of edge_of_chaos must keep the length of its inputs at the edge, got "
+            f"{name}: at "
             f"bias {math.sqrt(wanted):g} a deviation from q = {found[0].q:.3g} grows by {found[0].slope:.2f} a layer."
         )
     return steady[0]
@@ -156,8 +157,9 @@ def propagation(activation: str | Activation | nn.Module, sigma_w: float, sigma_
     q = _rest(lambda q: sigma_w**2 * float(_moments(phi, q, jumps)[0]) + sigma_b**2, 1.0)
     if q is None or not LEAST < q < MOST:
         raise InputError(
-            f"The 'sigma_w' of propagation must give {name} a length that stays. Got {sigma_w:g} with sigma_b = "
-            f"{sigma_b:g} instead: the variance of a unit's input goes to zero or to infinity."
+            f"The 'sigma_w' argument of propagation must give {name} a length that stays, got {sigma_w:g} with "
+            f"sigma_b = "
+            f"{sigma_b:g}: the variance of a unit's input goes to zero or to infinity."
         )
     _, slope, bend = (float(m) for m in _moments(phi, q, jumps))
     chi = sigma_w**2 * slope
@@ -178,8 +180,9 @@ def read_activation(activation: Any, owner: str) -> tuple[Activation, str]:
         return ACTIVATIONS[activation], activation
     if not callable(activation) or isinstance(activation, type):
         raise InputError(
-            f"The 'activation' of {owner} must be one of {', '.join(ACTIVATIONS)}, or a function. Got {activation!r} "
-            "instead."
+            f"The 'activation' argument of {owner} must be one of {', '.join(ACTIVATIONS)}, or a function, got "
+            f"{activation!r} "
+            "."
         )
     name = getattr(activation, "__name__", type(activation).__name__)
     trial = torch.linspace(-1, 1, 5, dtype=torch.float64)

@@ -41,7 +41,7 @@ class Hierarchical:
     >>> Hierarchical(rate=0.0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'rate' of Hierarchical must be a positive number. Got 0.0 instead.
+    priory.InputError: The 'rate' argument of Hierarchical must be a positive number, got 0.0.
     """
 
     shape: float = 1.0

@@ -60,7 +60,7 @@ class LatentEstimator(DensityMixin, BaseEstimator):
         name = type(self).__name__
         for option in ("n_components", "max_iter", "n_init"):
             value = getattr(self, option)
-            require(whole(value, 1), option, name, "be a whole number from 1", repr(value))
+            require(whole(value, 1), option, name, "be an integer >= 1", repr(value))
         ok = isinstance(self.tol, Real) and 0 <= self.tol < math.inf
         require(ok, "tol", name, "be a number from 0", repr(self.tol))
         must = f"be one of {', '.join(STARTS)}"
@@ -144,7 +144,7 @@ class MixtureEstimator(LatentEstimator):
         """Rows from the fitted mixture, (n, D), in the order of their components, (n,)."""
         check_is_fitted(self)
         owner = f"{type(self).__name__}.sample"
-        require(whole(n_samples, 1), "n_samples", owner, "be a whole number from 1", repr(n_samples))
+        require(whole(n_samples, 1), "n_samples", owner, "be an integer >= 1", repr(n_samples))
         rows, labels = self._made(int(n_samples))
         order = np.argsort(labels, kind="stable")
         return rows[order], labels[order]

@@ -37,8 +37,7 @@ class BayesianGaussianMixture(MixtureEstimator):
     >>> BayesianGaussianMixture(covariance_type="tied").fit([[0.0], [1.0]])
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'covariance_type' of BayesianGaussianMixture must be one of full, diag. Got 'tied' \
-instead.
+    priory.InputError: The 'covariance_type' argument of BayesianGaussianMixture must be one of full, diag, got 'tied'.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class GaussianMixture(MixtureEstimator):
     >>> GaussianMixture(n_components=0).fit([[0.0], [1.0]])
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'n_components' of GaussianMixture must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'n_components' argument of GaussianMixture must be an integer >= 1, got 0.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 class Optimum(NamedTuple):
-    """The factorised Gaussian with the highest ELBO, in free coordinates, and that ELBO in nats."""
+    """The factorised Gaussian with the highest ELBO, in unconstrained coordinates, and that ELBO in nats."""
 
     loc: Tensor
     scale: Tensor
@@ -64,7 +64,7 @@ class Coin:
     def __post_init__(self) -> None:
         for count in ("heads", "tails"):
             value = getattr(self, count)
-            require(isinstance(value, int) and value >= 0, count, "Coin", "be a whole number from 0", value)
+            require(isinstance(value, int) and value >= 0, count, "Coin", "be an integer >= 0", value)
         for shape in ("a", "b"):
             value = getattr(self, shape)
             require(0 < value < math.inf, shape, "Coin", "be a positive number", value)

@@ -162,7 +162,7 @@ def _chi_square(ranks: Tensor, top: int) -> tuple[float, float]:
 
 
 def _kolmogorov(ranks: Tensor, top: int) -> tuple[float, float]:
-    """Compare distribution functions; for whole numbers the p-value is too large, never too small."""
+    """Compare distribution functions; for integers the p-value is too large, never too small."""
     n = len(ranks)
     below = torch.bincount(ranks, minlength=top + 1).cumsum(0).double() / n
     uniform = torch.arange(1, top + 2, dtype=torch.float64) / (top + 1)

@@ -190,13 +190,13 @@ def test_what_it_cannot_fit_and_wrong_options_are_refused_in_one_sentence():
     assert isinstance(AmortisedEM(), Method)
     wrong: dict[str, Any] = {"samples": 0, "e_steps": -1, "bound": "kl", "learning_rate": 0.0, "schedule": "linear"}
     for name, value in wrong.items():
-        with pytest.raises(InputError, match=f"The '{name}' of AmortisedEM must be"):
+        with pytest.raises(InputError, match=f"The '{name}' argument of AmortisedEM must be"):
             AmortisedEM(**{name: value})
     met, data = NormalGamma().meet(rows(9)[:, 0])
-    with pytest.raises(InputError, match=r"The 'model' of AmortisedEM must be a latent.VAE"):
+    with pytest.raises(InputError, match=r"The 'model' argument of AmortisedEM must be a latent.VAE"):
         fit(met, data, AmortisedEM(), steps=1, progress=False)
     met, data = linear().meet(rows(9))
-    with pytest.raises(InputError, match="The 'temperature' of AmortisedEM must be 1"):
+    with pytest.raises(InputError, match="The 'temperature' argument of AmortisedEM must be 1"):
         fit(met, data, AmortisedEM(), steps=1, temperature=2.0, progress=False)
-    with pytest.raises(InputError, match=r"The 'n' of generate must be a whole number from 1. Got 0 instead."):
+    with pytest.raises(InputError, match=r"The 'n' argument of generate must be an integer >= 1, got 0."):
         fit(met, data, AmortisedEM(), steps=1, progress=False).generate(0)

@@ -355,17 +355,20 @@ def test_em_is_a_frozen_method():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"restarts": 1.5}, "The 'restarts' of EM must be a whole number from 1. Got 1.5 instead."),
-        ({"restarts": 2, "start": {}}, "The 'restarts' of EM must be 1 where the start is given. Got 2 instead."),
-        ({"tolerance": -1}, "The 'tolerance' of EM must be a number from 0. Got -1 instead."),
-        ({"tolerance": "low"}, "The 'tolerance' of EM must be a number from 0. Got 'low' instead."),
-        ({"accelerate": 1}, "The 'accelerate' of EM must be True or False. Got 1 instead."),
-        ({"annealing": 2.0}, "The 'annealing' of EM must be a tuple of temperatures from 1. Got 2.0 instead."),
-        ({"annealing": (0.5,)}, "The 'annealing' of EM must be a tuple of temperatures from 1. Got (0.5,) instead."),
-        ({"draws": -1}, "The 'draws' of EM must be a whole number from 0. Got -1 instead."),
-        ({"online": 0.5}, "The 'online' of EM must lie above 0.5 and not above 1, or be None. Got 0.5 instead."),
-        ({"gradient_steps": 0}, "The 'gradient_steps' of EM must be a whole number from 1, or None. Got 0 instead."),
-        ({"accelerate": True, "draws": 2}, "The 'accelerate' of EM must be False with online, draws or annealing."),
+        ({"restarts": 1.5}, "The 'restarts' argument of EM must be an integer >= 1, got 1.5."),
+        ({"restarts": 2, "start": {}}, "The 'restarts' argument of EM must be 1 where the start is given, got 2."),
+        ({"tolerance": -1}, "The 'tolerance' argument of EM must be a number from 0, got -1."),
+        ({"tolerance": "low"}, "The 'tolerance' argument of EM must be a number from 0, got 'low'."),
+        ({"accelerate": 1}, "The 'accelerate' argument of EM must be True or False, got 1."),
+        ({"annealing": 2.0}, "The 'annealing' argument of EM must be a tuple of temperatures from 1, got 2.0."),
+        ({"annealing": (0.5,)}, "The 'annealing' argument of EM must be a tuple of temperatures from 1, got (0.5,)."),
+        ({"draws": -1}, "The 'draws' argument of EM must be an integer >= 0, got -1."),
+        ({"online": 0.5}, "The 'online' argument of EM must lie above 0.5 and not above 1, or be None, got 0.5."),
+        ({"gradient_steps": 0}, "The 'gradient_steps' argument of EM must be an integer >= 1, or None, got 0."),
+        (
+            {"accelerate": True, "draws": 2},
+            "The 'accelerate' argument of EM must be False with online, draws or annealing.",
+        ),
         ({"momentum": 1}, "The options of EM must be among restarts"),
     ],
 )
@@ -392,7 +395,7 @@ def test_wrong_starts_and_models_are_refused_in_one_sentence():
         with pytest.raises(InputError, match="must be a latent model, such as"):
             fit(model, data, EM(), progress=False)
     model, rows = GaussianMixture(2).meet(y)
-    with pytest.raises(InputError, match="The 'temperature' of EM must be 1"):
+    with pytest.raises(InputError, match="The 'temperature' argument of EM must be 1"):
         fit(model, rows, EM(), temperature=2.0, progress=False)
 
 

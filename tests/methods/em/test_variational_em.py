@@ -163,20 +163,18 @@ def test_a_bound_that_falls_stops_the_fit():
 
 
 def test_what_it_cannot_fit_is_refused_in_one_sentence():
-    must = "The 'model' of VariationalEM must be a latent model with conjugate priors"
+    must = "The 'model' argument of VariationalEM must be a latent model with conjugate priors"
     with pytest.raises(InputError, match=must):
         fitted(GaussianMixture(2), clouds())
     with pytest.raises(InputError, match=must):
         fit(Model(nn.Linear(2, 1), Gaussian()), (clouds().float(), clouds()[:, 0].float()), VariationalEM(), steps=1)
-    with pytest.raises(InputError, match="The 'start' of VariationalEM must be one of k-means"):
+    with pytest.raises(InputError, match="The 'start' argument of VariationalEM must be one of k-means"):
         fitted(BayesianGaussianMixture(2), clouds(), VariationalEM(start="middle"))
-    with pytest.raises(InputError, match="The 'annealing' of VariationalEM must be left out"):
+    with pytest.raises(InputError, match="The 'annealing' argument of VariationalEM must be left out"):
         fitted(NormalGamma(), clouds()[:, 0], VariationalEM(annealing=(2.0,)))
     other = fitted(NormalGamma(), clouds()[:, 0])
     method = VariationalEM(start={**other.phi, "l": -other.phi["l"]})
-    with pytest.raises(InputError, match="The 'start' of VariationalEM must hold parameters of NormalGamma"):
+    with pytest.raises(InputError, match="The 'start' argument of VariationalEM must hold parameters of NormalGamma"):
         fitted(NormalGamma(), clouds()[:, 0], method)
-    with pytest.raises(
-        InputError, match=r"The 'restarts' of VariationalEM must be a whole number from 1. Got 0 instead."
-    ):
+    with pytest.raises(InputError, match=r"The 'restarts' argument of VariationalEM must be an integer >= 1, got 0."):
         VariationalEM(restarts=0)

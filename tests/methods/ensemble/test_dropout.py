@@ -307,21 +307,21 @@ def test_an_ensemble_of_dropout_has_members_with_rates():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"rate": 0.0}, "The 'rate' of Dropout must lie between 0 and 1. Got 0.0 instead."),
-        ({"rate": "all"}, "The 'rate' of Dropout must be a number, several, or 'learn'. Got 'all' instead."),
-        ({"rate": True}, "The 'rate' of Dropout must be a number, several, or 'learn'. Got True instead."),
-        ({"rate": {"a": 1}}, "The 'rate' of Dropout must be a number, several, or 'learn'. Got {'a': 1} instead."),
+        ({"rate": 0.0}, "The 'rate' argument of Dropout must lie between 0 and 1, got 0.0."),
+        ({"rate": "all"}, "The 'rate' argument of Dropout must be a number, several, or 'learn', got 'all'."),
+        ({"rate": True}, "The 'rate' argument of Dropout must be a number, several, or 'learn', got True."),
+        ({"rate": {"a": 1}}, "The 'rate' argument of Dropout must be a number, several, or 'learn', got {'a': 1}."),
         (
             {"rate": torch.tensor(0.5)},
-            "The 'rate' of Dropout must be a number, several, or 'learn'. Got tensor(0.5000) instead.",
+            "The 'rate' argument of Dropout must be a number, several, or 'learn', got tensor(0.5000).",
         ),
-        ({"rate": [0.1, None]}, "The 'rate' of Dropout must be a number, several, or 'learn'. Got None instead."),
-        ({"rate": (0.1,)}, "The 'rate' of Dropout must be two rates or more if it is a list. Got (0.1,) instead."),
-        ({"rate": [0.1, 2]}, "The 'rate' of Dropout must lie between 0 and 1. Got 2 instead."),
-        ({"noise": "beta"}, "The 'noise' of Dropout must be 'bernoulli' or 'gaussian'. Got 'beta' instead."),
-        ({"inputs": 1}, "The 'inputs' of Dropout must be True or False. Got 1 instead."),
-        ({"samples": 0}, "The 'samples' of Dropout must be a whole number from 1. Got 0 instead."),
-        ({"holdout": 2.0}, "The 'holdout' of Dropout must lie between 0 and 1. Got 2.0 instead."),
+        ({"rate": [0.1, None]}, "The 'rate' argument of Dropout must be a number, several, or 'learn', got None."),
+        ({"rate": (0.1,)}, "The 'rate' argument of Dropout must be two rates or more if it is a list, got (0.1,)."),
+        ({"rate": [0.1, 2]}, "The 'rate' argument of Dropout must lie between 0 and 1, got 2."),
+        ({"noise": "beta"}, "The 'noise' argument of Dropout must be 'bernoulli' or 'gaussian', got 'beta'."),
+        ({"inputs": 1}, "The 'inputs' argument of Dropout must be True or False, got 1."),
+        ({"samples": 0}, "The 'samples' argument of Dropout must be an integer >= 1, got 0."),
+        ({"holdout": 2.0}, "The 'holdout' argument of Dropout must lie between 0 and 1, got 2.0."),
     ],
 )
 def test_what_dropout_can_not_be_is_said_in_a_sentence(options, sentence):

@@ -298,7 +298,7 @@ def share_of(here, folder):
     model, data = classification()
     found = [pr.fit(model, data, pr.Ensemble(pr.MAP(), 4, anchored=kind), steps=5) for kind in (False, "function")]
     torch.save([torch.stack([member.w for member in each.members]) for each in found], folder / f"{here}.pt")
-    with pytest.raises(pr.InputError, match="The 'size' of Ensemble must be a multiple of the 2 processes"):
+    with pytest.raises(pr.InputError, match="The 'size' argument of Ensemble must be a multiple of the 2 processes"):
         pr.fit(model, data, pr.Ensemble(pr.MAP(), 3), steps=5)
     distributed.destroy_process_group()
 
@@ -314,16 +314,25 @@ def test_processes_share_the_members_and_end_with_all_of_them(tmp_path):
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: pr.Ensemble(size=0), "The 'size' of Ensemble must be a whole number from 1. Got 0 instead."),
-        (lambda: pr.Ensemble(pr.MAP), "The 'method' of Ensemble must be a method such as MAP(). Got the class MAP"),
-        (lambda: pr.Ensemble(pr.Ensemble()), "The 'method' of Ensemble must be that of one member, and no Ensemble."),
+        (lambda: pr.Ensemble(size=0), "The 'size' argument of Ensemble must be an integer >= 1, got 0."),
+        (
+            lambda: pr.Ensemble(pr.MAP),
+            "The 'method' argument of Ensemble must be a method such as MAP(), got the class MAP",
+        ),
+        (
+            lambda: pr.Ensemble(pr.Ensemble()),
+            "The 'method' argument of Ensemble must be that of one member, and no Ensemble.",
+        ),
         (lambda: pr.Ensemble(pr.LastLayer(at="network")), "find weights of its own for each member"),
         (lambda: pr.Ensemble(pr.Laplace(at="network")), "find weights of its own for each member"),
-        (lambda: pr.Ensemble(pr.HMC()), "The 'method' of Ensemble must be one that doesn't sample"),
-        (lambda: pr.Ensemble(pr.MeanField(), anchored=True), "The 'anchored' of Ensemble must be False unless"),
+        (lambda: pr.Ensemble(pr.HMC()), "The 'method' argument of Ensemble must be one that doesn't sample"),
+        (
+            lambda: pr.Ensemble(pr.MeanField(), anchored=True),
+            "The 'anchored' argument of Ensemble must be False unless",
+        ),
         (
             lambda: pr.Ensemble(anchored=1),
-            "The 'anchored' of Ensemble must be True, False or 'function'. Got 1 instead.",
+            "The 'anchored' argument of Ensemble must be True, False or 'function', got 1.",
         ),
     ],
 )

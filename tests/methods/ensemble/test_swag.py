@@ -72,10 +72,10 @@ def test_a_noise_that_is_learnt_stays_where_the_mode_had_it():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"rank": 1}, "The 'rank' of SWAG must be a whole number from 2. Got 1 instead."),
-        ({"snapshots": 1}, "The 'snapshots' of SWAG must be a whole number from 2. Got 1 instead."),
-        ({"every": 0}, "The 'every' of SWAG must be a whole number from 1, or None. Got 0 instead."),
-        ({"learning_rate": -1.0}, "The 'learning_rate' of SWAG must be a positive number. Got -1.0 instead."),
+        ({"rank": 1}, "The 'rank' argument of SWAG must be an integer >= 2, got 1."),
+        ({"snapshots": 1}, "The 'snapshots' argument of SWAG must be an integer >= 2, got 1."),
+        ({"every": 0}, "The 'every' argument of SWAG must be an integer >= 1, or None, got 0."),
+        ({"learning_rate": -1.0}, "The 'learning_rate' argument of SWAG must be a positive number, got -1.0."),
     ],
 )
 def test_what_swag_can_not_be_is_said_in_a_sentence(options, sentence):

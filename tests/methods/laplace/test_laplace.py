@@ -17,7 +17,7 @@ from priory.core.errors import InputError, PrioryWarning
 from priory.core.streams import stream
 from priory.curvature import STRUCTURES, select
 from priory.fitting.loop import make_target
-from priory.methods import laplace
+from priory.methods.laplace import laplace
 from priory.methods.laplace.laplace import Laplace, Subnetwork
 from priory.posteriors import Draws, Point
 from priory.testing import LinearRegression
@@ -170,7 +170,9 @@ def test_a_loop_of_ones_own_may_start_at_the_weights_as_they_are():
 def test_a_posterior_without_a_centre_is_no_mode(trained):
     model, data = network()
     draws = Draws(trained.target, trained.w[None])
-    with pytest.raises(InputError, match="'at' of Laplace must be a posterior with a centre, as MAP leaves it"):
+    with pytest.raises(
+        InputError, match="'at' argument of Laplace must be a posterior with a centre, as MAP leaves it"
+    ):
         pr.fit(model, data, Laplace(at=draws), progress=False)
 
 
@@ -249,7 +251,7 @@ def test_tuning_raises_the_evidence_and_leaves_its_prior_with_the_posterior(by, 
 
 def test_one_factor_a_weight_needs_a_structure_that_takes_it(trained):
     with pytest.raises(
-        InputError, match=r"'structure' of Laplace must be 'diag' or 'full' for tune='parameter'\. Got 'kron'"
+        InputError, match=r"'structure' argument of Laplace must be 'diag' or 'full' for tune='parameter', got 'kron'"
     ):
         around(trained, tune="parameter")
 
@@ -300,7 +302,7 @@ def test_members_have_curvatures_of_their_own():
             assert float(info.metrics[name].flatten()[index]) == pytest.approx(float(value), rel=1e-9)
         pair = state.around[index].gaussian, alone.around[0].gaussian
         assert float(pair[0].log_det) == pytest.approx(float(pair[1].log_det), rel=1e-12)
-    with pytest.raises(InputError, match="'state' of Laplace must be of one member"):
+    with pytest.raises(InputError, match="'state' argument of Laplace must be of one member"):
         method.posterior(target, state)
 
 
@@ -408,7 +410,7 @@ def test_an_indefinite_hessian_is_refused_with_its_eigenvalue(structure):
     model, data = network(prior=3.0)
     start = at(model, data, model.network.initial)
     with pytest.raises(
-        InputError, match=r"curvature of kind 'hessian' .* positive definite\. Got a smallest eigenvalue"
+        InputError, match=r"curvature of kind 'hessian' .* positive definite, got a smallest eigenvalue"
     ):
         pr.fit(model, data, Laplace(structure, at=start, curvature="hessian"), progress=False)
 
@@ -451,7 +453,7 @@ def test_a_log_prior_that_is_convex_at_the_mode_is_refused():
     model, data = network(prior=StudentT(4.0))
     start = at(model, data, torch.full((27,), 3.0, dtype=F64))
     message = (
-        r"log prior of '0\.weight' must curve down at the mode.*Got the distribution StudentT with -0\.148 at the wei"
+        r"log prior of '0\.weight' must curve down at the mode.*got the distribution StudentT with -0\.148 at the wei"
     )
     with pytest.raises(InputError, match=message):
         pr.fit(model, data, Laplace("full", at=start), progress=False)
@@ -466,7 +468,7 @@ def test_a_prior_over_all_weights_together_is_refused():
 
 def test_a_kinked_prior_is_refused_by_its_name():
     model, data = network(prior={"0.*": LaplaceDistribution(0.0, 1.0), "*": 1.0})
-    message = r"log prior of '0\.weight' must curve down at the mode.*Got the distribution Laplace with 0 at the weight"
+    message = r"log prior of '0\.weight' must curve down at the mode.*got the distribution Laplace with 0 at the weight"
     with pytest.raises(InputError, match=message):
         pr.fit(model, data, Laplace("diag", at=at(model, data, model.network.initial + 0.1)), progress=False)
 
@@ -491,7 +493,7 @@ def test_a_hierarchical_prior_counts_with_the_precision_that_it_has():
 @pytest.mark.filterwarnings("ignore:The gradient of the log joint")
 def test_dropout_left_in_training_mode_is_refused():
     net = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 3)).to(F64)
-    with pytest.raises(InputError, match=r"must not draw random numbers of its own\. Got dropout in training mode"):
+    with pytest.raises(InputError, match=r"must not draw random numbers of its own, got dropout in training mode"):
         pr.fit(pr.Model(net, pr.Categorical()), network()[1], Laplace(), progress=False)
     model = pr.Model(net.eval(), pr.Categorical())
     posterior = pr.fit(model, network()[1], Laplace(), steps=50, progress=False)
@@ -549,20 +551,29 @@ def test_weights_that_are_not_finite_are_no_mode():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"structure": "round"}, "'structure' of Laplace must be among diag, full, kron, lowrank. Got 'round'"),
+        (
+            {"structure": "round"},
+            "'structure' argument of Laplace must be among diag, full, kron, lowrank, got 'round'",
+        ),
         (
             {"over": "first"},
-            "'over' of Laplace must be 'all', 'last', names, a Subnetwork or a LongTensor. Got 'first'",
+            "'over' argument of Laplace must be 'all', 'last', names, a Subnetwork or a LongTensor, got 'first'",
         ),
-        ({"over": []}, "'over' of Laplace must be 'all', 'last', names, a Subnetwork or a LongTensor. Got []"),
-        ({"over": Subnetwork(3), "structure": "kron"}, "be 'full', 'lowrank' or 'diag' over a Subnetwork. Got 'kron'"),
-        ({"curvature": "flat"}, "'curvature' of Laplace must be among ggn, fisher, empirical, hessian. Got 'flat'"),
-        ({"samples": 0}, "'samples' of Laplace must be a whole number from 1. Got 0"),
-        ({"tune": "all"}, "'tune' of Laplace must be None, 'scalar', 'layer' or 'parameter'. Got 'all'"),
-        ({"predictive": "quadratic"}, "'predictive' of Laplace must be 'linear' or 'network'. Got 'quadratic'"),
-        ({"rank": 4}, "'rank' of Laplace must be a whole number from 1, with structure='lowrank'. Got 4"),
-        ({"sharing": "none"}, "'sharing' of Laplace must be 'expand' or 'reduce'. Got 'none'"),
-        ({"limit": 0.5}, "'limit' of Laplace must be a whole number of bytes. Got 0.5"),
+        ({"over": []}, "'over' argument of Laplace must be 'all', 'last', names, a Subnetwork or a LongTensor, got []"),
+        ({"over": Subnetwork(3), "structure": "kron"}, "be 'full', 'lowrank' or 'diag' over a Subnetwork, got 'kron'"),
+        (
+            {"curvature": "flat"},
+            "'curvature' argument of Laplace must be among ggn, fisher, empirical, hessian, got 'flat'",
+        ),
+        ({"samples": 0}, "'samples' argument of Laplace must be an integer >= 1, got 0"),
+        ({"tune": "all"}, "'tune' argument of Laplace must be None, 'scalar', 'layer' or 'parameter', got 'all'"),
+        (
+            {"predictive": "quadratic"},
+            "'predictive' argument of Laplace must be 'linear' or 'network', got 'quadratic'",
+        ),
+        ({"rank": 4}, "'rank' argument of Laplace must be an integer >= 1, with structure='lowrank', got 4"),
+        ({"sharing": "none"}, "'sharing' argument of Laplace must be 'expand' or 'reduce', got 'none'"),
+        ({"limit": 0.5}, "'limit' argument of Laplace must be an integer of bytes, got 0.5"),
         ({"size": 3}, "options of Laplace must be among structure, over, at"),
     ],
     ids=str,
@@ -573,10 +584,10 @@ def test_a_bad_option_is_refused_in_one_sentence(options, message):
 
 
 def test_a_subnetwork_has_a_size_that_the_network_has():
-    with pytest.raises(InputError, match=r"'size' of Subnetwork must be a whole number from 1\. Got 1\.5"):
+    with pytest.raises(InputError, match=r"'size' argument of Subnetwork must be an integer >= 1, got 1\.5"):
         Subnetwork(1.5)
     model, data = network()
-    with pytest.raises(InputError, match=r"'size' of Subnetwork must be at most 27\. Got 28"):
+    with pytest.raises(InputError, match=r"'size' argument of Subnetwork must be at most 27, got 28"):
         pr.fit(model, data, Laplace(over=Subnetwork(28), at=at(model, data, model.network.initial)), progress=False)
 
 
@@ -616,19 +627,19 @@ def test_a_network_that_is_trained_already_is_the_mode_as_it_is() -> None:
 
 @pytest.mark.parametrize("at", [3, "map", pr.MAP])
 def test_an_at_that_is_no_mode_is_refused_by_its_name(at: object) -> None:
-    with pytest.raises(InputError, match="The 'at' of Laplace must be 'network', a posterior or a method"):
+    with pytest.raises(InputError, match="The 'at' argument of Laplace must be 'network', a posterior or a method"):
         Laplace(at=at)
 
 
 def test_a_subnetwork_larger_than_the_network_is_refused() -> None:
     net, X = nn.Linear(2, 1), torch.zeros(4, 2)
-    with pytest.raises(InputError, match=r"The 'size' of Subnetwork must be at most 3\. Got 4"):
+    with pytest.raises(InputError, match=r"The 'size' argument of Subnetwork must be at most 3, got 4"):
         pr.fit(pr.Model(net, pr.Gaussian(1.0)), (X, X[:, 0]), Laplace(over=Subnetwork(4)), progress=False)
 
 
 def test_a_posterior_of_another_model_is_refused_by_the_name_of_the_argument() -> None:
     other = at(LINE.model(), LINE.data, LINE.posterior.mean)
-    with pytest.raises(InputError, match="The 'at' of Laplace must be a posterior of the same model"):
+    with pytest.raises(InputError, match="The 'at' argument of Laplace must be a posterior of the same model"):
         pr.fit(*network(), Laplace("full", at=other), progress=False)
 
 

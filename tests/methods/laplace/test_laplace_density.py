@@ -241,16 +241,16 @@ def test_it_survives_a_file(tmp_path):
 
 @pytest.mark.parametrize("structure", ["kron", "lowrank"])
 def test_a_density_has_no_layers(structure):
-    with pytest.raises(InputError, match="'structure' of Laplace must be 'full' or 'diag' for a Density"):
+    with pytest.raises(InputError, match="'structure' argument of Laplace must be 'full' or 'diag' for a Density"):
         fitted(COIN, Laplace(structure=structure))
 
 
 def test_a_density_has_neither_a_subnetwork_nor_a_last_layer_nor_prior_scales():
-    with pytest.raises(InputError, match="'over' of Laplace must be 'all' or names for a Density"):
+    with pytest.raises(InputError, match="'over' argument of Laplace must be 'all' or names for a Density"):
         fitted(COIN, Laplace(over=Subnetwork(1)))
-    with pytest.raises(InputError, match="'over' of Laplace must be 'all' or names for a Density"):
+    with pytest.raises(InputError, match="'over' argument of Laplace must be 'all' or names for a Density"):
         fitted(COIN, Laplace(over="last"))
-    with pytest.raises(InputError, match="'tune' of Laplace must be None for a Density"):
+    with pytest.raises(InputError, match="'tune' argument of Laplace must be None for a Density"):
         fitted(COIN, Laplace(tune="scalar"))
     with pytest.raises(InputError, match="match parameters among p"):
         fitted(COIN, Laplace(over=["q"]))
@@ -286,5 +286,5 @@ def test_its_budget_is_that_of_a_dense_hessian():
     found = Laplace().plan(LinearRegression.make(0).density(), LinearRegression.make(0).data)
     assert found.needs["full"].memory == 4 * 8 * 4**2
     assert found.advice == "full"
-    with pytest.raises(InputError, match=r"must stay under 100 bytes\. Got full: 512 bytes"):
+    with pytest.raises(InputError, match=r"must stay under 100 bytes, got full: 512 bytes"):
         fitted(LinearRegression.make(0), Laplace(limit=100))

@@ -171,7 +171,7 @@ def test_an_ensemble_of_them_has_features_of_its_own():
 
 def test_what_has_no_last_layer_is_refused_in_a_sentence():
     model, X, y = problem()
-    with pytest.raises(pr.InputError, match="'at' of LastLayer must be a method, a posterior, or 'network'"):
+    with pytest.raises(pr.InputError, match="'at' argument of LastLayer must be a method, a posterior, or 'network'"):
         pr.LastLayer(at="map")
     soft = pr.Model(nn.Sequential(nn.Linear(2, 1), nn.Softplus()).double(), pr.Gaussian(0.3))
     with pytest.raises(pr.InputError, match="give the output of its last linear layer as its own"):
@@ -181,7 +181,7 @@ def test_what_has_no_last_layer_is_refused_in_a_sentence():
         pr.fit(flat, (X, y), pr.LastLayer(at="network"))
     wide = pr.Model(nn.Linear(2000, 20), pr.Categorical(), prior=1.0)
     with pytest.raises(
-        pr.InputError, match=r"have a last layer that fits into 4 GiB for LastLayer\. Got 40,020 weights"
+        pr.InputError, match=r"have a last layer that fits into 4 GiB for LastLayer, got 40,020 weights"
     ):
         pr.fit(wide, (torch.zeros(3, 2000), torch.arange(3)), pr.LastLayer(at="network"))
 
@@ -200,7 +200,7 @@ def test_what_has_no_last_layer_is_refused_in_a_sentence():
         pr.fit(beside, (X, y), pr.LastLayer(at="network"))
     with pytest.raises(pr.InputError, match="needs a Model"):
         pr.fit(pr.Density(lambda p: -(p["x"] ** 2), {"x": pr.Param()}), None, pr.LastLayer(at="network"))
-    with pytest.raises(pr.InputError, match="The 'data' of update must be inputs and targets"):
+    with pytest.raises(pr.InputError, match="The 'data' argument of update must be inputs and targets"):
         pr.fit(model, (X, y), pr.LastLayer(at="network")).update(None)
 
 
@@ -210,12 +210,15 @@ def test_rows_and_numbers_that_it_can_not_take_are_refused_in_a_sentence():
     for ask, sentence in (
         (
             lambda: last.update(X),
-            "The 'data' of update must be inputs and targets, such as (X, y). Got 1 part instead.",
+            "The 'data' argument of update must be inputs and targets, such as (X, y), got 1 part.",
         ),
-        (lambda: last.update((X[:3], y[:2])), "The 'data' of update must have the same number of rows in each part"),
-        (lambda: last.update((X[:3, :1], y[:3])), "The network must take the inputs. Got (1, 1)"),
-        (lambda: last.predict(X, samples=0), "The 'samples' of predict must be a whole number from 1. Got 0 instead."),
-        (lambda: last.predict(X, seed="a"), "The 'seed' of predict must be a whole number. Got 'a' instead."),
+        (
+            lambda: last.update((X[:3], y[:2])),
+            "The 'data' argument of update must have the same number of rows in each part",
+        ),
+        (lambda: last.update((X[:3, :1], y[:3])), "The network must take the inputs, got (1, 1)"),
+        (lambda: last.predict(X, samples=0), "The 'samples' argument of predict must be an integer >= 1, got 0."),
+        (lambda: last.predict(X, seed="a"), "The 'seed' argument of predict must be an integer, got 'a'."),
     ):
         with pytest.raises(pr.InputError) as error:
             ask()
@@ -362,12 +365,12 @@ def test_features_are_those_of_the_centre_of_a_posterior_under_the_prior_that_it
     phi = torch.cat([torch.tanh(X @ layer.mean["0.weight"].T + layer.mean["0.bias"]), torch.ones(40, 1).double()], 1)
     assert torch.allclose(noiseless, phi.square().sum(0) / 0.09, rtol=1e-9)
     masks = pr.fit(model, (X, y), pr.Dropout(rate=0.1), steps=20)
-    with pytest.raises(pr.InputError, match="The 'at' of LastLayer must be a posterior with a centre"):
+    with pytest.raises(pr.InputError, match="The 'at' argument of LastLayer must be a posterior with a centre"):
         pr.fit(model, (X, y), pr.LastLayer(at=masks))
 
 
 def test_a_last_layer_whose_weight_is_frozen_is_refused():
     net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
     net[2].weight.requires_grad_(False)
-    with pytest.raises(pr.InputError, match=r"must train the weight of its last layer .* Got '2.bias' alone"):
+    with pytest.raises(pr.InputError, match=r"must train the weight of its last layer .* got '2.bias' alone"):
         pr.fit(pr.Model(net, pr.Gaussian(0.1)), (torch.zeros(4, 2), torch.zeros(4)), pr.LastLayer(at="network"))

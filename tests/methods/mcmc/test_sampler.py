@@ -356,7 +356,7 @@ def test_chains_that_run_away_are_stopped(method):
 def test_a_density_without_a_value_at_any_start_is_refused_with_its_parameters():
     """It is finite at zero, where it is tried first, and nowhere near it."""
     density = density_of(lambda p: torch.where(p["w"] == 0, 0.0, -math.inf).sum(-1) + 0 * p["w"].sum(-1), 2)
-    with pytest.raises(InputError, match=r"must be finite where NUTS starts, as at {'w': \[.*Got -inf there"):
+    with pytest.raises(InputError, match=r"must be finite where NUTS starts, as at {'w': \[.*got -inf there"):
         pr.fit(density, None, NUTS(chains=4), steps=5, progress=False)
 
 
@@ -379,7 +379,7 @@ def test_a_density_that_is_not_differentiable_is_refused():
 
 def test_a_network_with_running_statistics_is_refused():
     model = pr.Model(nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)), pr.Gaussian(0.1))
-    with pytest.raises(InputError, match="'model' of HMC must have no buffers that training writes"):
+    with pytest.raises(InputError, match="'model' argument of HMC must have no buffers that training writes"):
         pr.fit(model, (torch.randn(8, 1), torch.randn(8)), HMC(), steps=1, progress=False)
 
 
@@ -387,10 +387,10 @@ def test_a_network_with_running_statistics_is_refused():
 @pytest.mark.parametrize(
     ("option", "value", "must"),
     [
-        ("chains", 0, "a whole number from 1"),
-        ("chains", 2.5, "a whole number from 1"),
-        ("warmup", -1, "a whole number from 0"),
-        ("thin", 0, "a whole number from 1"),
+        ("chains", 0, "an integer from 1"),
+        ("chains", 2.5, "an integer from 1"),
+        ("warmup", -1, "an integer from 0"),
+        ("thin", 0, "an integer from 1"),
         ("accept", 1.0, "a number between 0 and 1"),
         ("accept", "high", "a number between 0 and 1"),
         ("metric", "kronecker", "one of diagonal, dense, low_rank"),
@@ -398,7 +398,7 @@ def test_a_network_with_running_statistics_is_refused():
     ],
 )
 def test_an_option_that_is_none_is_refused(method, option, value, must):
-    with pytest.raises(InputError, match=f"The '{option}' of {method.__name__} must be {must}"):
+    with pytest.raises(InputError, match=f"The '{option}' argument of {method.__name__} must be {must}"):
         method(**{option: value})
 
 
@@ -407,7 +407,7 @@ def test_an_option_that_is_none_is_refused(method, option, value, must):
     [(HMC, "trajectory", 0), (HMC, "trajectory", "long"), (HMC, "integrator", "euler"), (NUTS, "max_depth", 0)],
 )
 def test_an_option_of_one_method_is_refused_likewise(method, option, value):
-    with pytest.raises(InputError, match=f"The '{option}' of {method.__name__} must be"):
+    with pytest.raises(InputError, match=f"The '{option}' argument of {method.__name__} must be"):
         method(**{option: value})
 
 

@@ -217,13 +217,13 @@ def test_a_rate_that_is_too_large_diverges_and_says_so():
 
 @pytest.mark.parametrize("friction", [0, -0.1, 1.5, "much", True])
 def test_a_friction_outside_its_range_is_refused(friction):
-    with pytest.raises(pr.InputError, match="The 'friction' of SGHMC must be a number above 0, up to 1"):
+    with pytest.raises(pr.InputError, match="The 'friction' argument of SGHMC must be a number above 0, up to 1"):
         SGHMC(friction=friction)
 
 
 def test_bad_options_are_refused_by_the_samplers_name():
-    with pytest.raises(pr.InputError, match="The 'learning_rate' of SGHMC must be a positive number"):
+    with pytest.raises(pr.InputError, match="The 'learning_rate' argument of SGHMC must be a positive number"):
         SGHMC(learning_rate=0)
     exact = line(20)
-    with pytest.raises(pr.InputError, match="The 'burn_in' of SGHMC must leave a draw of 10 steps to keep"):
+    with pytest.raises(pr.InputError, match="The 'burn_in' argument of SGHMC must leave a draw of 10 steps to keep"):
         pr.fit(batched(exact), exact.data, SGHMC(burn_in=10), steps=10, progress=False)

@@ -341,7 +341,7 @@ def test_a_rate_that_is_too_large_diverges_and_says_so():
 def test_batch_normalisation_in_training_mode_is_refused():
     net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
     _, data = classification()
-    with pytest.raises(pr.InputError, match="The 'model' of SGLD must have no buffers that training writes"):
+    with pytest.raises(pr.InputError, match="The 'model' argument of SGLD must have no buffers that training writes"):
         pr.fit(pr.Model(net, pr.Categorical()), data, SGLD(), steps=10, progress=False)
     pr.fit(pr.Model(net.eval(), pr.Categorical()), data, SGLD(), steps=10, progress=False)
 
@@ -349,14 +349,14 @@ def test_batch_normalisation_in_training_mode_is_refused():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"learning_rate": -1}, "The 'learning_rate' of SGLD must be a positive number. Got -1"),
-        ({"learning_rate": "fast"}, "The 'learning_rate' of SGLD must be a positive number. Got 'fast'"),
-        ({"chains": 0}, "The 'chains' of SGLD must be a whole number from 1. Got 0"),
-        ({"burn_in": -1}, "The 'burn_in' of SGLD must be a whole number from 0. Got -1"),
-        ({"burn_in": 0.5}, "The 'burn_in' of SGLD must be a whole number from 0. Got 0.5"),
-        ({"thin": 0}, "The 'thin' of SGLD must be a whole number from 1. Got 0"),
-        ({"schedule": "cosine"}, r"The 'schedule' of SGLD must be 'constant' or Cyclical\(\). Got 'cosine'"),
-        ({"precondition": "rmsprop"}, "The 'precondition' of SGLD must be True or False"),
+        ({"learning_rate": -1}, "The 'learning_rate' argument of SGLD must be a positive number, got -1"),
+        ({"learning_rate": "fast"}, "The 'learning_rate' argument of SGLD must be a positive number, got 'fast'"),
+        ({"chains": 0}, "The 'chains' argument of SGLD must be an integer >= 1, got 0"),
+        ({"burn_in": -1}, "The 'burn_in' argument of SGLD must be an integer >= 0, got -1"),
+        ({"burn_in": 0.5}, "The 'burn_in' argument of SGLD must be an integer >= 0, got 0.5"),
+        ({"thin": 0}, "The 'thin' argument of SGLD must be an integer >= 1, got 0"),
+        ({"schedule": "cosine"}, r"The 'schedule' argument of SGLD must be 'constant' or Cyclical\(\), got 'cosine'"),
+        ({"precondition": "rmsprop"}, "The 'precondition' argument of SGLD must be True or False"),
     ],
 )
 def test_bad_options_are_refused(options, sentence):
@@ -367,25 +367,27 @@ def test_bad_options_are_refused(options, sentence):
 @pytest.mark.parametrize("options", [{"burn_in": 10}, {"burn_in": 5, "thin": 6}, {"burn_in": 100}])
 def test_options_that_leave_nothing_to_keep_are_refused(options):
     exact = line(20)
-    with pytest.raises(pr.InputError, match="The 'burn_in' of SGLD must leave a draw of 10 steps to keep"):
+    with pytest.raises(pr.InputError, match="The 'burn_in' argument of SGLD must leave a draw of 10 steps to keep"):
         pr.fit(batched(exact), exact.data, SGLD(**options), steps=10, progress=False)
 
 
 def test_cycles_too_short_to_draw_in_are_refused():
     exact = line(20)
     with pytest.raises(
-        pr.InputError, match="The 'schedule' of SGLD must have steps left to draw in: a cycle of 3 ends"
+        pr.InputError, match="The 'schedule' argument of SGLD must have steps left to draw in: a cycle of 3 ends"
     ):
         pr.fit(batched(exact), exact.data, SGLD(schedule=Cyclical(cycles=4)), steps=10, progress=False)
 
 
 def test_a_preconditioner_without_steps_to_learn_it_in_is_refused():
     exact = line(20)
-    with pytest.raises(pr.InputError, match="The 'burn_in' of SGLD must be 1 or more, to learn the preconditioner in"):
+    with pytest.raises(
+        pr.InputError, match="The 'burn_in' argument of SGLD must be 1 or more, to learn the preconditioner in"
+    ):
         pr.fit(batched(exact), exact.data, SGLD(precondition=True, burn_in=0), steps=10, progress=False)
 
 
 @pytest.mark.parametrize("exploring", [1, -0.1, "most"])
 def test_a_share_of_exploring_outside_its_range_is_refused(exploring):
-    with pytest.raises(pr.InputError, match="The 'exploring' of Cyclical must be a number from 0 and below 1"):
+    with pytest.raises(pr.InputError, match="The 'exploring' argument of Cyclical must be a number from 0 and below 1"):
         Cyclical(exploring=exploring)

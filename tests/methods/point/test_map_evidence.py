@@ -202,14 +202,18 @@ def test_it_keeps_the_contract(clause):
 
 def test_bad_input_is_one_sentence():
     for bad in (0, 1.5, True, "often"):
-        with pytest.raises(pr.InputError, match="The 'evidence_every' of MAP must be a whole number from 1, or None"):
+        with pytest.raises(
+            pr.InputError, match="The 'evidence_every' argument of MAP must be an integer >= 1, or None"
+        ):
             pr.MAP(evidence_every=bad)
-    with pytest.raises(pr.InputError, match="The 'structure' of MAP must be 'kron', 'diag' or 'full'"):
+    with pytest.raises(pr.InputError, match="The 'structure' argument of MAP must be 'kron', 'diag' or 'full'"):
         pr.MAP(evidence_every=1, structure="lowrank")
-    with pytest.raises(pr.InputError, match="The 'holdout' of MAP must be left out when the evidence sets the noise"):
+    with pytest.raises(
+        pr.InputError, match="The 'holdout' argument of MAP must be left out when the evidence sets the noise"
+    ):
         pr.MAP(evidence_every=1, holdout=0.2)
     density = pr.Density(lambda x: -x["a"].square(), {"a": pr.Param()})
-    with pytest.raises(pr.InputError, match="'evidence_every' of MAP needs a Model"):
+    with pytest.raises(pr.InputError, match="'evidence_every' argument of MAP needs a Model"):
         pr.fit(density, None, pr.MAP(evidence_every=1), steps=2, progress=False)
     X, y = network(pr.Categorical(), 2)[1]
     flat = pr.Model(nn.Linear(2, 2).to(F64), pr.Categorical(), prior="flat")

@@ -125,12 +125,14 @@ def test_the_tail_of_the_ratios_tells_a_funnel_from_a_gaussian():
 
 
 def test_bad_families_are_refused_in_one_sentence():
-    with pytest.raises(InputError, match="'family' of MeanField must be one of gaussian, laplace, logistic, uniform"):
+    with pytest.raises(
+        InputError, match="'family' argument of MeanField must be one of gaussian, laplace, logistic, uniform"
+    ):
         pr.MeanField(family="cauchy")
-    with pytest.raises(InputError, match="'family' of MeanField must be 'gaussian' for the estimator 'local'"):
+    with pytest.raises(InputError, match="'family' argument of MeanField must be 'gaussian' for the estimator 'local'"):
         pr.MeanField(family="laplace", estimator="local")
     exact = LinearRegression.make(0)
-    with pytest.raises(InputError, match=r"must be one for every weight of a network. Got a dict instead"):
+    with pytest.raises(InputError, match=r"must be one for every weight of a network, got a dict"):
         pr.fit(exact.model(), exact.data, pr.MeanField(family={"weight": Beta}), steps=1, progress=False)
 
 

@@ -60,7 +60,7 @@ def test_of_one_coordinate_it_is_a_gaussian():
 @pytest.mark.parametrize("option", ["layers", "hidden"])
 @pytest.mark.parametrize("value", [0, 1.5, True])
 def test_sizes_that_are_not_whole_numbers_from_one_are_refused(option, value):
-    with pytest.raises(InputError, match=f"'{option}' of Flow must be a whole number from 1"):
+    with pytest.raises(InputError, match=f"'{option}' argument of Flow must be an integer >= 1"):
         pr.Flow(**{option: value})
 
 

@@ -69,7 +69,7 @@ def test_a_rank_beyond_the_coordinates_is_theirs():
 
 @pytest.mark.parametrize("rank", [0, -1, 2.0, True, "2"])
 def test_a_rank_that_is_not_a_whole_number_from_one_is_refused(rank):
-    with pytest.raises(InputError, match="'rank' of LowRank must be a whole number from 1"):
+    with pytest.raises(InputError, match="'rank' argument of LowRank must be an integer >= 1"):
         pr.LowRank(rank=rank)
 
 

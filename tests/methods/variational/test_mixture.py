@@ -63,12 +63,12 @@ def test_on_a_gaussian_posterior_the_bound_is_the_evidence():
 
 @pytest.mark.parametrize("value", [0, 1.5, True])
 def test_a_number_of_components_that_is_not_a_whole_number_from_one_is_refused(value):
-    with pytest.raises(InputError, match="'components' of MixtureOfGaussians must be a whole number from 1"):
+    with pytest.raises(InputError, match="'components' argument of MixtureOfGaussians must be an integer >= 1"):
         pr.MixtureOfGaussians(components=value)
 
 
 def test_an_unknown_covariance_is_refused():
-    with pytest.raises(InputError, match="'covariance' of MixtureOfGaussians must be 'diagonal' or 'full'"):
+    with pytest.raises(InputError, match="'covariance' argument of MixtureOfGaussians must be 'diagonal' or 'full'"):
         pr.MixtureOfGaussians(covariance="kron")
 
 

@@ -326,14 +326,17 @@ def test_the_factor_of_the_covariance_is_lower_triangular_and_of_the_inverse_pre
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"covariance": "kron"}, "'covariance' of NaturalGradient must be 'diagonal' or 'full'"),
-        ({"samples": 0}, "'samples' of NaturalGradient must be a whole number from 1"),
-        ({"learning_rate": 0}, "'learning_rate' of NaturalGradient must be a positive number"),
-        ({"schedule": "linear"}, "'schedule' of NaturalGradient must be 'cosine'"),
-        ({"momentum": 1.0}, "'momentum' of NaturalGradient must be a number from 0 to below 1"),
-        ({"hessian_rate": 0}, "'hessian_rate' of NaturalGradient must be a number above 0, at most 1, or None"),
-        ({"initial_scale": -1}, "'initial_scale' of NaturalGradient must be a positive number"),
-        ({"clip": True}, "'clip' of NaturalGradient must be a positive number"),
+        ({"covariance": "kron"}, "'covariance' argument of NaturalGradient must be 'diagonal' or 'full'"),
+        ({"samples": 0}, "'samples' argument of NaturalGradient must be an integer >= 1"),
+        ({"learning_rate": 0}, "'learning_rate' argument of NaturalGradient must be a positive number"),
+        ({"schedule": "linear"}, "'schedule' argument of NaturalGradient must be 'cosine'"),
+        ({"momentum": 1.0}, "'momentum' argument of NaturalGradient must be a number from 0 to below 1"),
+        (
+            {"hessian_rate": 0},
+            "'hessian_rate' argument of NaturalGradient must be a number above 0, at most 1, or None",
+        ),
+        ({"initial_scale": -1}, "'initial_scale' argument of NaturalGradient must be a positive number"),
+        ({"clip": True}, "'clip' argument of NaturalGradient must be a positive number"),
     ],
 )
 def test_options_that_can_not_be_are_refused_in_one_sentence(options, sentence):

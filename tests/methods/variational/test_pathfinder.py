@@ -331,17 +331,19 @@ def test_that_no_path_succeeds_is_an_error():
 
 def test_a_network_with_running_statistics_is_refused():
     net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
-    with pytest.raises(pr.InputError, match="The 'model' of Pathfinder must have no buffers that training writes"):
+    with pytest.raises(
+        pr.InputError, match="The 'model' argument of Pathfinder must have no buffers that training writes"
+    ):
         fit(pr.Model(net, pr.Gaussian(1.0)), data=(torch.randn(8, 2), torch.randn(8)))
 
 
 @pytest.mark.parametrize("name", ["paths", "draws", "history", "elbo_draws", "iterations"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "many", None])
 def test_a_count_that_is_none_is_refused(name, value):
-    with pytest.raises(pr.InputError, match=f"The '{name}' of Pathfinder must be a whole number from 1"):
+    with pytest.raises(pr.InputError, match=f"The '{name}' argument of Pathfinder must be an integer >= 1"):
         Pathfinder(**{name: value})
 
 
 def test_a_resample_that_is_neither_true_nor_false_is_refused():
-    with pytest.raises(pr.InputError, match="The 'resample' of Pathfinder must be True or False"):
+    with pytest.raises(pr.InputError, match="The 'resample' argument of Pathfinder must be True or False"):
         Pathfinder(resample=1)  # pyright: ignore[reportArgumentType]

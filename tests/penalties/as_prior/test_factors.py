@@ -98,16 +98,31 @@ def test_layers_that_differ_are_named() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: layer_factors(nn.Linear(2, 2), "lasso"), "The 'penalty' of layer_factors must be a penalty or one of"),
-        (lambda: layer_factors(nn.Linear(2, 2), 3.0), "The 'penalty' of layer_factors must be a penalty or one of"),
-        (lambda: layer_factors(nn.Linear(2, 2), Bridge), "The 'penalty' of layer_factors must be a penalty or one of"),
-        (lambda: layer_factors([], "l1"), "The 'net' of layer_factors must be a torch.nn.Module. Got list instead."),
-        (lambda: layer_factors(nn.Linear(2, 2), "l1", "kaiming"), "The 'variance' of layer_factors must be one of"),
+        (
+            lambda: layer_factors(nn.Linear(2, 2), "lasso"),
+            "The 'penalty' argument of layer_factors must be a penalty or one of",
+        ),
+        (
+            lambda: layer_factors(nn.Linear(2, 2), 3.0),
+            "The 'penalty' argument of layer_factors must be a penalty or one of",
+        ),
+        (
+            lambda: layer_factors(nn.Linear(2, 2), Bridge),
+            "The 'penalty' argument of layer_factors must be a penalty or one of",
+        ),
+        (lambda: layer_factors([], "l1"), "The 'net' argument of layer_factors must be a torch.nn.Module, got list."),
+        (
+            lambda: layer_factors(nn.Linear(2, 2), "l1", "kaiming"),
+            "The 'variance' argument of layer_factors must be one of",
+        ),
         (lambda: layer_factors(nn.Linear(2, 2), Penalty(abs)), "The variance of a Penalty must be known"),
-        (lambda: explain(nn.Linear(2, 2), 1e-4), "The 'num_data' of explain must be given for a weight decay"),
-        (lambda: explain(nn.Linear(2, 2), 0.0, 10), "The 'penalty' of explain must be a positive weight decay"),
-        (lambda: explain(nn.Linear(2, 2), L1(), 0), "The 'num_data' of explain must be a whole number from 1"),
-        (lambda: explain(nn.Tanh(), L1()), "The 'net' of explain must have a penalised layer with weights"),
+        (lambda: explain(nn.Linear(2, 2), 1e-4), "The 'num_data' argument of explain must be given for a weight decay"),
+        (
+            lambda: explain(nn.Linear(2, 2), 0.0, 10),
+            "The 'penalty' argument of explain must be a positive weight decay",
+        ),
+        (lambda: explain(nn.Linear(2, 2), L1(), 0), "The 'num_data' argument of explain must be an integer >= 1"),
+        (lambda: explain(nn.Tanh(), L1()), "The 'net' argument of explain must have a penalised layer with weights"),
     ],
 )
 def test_what_cannot_be_explained_is_refused_in_a_sentence(make, says: str) -> None:

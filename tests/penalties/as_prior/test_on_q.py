@@ -219,10 +219,13 @@ def test_its_evidence_is_refused_in_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"estimator": "sticking"}, "The 'estimator' of MeanField must be one of pathwise, local, flipout"),
-        ({"estimator": "score"}, "The 'estimator' of MeanField must be one of pathwise, local, flipout"),
-        ({"objective": "iwae", "samples": 4}, "The 'estimator' of MeanField must be one of pathwise, local, flipout"),
-        ({"divergence": pr.divergences.Renyi(0.5)}, "The 'divergence' of MeanField must be left out"),
+        ({"estimator": "sticking"}, "The 'estimator' argument of MeanField must be one of pathwise, local, flipout"),
+        ({"estimator": "score"}, "The 'estimator' argument of MeanField must be one of pathwise, local, flipout"),
+        (
+            {"objective": "iwae", "samples": 4},
+            "The 'estimator' argument of MeanField must be one of pathwise, local, flipout",
+        ),
+        ({"divergence": pr.divergences.Renyi(0.5)}, "The 'divergence' argument of MeanField must be left out"),
     ],
 )
 def test_objectives_without_a_divergence_to_replace_are_refused(options, says: str) -> None:
@@ -234,8 +237,11 @@ def test_objectives_without_a_divergence_to_replace_are_refused(options, says: s
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Variational(3), "The 'function' of Variational must be a function of means and scales"),
-        (lambda: Variational(torch.add, factor=0), "The 'factor' of Variational must be a positive number. Got 0"),
+        (lambda: Variational(3), "The 'function' argument of Variational must be a function of means and scales"),
+        (
+            lambda: Variational(torch.add, factor=0),
+            "The 'factor' argument of Variational must be a positive number, got 0",
+        ),
         (
             lambda: model(Variational(lambda mu: mu)),
             "must take the means and scales of '0.weight'. It raised TypeError",

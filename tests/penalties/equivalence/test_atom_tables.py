@@ -135,14 +135,30 @@ def test_the_lines_of_a_table_are_those_of_least_squares() -> None:
 @pytest.mark.parametrize(
     ("table", "family", "message"),
     [
-        ((MU, KEEP, torch.zeros(321, 4)), "dirac", r"without \(None\) for 'dirac'. Got scales for 'dirac'"),
-        ((MU, None, torch.zeros(321)), "gaussian", "be a table with scales.* Got none for 'gaussian'"),
-        ((MU, KEEP, torch.zeros(321, 4)), "spike_slab", "be a table with `keep` for 'spike_slab' alone. Got none"),
-        ((MU, KEEP, torch.zeros(321, 4, 2), 0.0, [0.1, 0.2]), "gaussian", "for 'spike_slab' alone. Got some"),
-        ((MU, 2 * KEEP, torch.zeros(321, 4)), "dropout", "The 'scales' of Table must be probabilities above 0"),
-        ((MU, KEEP, torch.zeros(321, 4, 1), 0.0, [1.5]), "spike_slab", "The 'keep' of Table must be probabilities"),
-        ((MU, KEEP, torch.zeros(321, 4, 1), 0.0, [0.5]), "spike_slab", "The 'keep' of Table must be two probab"),
-        ((MU, KEEP, torch.zeros(321, 4, 2), 0.0, [0.5, 0.5]), "spike_slab", "The 'keep' of Table must be different"),
+        ((MU, KEEP, torch.zeros(321, 4)), "dirac", r"without \(None\) for 'dirac', got scales for 'dirac'"),
+        ((MU, None, torch.zeros(321)), "gaussian", "be a table with scales.* got none for 'gaussian'"),
+        ((MU, KEEP, torch.zeros(321, 4)), "spike_slab", "be a table with `keep` for 'spike_slab' alone, got none"),
+        ((MU, KEEP, torch.zeros(321, 4, 2), 0.0, [0.1, 0.2]), "gaussian", "for 'spike_slab' alone, got some"),
+        (
+            (MU, 2 * KEEP, torch.zeros(321, 4)),
+            "dropout",
+            "The 'scales' argument of Table must be probabilities above 0",
+        ),
+        (
+            (MU, KEEP, torch.zeros(321, 4, 1), 0.0, [1.5]),
+            "spike_slab",
+            "The 'keep' argument of Table must be probabilities",
+        ),
+        (
+            (MU, KEEP, torch.zeros(321, 4, 1), 0.0, [0.5]),
+            "spike_slab",
+            "The 'keep' argument of Table must be two probab",
+        ),
+        (
+            (MU, KEEP, torch.zeros(321, 4, 2), 0.0, [0.5, 0.5]),
+            "spike_slab",
+            "The 'keep' argument of Table must be different",
+        ),
         ((MU, KEEP, torch.zeros(321, 4), 0.0, KEEP), "spike_slab", r"must have the shape \(321, 4, 4\)"),
         ((MU, None, torch.zeros(321, 1)), "dirac", r"must have the shape \(321,\)"),
     ],

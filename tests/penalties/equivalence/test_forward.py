@@ -124,7 +124,7 @@ def test_a_prior_over_vectors_takes_a_vector_of_means_and_one_scale() -> None:
     q = Independent(Normal(mu, d(0.3).expand(2, 4)), 1)
     assert torch.allclose(r(mu, d([[0.3]])), pr.kl(q, prior).value, atol=1e-12)
     assert torch.allclose(penalty_from_prior(prior, "dirac")(mu), -prior.log_prob(mu))
-    with pytest.raises(InputError, match="The 'family' of penalty_from_prior must be 'gaussian' or 'dirac'"):
+    with pytest.raises(InputError, match="The 'family' argument of penalty_from_prior must be 'gaussian' or 'dirac'"):
         penalty_from_prior(prior, "laplace")
 
 
@@ -158,9 +158,18 @@ def test_where_the_prior_has_no_mass_the_penalty_is_infinite() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: penalty_from_prior(3.0), "The 'prior' of penalty_from_prior must be a distribution, an Equivalence"),
-        (lambda: penalty_from_prior(PRIORS["gaussian"], "cauchy"), "The 'family' of penalty_from_prior must be one of"),
-        (lambda: penalty_from_prior(PRIORS["gaussian"])(0.0, -1.0), "The 'scale' of penalty_from_prior must be above"),
+        (
+            lambda: penalty_from_prior(3.0),
+            "The 'prior' argument of penalty_from_prior must be a distribution, an Equivalence",
+        ),
+        (
+            lambda: penalty_from_prior(PRIORS["gaussian"], "cauchy"),
+            "The 'family' argument of penalty_from_prior must be one of",
+        ),
+        (
+            lambda: penalty_from_prior(PRIORS["gaussian"])(0.0, -1.0),
+            "The 'scale' argument of penalty_from_prior must be above",
+        ),
         (lambda: penalty_from_prior(PRIORS["gaussian"], "spike_slab"), "must be a SpikeAndSlab for the family"),
         (lambda: penalty_from_prior(L2("glorot")), "must have a number as its factor, where there is no network"),
     ],

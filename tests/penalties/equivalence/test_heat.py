@@ -90,18 +90,18 @@ def test_a_penalty_that_prices_variances_alone_leaves_the_correlations() -> None
 
 
 def test_a_covariance_that_is_none_is_refused() -> None:
-    with pytest.raises(InputError, match="The 'covariance' of heat_residual_matrix must be of 3 by 3 numbers"):
+    with pytest.raises(InputError, match="The 'covariance' argument of heat_residual_matrix must be of 3 by 3 numbers"):
         heat_residual_matrix(full, d([0.0, 0.0, 0.0]), torch.eye(2))
-    with pytest.raises(InputError, match="The 'covariance' of heat_residual_matrix must be positive definite"):
+    with pytest.raises(InputError, match="The 'covariance' argument of heat_residual_matrix must be positive definite"):
         heat_residual_matrix(full, d([0.0, 0.0, 0.0]), -torch.eye(3))
-    with pytest.raises(InputError, match="The 'r' of heat_residual_matrix must be a function"):
+    with pytest.raises(InputError, match="The 'r' argument of heat_residual_matrix must be a function"):
         heat_residual_matrix(1.0, d([0.0]), torch.eye(1))
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(InputError, match="The 'r' of heat_residual must be a function"):
+    with pytest.raises(InputError, match="The 'r' argument of heat_residual must be a function"):
         heat_residual(3.0, 0.0, 1.0)
-    with pytest.raises(InputError, match="The 'scale' of heat_residual must be above zero"):
+    with pytest.raises(InputError, match="The 'scale' argument of heat_residual must be above zero"):
         heat_residual(lambda m, s: m, 0.0, 0.0)
-    with pytest.raises(InputError, match="The 'mu' of heat_residual must have a last dimension"):
+    with pytest.raises(InputError, match="The 'mu' argument of heat_residual must have a last dimension"):
         heat_residual(lambda m, s: m, 0.0, 1.0, vector=True)

@@ -139,12 +139,15 @@ def test_the_spline_is_natural_interpolates_and_knows_its_curvature() -> None:
     ("table", "message"),
     [
         ((MU, SCALES), r"be \(mu, scales, values\)"),
-        ((MU.flip(0), SCALES, torch.zeros(481, 5)), "The 'mu' of Table must be at least 10 locations in increasing"),
-        ((MU, -SCALES, torch.zeros(481, 5)), "The 'scales' of Table must be positive"),
-        ((MU, d([0.1, 0.1]), torch.zeros(481, 2)), "The 'scales' of Table must be different"),
-        ((MU, SCALES, torch.zeros(5, 481)), r"The 'values' of Table must have the shape \(481, 5\)"),
-        ((MU, SCALES, torch.full((481, 5), math.nan)), "The 'values' of Table must be finite"),
-        ((MU, SCALES, torch.zeros(481, 5), -1.0), "The 'noise' of Table must be a standard deviation from 0"),
+        (
+            (MU.flip(0), SCALES, torch.zeros(481, 5)),
+            "The 'mu' argument of Table must be at least 10 locations in increasing",
+        ),
+        ((MU, -SCALES, torch.zeros(481, 5)), "The 'scales' argument of Table must be positive"),
+        ((MU, d([0.1, 0.1]), torch.zeros(481, 2)), "The 'scales' argument of Table must be different"),
+        ((MU, SCALES, torch.zeros(5, 481)), r"The 'values' argument of Table must have the shape \(481, 5\)"),
+        ((MU, SCALES, torch.full((481, 5), math.nan)), "The 'values' argument of Table must be finite"),
+        ((MU, SCALES, torch.zeros(481, 5), -1.0), "The 'noise' argument of Table must be a standard deviation from 0"),
     ],
 )
 def test_a_table_that_can_not_be_used_is_refused_in_one_sentence(table: tuple, message: str) -> None:
@@ -156,5 +159,5 @@ def test_lists_are_read_in_double_precision_and_a_table_has_its_own_scales() -> 
     values = 0.5 * (MU[:, None] ** 2 + SCALES**2) - SCALES.log()
     listed = Table(MU.tolist(), SCALES.tolist(), values.tolist())
     assert torch.equal(listed.values, values)
-    with pytest.raises(InputError, match="The 'scale' of prior_from_penalty must be left out for a table"):
+    with pytest.raises(InputError, match="The 'scale' argument of prior_from_penalty must be left out for a table"):
         prior_from_penalty(listed, "gaussian", scale=0.4)

@@ -47,7 +47,7 @@ class AmortisedEM(Options):
     >>> AmortisedEM(bound="evidence")
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'bound' of AmortisedEM must be 'elbo' or 'iwae'. Got 'evidence' instead.
+    priory.InputError: The 'bound' argument of AmortisedEM must be 'elbo' or 'iwae', got 'evidence'.
     """
 
     bound: Literal["elbo", "iwae"] = "elbo"
@@ -61,8 +61,8 @@ class AmortisedEM(Options):
 
     def __post_init__(self) -> None:
         require(self.bound in ("elbo", "iwae"), "bound", "AmortisedEM", "be 'elbo' or 'iwae'", repr(self.bound))
-        require(whole(self.samples, 1), "samples", "AmortisedEM", "be a whole number from 1", repr(self.samples))
-        require(whole(self.e_steps, 0), "e_steps", "AmortisedEM", "be a whole number from 0", repr(self.e_steps))
+        require(whole(self.samples, 1), "samples", "AmortisedEM", "be an integer >= 1", repr(self.samples))
+        require(whole(self.e_steps, 0), "e_steps", "AmortisedEM", "be an integer >= 0", repr(self.e_steps))
         check_rate(self.learning_rate, self.schedule, "AmortisedEM")
 
     def length(self, data: Data) -> int:

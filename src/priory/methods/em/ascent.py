@@ -6,7 +6,8 @@ wrong, and the fit stops with an error.
 
 - `online` averages statistics over minibatches, S <- (1 - r_t) S + r_t N/n S_batch with r_t = (t + 1)^-online (Cappe
   and Moulines, 2009; under a conjugate prior it is Hoffman et al.'s stochastic variational inference, 2013).
-- `accelerate` goes further along the path of two iterations, theta_0 -> theta_1 -> theta_2, in free coordinates
+- `accelerate` goes further along the path of two iterations, theta_0 -> theta_1 -> theta_2, in unconstrained
+coordinates
   (SQUAREM, Varadhan and Roland, 2008): theta = theta_0 + 2 a r + a^2 v with r = theta_1 - theta_0, v = theta_2 -
   theta_1 - r, a = |r| / |v|. It is kept where its bound is higher than that of theta_2: the bound never falls.
 - `annealing` flattens q to p(z | y)^(1/T) for the first iterations (Ueda and Nakano, 1998), so that a poor start is
@@ -59,7 +60,7 @@ class State:
     expected: Tensor  # Q(theta, the theta before), (*B, R)
     gap: Tensor  # KL(q before || p(z | y, theta)), (*B, R)
     active: Tensor  # whether a restart goes on, (*B, R)
-    past: Tensor  # the last two theta in free coordinates, for `accelerate`, (*B, R, 2, P)
+    past: Tensor  # the last two theta in unconstrained coordinates, for `accelerate`, (*B, R, 2, P)
     iteration: int
 
 
@@ -80,9 +81,7 @@ class Ascent(Options):
     reads_start: ClassVar[bool] = True  # a start by name or in numbers is the method's own to read
 
     def __post_init__(self) -> None:
-        require(
-            whole(self.restarts, 1), "restarts", type(self).__name__, "be a whole number from 1", repr(self.restarts)
-        )
+        require(whole(self.restarts, 1), "restarts", type(self).__name__, "be an integer >= 1", repr(self.restarts))
         number = isinstance(self.tolerance, Real) and 0 <= self.tolerance < math.inf
         require(number, "tolerance", type(self).__name__, "be a number from 0", repr(self.tolerance))
         given = self.start is not None and not isinstance(self.start, str)
@@ -104,13 +103,11 @@ class Ascent(Options):
         ok = isinstance(heats, (tuple, list)) and all(isinstance(t, Real) and 1 <= t < math.inf for t in heats)
         require(ok, "annealing", type(self).__name__, "be a tuple of temperatures from 1", repr(heats))
         object.__setattr__(self, "annealing", tuple(heats))
-        require(whole(self.draws, 0), "draws", type(self).__name__, "be a whole number from 0", repr(self.draws))
+        require(whole(self.draws, 0), "draws", type(self).__name__, "be an integer >= 0", repr(self.draws))
         ok = self.online is None or (isinstance(self.online, Real) and 0.5 < self.online <= 1)
         require(ok, "online", type(self).__name__, "lie above 0.5 and not above 1, or be None", repr(self.online))
         ok = self.gradient_steps is None or whole(self.gradient_steps, 1)
-        require(
-            ok, "gradient_steps", type(self).__name__, "be a whole number from 1, or None", repr(self.gradient_steps)
-        )
+        require(ok, "gradient_steps", type(self).__name__, "be an integer >= 1, or None", repr(self.gradient_steps))
         if isinstance(self.start, dict):
             object.__setattr__(self, "start", Given(self.start))
         clash = self.accelerate and (self.online is not None or self.draws > 0 or len(heats) > 0)

@@ -39,7 +39,7 @@ class EM(Ascent):
     >>> EM(restarts=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'restarts' of EM must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'restarts' argument of EM must be an integer >= 1, got 0.
     """
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> LatentPoint:

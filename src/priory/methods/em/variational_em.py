@@ -51,7 +51,7 @@ class VariationalEM(Ascent):
     >>> VariationalEM(restarts=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'restarts' of VariationalEM must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'restarts' argument of VariationalEM must be an integer >= 1, got 0.
     """
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:

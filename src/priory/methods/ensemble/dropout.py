@@ -87,7 +87,7 @@ class Dropout(Options):
     >>> Dropout(rate=1.5)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'rate' of Dropout must lie between 0 and 1. Got 1.5 instead.
+    priory.InputError: The 'rate' argument of Dropout must lie between 0 and 1, got 1.5.
     """
 
     rate: float | str | tuple[float, ...] | None = None
@@ -111,7 +111,7 @@ class Dropout(Options):
         known = self.noise in ("bernoulli", "gaussian")
         require(known, "noise", "Dropout", "be 'bernoulli' or 'gaussian'", repr(self.noise))
         require(isinstance(self.inputs, bool), "inputs", "Dropout", "be True or False", repr(self.inputs))
-        require(whole(self.samples, 1), "samples", "Dropout", "be a whole number from 1", repr(self.samples))
+        require(whole(self.samples, 1), "samples", "Dropout", "be an integer >= 1", repr(self.samples))
         ok = self.holdout is None or (isinstance(self.holdout, (int, float)) and 0 < self.holdout < 1)
         require(ok, "holdout", "Dropout", "lie between 0 and 1", self.holdout)
         check_rate(self.learning_rate, self.schedule, "Dropout")

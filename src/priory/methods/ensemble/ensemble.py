@@ -78,7 +78,7 @@ class Ensemble(Options):
     >>> Ensemble(MAP(), size=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'size' of Ensemble must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'size' argument of Ensemble must be an integer >= 1, got 0.
     """
 
     method: Any = None
@@ -104,7 +104,7 @@ class Ensemble(Options):
         ok = not (isinstance(begun, Posterior) and begun.point) or bool(self.anchored)
         must = "begin elsewhere for each member: those that begin at one point stay alike"
         require(ok, "method", "Ensemble", must, got)
-        require(whole(self.size, 1), "size", "Ensemble", "be a whole number from 1", repr(self.size))
+        require(whole(self.size, 1), "size", "Ensemble", "be an integer >= 1", repr(self.size))
         ok = isinstance(self.anchored, bool) or self.anchored == "function"
         require(ok, "anchored", "Ensemble", "be True, False or 'function'", repr(self.anchored))
         ok = not self.anchored or isinstance(method, MAP)
@@ -311,7 +311,7 @@ def check_anchored(target: Target, data: Data) -> None:
     """Refuse what an anchored ensemble can't be of."""
     model = target.model
     if not isinstance(model, Model):
-        raise InputError("The 'anchored' of Ensemble needs a Model: a Density has its prior inside.")
+        raise InputError("The 'anchored' argument of Ensemble needs a Model: a Density has its prior inside.")
     likelihood = model.likelihood
     ok = likelihood.slope is not None or likelihood.classes or likelihood.discrete
     must = "have Gaussian noise that doesn't come from the network, or labels or counts"

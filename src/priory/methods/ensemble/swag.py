@@ -65,7 +65,7 @@ class SWAG(Options):
     >>> SWAG(rank=1)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'rank' of SWAG must be a whole number from 2. Got 1 instead.
+    priory.InputError: The 'rank' argument of SWAG must be an integer >= 2, got 1.
     """
 
     snapshots: int = 100
@@ -77,10 +77,10 @@ class SWAG(Options):
     reads: ClassVar[Literal["batch", "pass"]] = "batch"
 
     def __post_init__(self) -> None:
-        require(whole(self.rank, 2), "rank", "SWAG", "be a whole number from 2", repr(self.rank))
-        require(whole(self.snapshots, 2), "snapshots", "SWAG", "be a whole number from 2", repr(self.snapshots))
+        require(whole(self.rank, 2), "rank", "SWAG", "be an integer >= 2", repr(self.rank))
+        require(whole(self.snapshots, 2), "snapshots", "SWAG", "be an integer >= 2", repr(self.snapshots))
         ok = self.every is None or whole(self.every, 1)
-        require(ok, "every", "SWAG", "be a whole number from 1, or None", repr(self.every))
+        require(ok, "every", "SWAG", "be an integer >= 1, or None", repr(self.every))
         check_rate(self.learning_rate, "constant", "SWAG")
 
     @property

@@ -69,13 +69,13 @@ class Subnetwork:
     >>> Subnetwork(0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'size' of Subnetwork must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'size' argument of Subnetwork must be an integer >= 1, got 0.
     """
 
     size: int
 
     def __post_init__(self) -> None:
-        require(whole(self.size, 1), "size", "Subnetwork", "be a whole number from 1", repr(self.size))
+        require(whole(self.size, 1), "size", "Subnetwork", "be an integer >= 1", repr(self.size))
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Laplace(Options):
     >>> Laplace(structure="round")
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'structure' of Laplace must be among diag, full, kron, lowrank. Got 'round' instead.
+    priory.InputError: The 'structure' argument of Laplace must be among diag, full, kron, lowrank, got 'round'.
     """
 
     structure: str | None = None
@@ -169,16 +169,16 @@ class Laplace(Options):
         ok = ok or (isinstance(self.at, str) and self.at == "network")
         require(ok, "at", "Laplace", "be 'network', a posterior or a method such as MAP()", repr(self.at))
         require(self.curvature in KINDS, "curvature", "Laplace", f"be among {', '.join(KINDS)}", repr(self.curvature))
-        require(whole(self.samples, 1), "samples", "Laplace", "be a whole number from 1", repr(self.samples))
+        require(whole(self.samples, 1), "samples", "Laplace", "be an integer >= 1", repr(self.samples))
         ok = self.tune in (None, "scalar", "layer", "parameter")
         require(ok, "tune", "Laplace", "be None, 'scalar', 'layer' or 'parameter'", repr(self.tune))
         ok = self.predictive in ("linear", "network")
         require(ok, "predictive", "Laplace", "be 'linear' or 'network'", repr(self.predictive))
         ok = self.rank is None or (whole(self.rank, 1) and self.structure == "lowrank")
-        require(ok, "rank", "Laplace", "be a whole number from 1, with structure='lowrank'", repr(self.rank))
+        require(ok, "rank", "Laplace", "be an integer >= 1, with structure='lowrank'", repr(self.rank))
         ok = self.sharing in ("expand", "reduce")
         require(ok, "sharing", "Laplace", "be 'expand' or 'reduce'", repr(self.sharing))
-        require(whole(self.limit, 1), "limit", "Laplace", "be a whole number of bytes", repr(self.limit))
+        require(whole(self.limit, 1), "limit", "Laplace", "be an integer of bytes", repr(self.limit))
 
     @property
     def start(self) -> Any:
@@ -439,7 +439,9 @@ class Laplace(Options):
 
 
 def tempered(target: Target, w: Tensor, log_likelihood: Tensor, log_prior: Tensor) -> Tensor:
-    """The tempered log joint in free coordinates from its two parts, (*B,): see `Target.log_joint_and_grad`."""
+    """The tempered log joint in unconstrained coordinates from its two parts, (*B,): see "
+    "`Target.log_joint_and_grad`.
+    """
     a, b = 1 / target.temperature, target.prior_weight / target.temperature
     value = a * log_likelihood + b * log_prior
     return value if b == 1 else value + (1 - b) * target.model.layout.log_det(w)
@@ -603,7 +605,7 @@ def check_batch_norm(model: Model, buffers: Mapping[str, Tensor]) -> None:
         if module.running_mean is None:
             raise InputError(
                 f"The batch normalisation '{name}' must keep running statistics for Laplace, or data would depend on "
-                "each other. Got track_running_stats=False instead."
+                "each other, got track_running_stats=False."
             )
         key = f"{name}.num_batches_tracked" if name else "num_batches_tracked"
         count = buffers[key] if key in buffers else model.network.given[key]
@@ -631,8 +633,8 @@ def check_prior(model: Model, w: Tensor, selection: Selection) -> None:
         if float(free[at]) >= 0:
             raise InputError(
                 f"The log prior of '{block.name}' must curve down at the mode, where minus its second derivative "
-                f"stands for a precision. Got {name_of(believed)} with {0 - float(free[at]):.3g} at the weight "
-                f"{float(w[at]):.3g} instead: use a Normal prior."
+                f"stands for a precision, got {name_of(believed)} with {0 - float(free[at]):.3g} at the weight "
+                f"{float(w[at]):.3g}: use a Normal prior."
             )
     chosen = torch.zeros_like(w, dtype=torch.bool)
     chosen[selection.places] = True

@@ -68,7 +68,7 @@ class LastLayer(Options):
     def __post_init__(self) -> None:
         if isinstance(self.at, str) and self.at != "network":
             raise InputError(
-                f"The 'at' of LastLayer must be a method, a posterior, or 'network'. Got {self.at!r} instead."
+                f"The 'at' argument of LastLayer must be a method, a posterior, or 'network', got {self.at!r}."
             )
 
     @property

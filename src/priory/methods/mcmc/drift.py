@@ -17,20 +17,21 @@ if TYPE_CHECKING:
 
     from priory.models.target import Target
 
-FAR = 1e10  # free coordinates from which a posterior is taken to have no end
+FAR = 1e10  # unconstrained coordinates from which a posterior is taken to have no end
 SPREADING, ENOUGH = 2.0, 20  # how much wider the draws may end than they began, and how many tell
 MOVING, SURE = 0.5, 6.0  # widths of their middle half by which draws may move, and standard errors beyond doubt
 CHAINS = 32  # without which draws don't tell that they drift
 
 
 def refuse_drift(target: Target, w: Tensor, owner: str) -> None:
-    """Stop where chains run away: no posterior with an end is so wide in free coordinates."""
+    """Stop where chains run away: no posterior with an end is so wide in unconstrained coordinates."""
     far = w.abs().flatten(0, -2).amax(0)
     if float(far.max()) < FAR:
         return
     name = name_of(target, int(far.argmax()))
     raise DivergedError(
-        f"The chains of {owner} drift off: '{name}' has reached {float(far.max()):.1g} in free coordinates. The "
+        f"The chains of {owner} drift off: '{name}' has reached {float(far.max()):.1g} in unconstrained "
+        f"coordinates. The "
         "posterior seems to be improper in it: give it a prior, or a narrower one."
     )
 

@@ -44,7 +44,7 @@ class HMC(Sampler):
     >>> HMC(chains=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'chains' of HMC must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'chains' argument of HMC must be an integer >= 1, got 0.
     """
 
     trajectory: float | None = None

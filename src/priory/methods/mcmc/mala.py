@@ -31,7 +31,7 @@ class MALA(Sampler):
     >>> MALA(accept=1.5)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'accept' of MALA must be a number between 0 and 1. Got 1.5 instead.
+    priory.InputError: The 'accept' argument of MALA must be a number between 0 and 1, got 1.5.
     """
 
     accept: float = 0.574

@@ -50,7 +50,7 @@ class NUTS(Sampler):
     >>> NUTS(max_depth=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'max_depth' of NUTS must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'max_depth' argument of NUTS must be an integer >= 1, got 0.
     """
 
     max_depth: int = 10
@@ -59,7 +59,7 @@ class NUTS(Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(whole(self.max_depth, 1), "max_depth", "NUTS", "be a whole number from 1", self.max_depth)
+        require(whole(self.max_depth, 1), "max_depth", "NUTS", "be an integer >= 1", self.max_depth)
 
     def transition(self, state: State, generator: torch.Generator) -> Move:
         p = state.metric.momentum(normal(state.w, generator))

@@ -30,7 +30,7 @@ class RandomWalk(Sampler):
     >>> RandomWalk(thin=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'thin' of RandomWalk must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'thin' argument of RandomWalk must be an integer >= 1, got 0.
     """
 
     accept: float = 0.234

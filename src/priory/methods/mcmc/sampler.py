@@ -113,8 +113,8 @@ class Sampler(Options):
         for option, least in (("chains", 1), ("warmup", 0)):
             value = getattr(self, option)
             ok = value is None or whole(value, least)
-            require(ok, option, name, f"be a whole number from {least}", value)
-        require(whole(self.thin, 1), "thin", name, "be a whole number from 1", self.thin)
+            require(ok, option, name, f"be an integer >= {least}", value)
+        require(whole(self.thin, 1), "thin", name, "be an integer >= 1", self.thin)
         ok = isinstance(self.accept, float) and 0 < self.accept < 1
         require(ok, "accept", name, "be a number between 0 and 1", self.accept)
         require(self.metric in (None, *METRICS), "metric", name, f"be one of {', '.join(METRICS)}", self.metric)

@@ -43,14 +43,14 @@ class Cyclical(Options):
     >>> Cyclical(cycles=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'cycles' of Cyclical must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'cycles' argument of Cyclical must be an integer >= 1, got 0.
     """
 
     cycles: int = 4
     exploring: float = 0.8
 
     def __post_init__(self) -> None:
-        require(whole(self.cycles, 1), "cycles", "Cyclical", "be a whole number from 1", repr(self.cycles))
+        require(whole(self.cycles, 1), "cycles", "Cyclical", "be an integer >= 1", repr(self.cycles))
         number = isinstance(self.exploring, (int, float)) and 0 <= self.exploring < 1
         require(number, "exploring", "Cyclical", "be a number from 0 and below 1", repr(self.exploring))
 
@@ -106,11 +106,11 @@ class GradientSampler(Options):
         owner, rate = type(self).__name__, self.rate
         ok = isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 < rate < math.inf
         require(ok, "learning_rate", owner, "be a positive number", repr(rate))
-        require(whole(self.chains, 1), "chains", owner, "be a whole number from 1", repr(self.chains))
+        require(whole(self.chains, 1), "chains", owner, "be an integer >= 1", repr(self.chains))
         ok = self.burn_in is None or whole(self.burn_in, 0)
-        require(ok, "burn_in", owner, "be a whole number from 0", repr(self.burn_in))
+        require(ok, "burn_in", owner, "be an integer >= 0", repr(self.burn_in))
         ok = self.thin is None or whole(self.thin, 1)
-        require(ok, "thin", owner, "be a whole number from 1", repr(self.thin))
+        require(ok, "thin", owner, "be an integer >= 1", repr(self.thin))
         ok = self.schedule == "constant" or isinstance(self.schedule, Cyclical)
         require(ok, "schedule", owner, "be 'constant' or Cyclical()", repr(self.schedule))
 

@@ -54,7 +54,7 @@ class SGHMC(GradientSampler):
     >>> SGHMC(friction=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'friction' of SGHMC must be a number above 0, up to 1. Got 0 instead.
+    priory.InputError: The 'friction' argument of SGHMC must be a number above 0, up to 1, got 0.
     """
 
     learning_rate: float = 0.01

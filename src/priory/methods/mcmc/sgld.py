@@ -60,7 +60,7 @@ class SGLD(GradientSampler):
     >>> SGLD(learning_rate=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'learning_rate' of SGLD must be a positive number. Got 0 instead.
+    priory.InputError: The 'learning_rate' argument of SGLD must be a positive number, got 0.
     """
 
     learning_rate: float | None = None

@@ -1,8 +1,9 @@
 """Where chains begin: at starts that have a density, at draws of another posterior, or at draws of the prior.
 
-A model starts its chains by its layers' own initialisation, a density uniformly on (-2, 2) in free coordinates. Draws
-of the prior are further apart, so that R-hat can see a mode that some of them don't reach, and are of no use where the
-prior is far wider than the posterior. Draws of a close posterior save the way to it, and teach the first metric.
+A model starts its chains by its layers' own initialisation, a density uniformly on (-2, 2) in unconstrained
+coordinates. Draws of the prior are further apart, so that R-hat can see a mode that some of them don't reach, and are
+of no use where the prior is far wider than the posterior. Draws of a close posterior save the way to it, and teach the
+first metric.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 HALVINGS = 10  # times that a start without density is drawn towards zero
 STARTS = 256  # draws of a posterior that chains start from, whose covariance is their first metric
 TEACHING = 16  # with the coordinates, half of the different draws without which there is no such metric
-WHOLE = {"Integer": "whole numbers", "Boolean": "zero and one", "OneHot": "one-hot vectors", "Multinomial": "counts"}
+WHOLE = {"Integer": "integers", "Boolean": "zero and one", "OneHot": "one-hot vectors", "Multinomial": "counts"}
 FLAT = 1e-10  # of a gradient that is none, beside what rounding leaves of it, and of a change that is none
 ROUNDED = 64  # times its type's eps, of a density: a change by less is but rounding
 ASKED = 128  # coordinates up to which each is asked whether the posterior has an end in it
@@ -43,7 +44,7 @@ UNSEEN = 10.0  # nats below the best start at which a tail is so small that no c
 
 
 def from_prior(target: Target, shape: torch.Size, generator: torch.Generator, owner: str) -> Tensor:
-    """A draw of the model's prior for each chain, in free coordinates, (*shape, P)."""
+    """A draw of the model's prior for each chain, in unconstrained coordinates, (*shape, P)."""
     model = target.model
     require(
         isinstance(model, Model),
@@ -74,7 +75,7 @@ def from_prior(target: Target, shape: torch.Size, generator: torch.Generator, ow
 
 
 def drawn(believed: Distribution, block: Block, shape: torch.Size, generator: torch.Generator, owner: str) -> Tensor:
-    """Draws of one parameter's distribution in free coordinates, (*shape, n).
+    """Draws of one parameter's distribution in unconstrained coordinates, (*shape, n).
 
     Distributions of torch read its global noise, which is put back afterwards.
     """
@@ -149,13 +150,13 @@ def no_start(joint: Joint, w: Tensor, target: Target, owner: str) -> str:
     params = {n: x.tolist() if x.numel() < 6 else "..." for n, x in target.model.layout.constrain(one).items()}
     wrong = [b.name for b in target.model.layout.blocks if not bool(torch.isfinite(gradient[b.start : b.stop]).all())]
     got = f"{float(value):g}" if not math.isfinite(float(value)) else f"no gradient for {', '.join(wrong)}"
-    return f"The log density must be finite where {owner} starts, as at {params}. Got {got} there, and at every start."
+    return f"The log density must be finite where {owner} starts, as at {params}, got {got} there, and at every start."
 
 
 def refuse_discrete(density: Density, joint: Joint, w: Tensor, value: Tensor, gradient: Tensor, owner: str) -> None:
-    """Refuse a parameter that is a whole number to the density: it has no slope to follow.
+    """Refuse a parameter that is an integer to the density: it has no slope to follow.
 
-    Either a distribution over whole numbers is asked about it, which a check of its arguments tells; or it is rounded,
+    Either a distribution over integers is asked about it, which a check of its arguments tells; or it is rounded,
     so that the density changes with it and has no slope in it at any start, the volume element apart. What a density
     doesn't read at all is left to the chains, which will be seen to spread.
     """
@@ -167,7 +168,7 @@ def refuse_discrete(density: Density, joint: Joint, w: Tensor, value: Tensor, gr
         kind = next((kind for kind in WHOLE if kind in str(error)), None)
         if kind is not None:
             raise InputError(
-                f"The parameters of {owner} must be continuous. Got one that has {WHOLE[kind]} instead: sum it out of "
+                f"The parameters of {owner} must be continuous, got one that has {WHOLE[kind]}: sum it out of "
                 "the density."
             ) from error
     volume, slope = summed(density.layout.log_det, w)
@@ -182,7 +183,7 @@ def refuse_discrete(density: Density, joint: Joint, w: Tensor, value: Tensor, gr
         change = joint(moved)[0] - density.layout.log_det(moved) - (value - volume)
         if bool((change.abs() > least).any()):
             raise InputError(
-                f"The parameters of {owner} must be continuous. Got '{block.name}' instead, with which the density "
+                f"The parameters of {owner} must be continuous, got '{block.name}', with which the density "
                 "changes though it has no slope in it, as if it were rounded: sum it out of the density."
             )
 
@@ -212,7 +213,7 @@ def refuse_improper(target: Target, joint: Joint, w: Tensor, value: Tensor, owne
                 at, first, second = (float(x[endless][0]) for x in (place, there, beyond))
                 raise DivergedError(
                     f"The posterior that {owner} is to draw from seems to be improper in "
-                    f"'{name_of(target, int(at))}': in free coordinates its log density is {first:.4g} at "
+                    f"'{name_of(target, int(at))}': in unconstrained coordinates its log density is {first:.4g} at "
                     f"{sign * float(near[int(at)]):.0e} and {second:.4g} at {sign * float(far[int(at)]):.0e}. Give it "
                     "a prior, or a narrower one."
                 )

@@ -77,7 +77,7 @@ class MAP(Options):
     >>> MAP(learning_rate=0.0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'learning_rate' of MAP must be a positive number. Got 0.0 instead.
+    priory.InputError: The 'learning_rate' argument of MAP must be a positive number, got 0.0.
     """
 
     learning_rate: float = 1e-2
@@ -94,7 +94,7 @@ class MAP(Options):
         ok = self.holdout is None or (isinstance(self.holdout, (int, float)) and 0 < self.holdout < 1)
         require(ok, "holdout", "MAP", "lie between 0 and 1", self.holdout)
         ok = self.evidence_every is None or whole(self.evidence_every, 1)
-        require(ok, "evidence_every", "MAP", "be a whole number from 1, or None", repr(self.evidence_every))
+        require(ok, "evidence_every", "MAP", "be an integer >= 1, or None", repr(self.evidence_every))
         ok = self.holdout is None or self.evidence_every is None
         require(ok, "holdout", "MAP", "be left out when the evidence sets the noise", self.holdout)
         known = self.structure in ("kron", "diag", "full")
@@ -170,7 +170,7 @@ def factors_of(target: Target, shape: torch.Size) -> dict[str, Tensor]:
     """A factor of one for each parameter of the network whose prior the evidence can scale, (*shape, 1)."""
     model = target.model
     if not isinstance(model, Model):
-        raise InputError("The 'evidence_every' of MAP needs a Model: a Density has its prior inside.")
+        raise InputError("The 'evidence_every' argument of MAP needs a Model: a Density has its prior inside.")
     names = [block.name for block in model.prior.gaussian if block.name in model.network.params]
     ok = bool(names) or learns(target) or bool(model.prior.hierarchical)
     require(ok, "evidence_every", "MAP", "have a Gaussian prior or a noise to set", "a model with neither")

@@ -69,7 +69,7 @@ class Objective:
 
     def check(self, owner: str, layers: bool) -> None:
         """Refuse what doesn't go together."""
-        require(whole(self.samples, 1), "samples", owner, "be a whole number from 1", self.samples)
+        require(whole(self.samples, 1), "samples", owner, "be an integer >= 1", self.samples)
         known = (*PATHS, *SCORES, *(LAYERS if layers else ()))
         require(self.estimator in known, "estimator", owner, f"be one of {', '.join(known)}", repr(self.estimator))
         require(self.objective in ("elbo", "iwae"), "objective", owner, "be 'elbo' or 'iwae'", repr(self.objective))
@@ -223,7 +223,8 @@ def warn_if_flat(posterior: Variational, first: Tensor, samples: int, owner: str
     if place is not None:
         warn(
             f"The q of {owner} runs off: its standard deviation of '{name_of(target, place)}' is "
-            f"{float(away[:, place].std()):.2g} in free coordinates, and log p doesn't fall over it. The density seems "
+            f"{float(away[:, place].std()):.2g} in unconstrained coordinates, and log p doesn't fall over it. "
+            f"The density seems "
             "to be improper in it: give it a prior, or more steps if it is only very wide."
         )
 

@@ -28,7 +28,7 @@ class Flow(VariationalMethod):
     >>> Flow(layers=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'layers' of Flow must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'layers' argument of Flow must be an integer >= 1, got 0.
     """
 
     layers: int = 6
@@ -42,7 +42,7 @@ class Flow(VariationalMethod):
         super().__post_init__()
         for name in ("layers", "hidden"):
             number = getattr(self, name)
-            require(whole(number, 1), name, "Flow", "be a whole number from 1", number)
+            require(whole(number, 1), name, "Flow", "be an integer >= 1", number)
 
     def form(self, target: Target) -> FlowForm:
         return FlowForm(target.size, self.layers, self.hidden)

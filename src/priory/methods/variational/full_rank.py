@@ -63,7 +63,7 @@ class FullRank(VariationalMethod):
     >>> FullRank(samples=1, estimator="vargrad")
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'samples' of FullRank must be at least 2 for vargrad. Got 1 instead.
+    priory.InputError: The 'samples' argument of FullRank must be at least 2 for vargrad, got 1.
     """
 
     samples: int = 16

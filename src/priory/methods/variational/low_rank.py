@@ -26,14 +26,14 @@ class LowRank(VariationalMethod):
     >>> LowRank(rank=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'rank' of LowRank must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'rank' argument of LowRank must be an integer >= 1, got 0.
     """
 
     rank: int = 5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(whole(self.rank, 1), "rank", "LowRank", "be a whole number from 1", self.rank)
+        require(whole(self.rank, 1), "rank", "LowRank", "be an integer >= 1", self.rank)
 
     def form(self, target: Target) -> LowRankForm:
         return LowRankForm(target.size, min(self.rank, target.size))

@@ -75,7 +75,7 @@ class MeanField(VariationalMethod):
 
     `family` is "gaussian", "laplace", "logistic" or "uniform", for every coordinate; or, for a Density, a dict from
     parameters to classes of `torch.distributions` over their own supports, such as {"p": Beta}; parameters without one
-    are Gaussian in free coordinates.
+    are Gaussian in unconstrained coordinates.
 
     `samples` is the number of draws of w a step. `estimator` says how the gradient is estimated: "pathwise" (unless
     named; "sticking" for a dict), "sticking", "local", "flipout", "score", "score_baseline", "leave_one_out", "vargrad"
@@ -92,7 +92,7 @@ class MeanField(VariationalMethod):
     >>> MeanField(samples=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'samples' of MeanField must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'samples' argument of MeanField must be an integer >= 1, got 0.
     """
 
     family: Any = "gaussian"
@@ -125,7 +125,7 @@ class MeanField(VariationalMethod):
         if isinstance(self.family, dict):
             if isinstance(target.model, Model):
                 raise InputError(
-                    "The 'family' of MeanField must be one for every weight of a network. Got a dict instead."
+                    "The 'family' argument of MeanField must be one for every weight of a network, got a dict."
                 )
             names = {name: getattr(made, "__name__", made) for name, made in self.family.items()}
             return PerParameterForm(names, target.model.layout)

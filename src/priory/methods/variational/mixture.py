@@ -29,7 +29,7 @@ class MixtureOfGaussians(VariationalMethod):
     >>> MixtureOfGaussians(components=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'components' of MixtureOfGaussians must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'components' argument of MixtureOfGaussians must be an integer >= 1, got 0.
     """
 
     components: int = 2
@@ -42,7 +42,7 @@ class MixtureOfGaussians(VariationalMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         ok = whole(self.components, 1)
-        require(ok, "components", "MixtureOfGaussians", "be a whole number from 1", self.components)
+        require(ok, "components", "MixtureOfGaussians", "be an integer >= 1", self.components)
         must = "be 'pathwise' for the objective 'iwae'"
         require(self.estimator != "doubly", "estimator", "MixtureOfGaussians", must, repr(self.estimator))
         known = self.covariance in ("diagonal", "full")

@@ -93,7 +93,7 @@ class NaturalGradient(Options):
     >>> NaturalGradient(momentum=1)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'momentum' of NaturalGradient must be a number from 0 to below 1. Got 1 instead.
+    priory.InputError: The 'momentum' argument of NaturalGradient must be a number from 0 to below 1, got 1.
     """
 
     covariance: str = "diagonal"
@@ -112,7 +112,7 @@ class NaturalGradient(Options):
         owner = "NaturalGradient"
         known = self.covariance in ("diagonal", "full")
         require(known, "covariance", owner, "be 'diagonal' or 'full'", repr(self.covariance))
-        require(whole(self.samples, 1), "samples", owner, "be a whole number from 1", self.samples)
+        require(whole(self.samples, 1), "samples", owner, "be an integer >= 1", self.samples)
         check_rate(self.learning_rate, self.schedule, owner)
         ok = number(self.momentum) and 0 <= self.momentum < 1
         require(ok, "momentum", owner, "be a number from 0 to below 1", self.momentum)

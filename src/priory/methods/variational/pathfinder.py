@@ -129,7 +129,7 @@ class Pathfinder(Options):
     >>> Pathfinder(paths=0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'paths' of Pathfinder must be a whole number from 1. Got 0 instead.
+    priory.InputError: The 'paths' argument of Pathfinder must be an integer >= 1, got 0.
     """
 
     paths: int = 8
@@ -144,7 +144,7 @@ class Pathfinder(Options):
 
     def __post_init__(self) -> None:
         for name in ("paths", "draws", "history", "elbo_draws", "iterations"):
-            require(whole(getattr(self, name), 1), name, "Pathfinder", "be a whole number from 1", getattr(self, name))
+            require(whole(getattr(self, name), 1), name, "Pathfinder", "be an integer >= 1", getattr(self, name))
         require(isinstance(self.resample, bool), "resample", "Pathfinder", "be True or False", self.resample)
 
     def length(self, data: Data) -> int:

@@ -59,7 +59,7 @@ def read_penalty(penalty: Any, owner: str) -> Regulariser:
     if isinstance(penalty, Regulariser):
         return penalty
     known = f"be a penalty or one of {', '.join(NAMED)}"
-    raise InputError(f"The 'penalty' of {owner} must {known}. Got {penalty!r} instead.")
+    raise InputError(f"The 'penalty' argument of {owner} must {known}, got {penalty!r}.")
 
 
 def network(net: Any, owner: str) -> None:
@@ -156,7 +156,7 @@ def explain(
     network(net, "explain")
     rule = variance_rule(variance, "variance", "explain")
     ok = num_data is None or whole(num_data, 1)
-    require(ok, "num_data", "explain", "be a whole number from 1", repr(num_data))
+    require(ok, "num_data", "explain", "be an integer >= 1", repr(num_data))
     if isinstance(penalty, (int, float)) and not isinstance(penalty, bool):
         require(positive(penalty), "penalty", "explain", "be a positive weight decay", penalty)
         require(num_data is not None, "num_data", "explain", "be given for a weight decay, which is one a row", None)

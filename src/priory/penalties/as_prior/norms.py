@@ -126,7 +126,7 @@ class Bridge(Homogeneous):
     >>> Bridge(p=0.0)
     Traceback (most recent call last):
     ...
-    priory.InputError: The 'p' of Bridge must be a number above 0, up to 20. Got 0.0 instead.
+    priory.InputError: The 'p' argument of Bridge must be a number above 0, up to 20, got 0.0.
     """
 
     p: float = 1.5
@@ -211,7 +211,9 @@ class Penalty(Regulariser):
             found = self.function(trial)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
-            raise InputError(f"The 'function' of Penalty must take '{place.name}'. It raised {reason}") from error
+            raise InputError(
+                f"The 'function' argument of Penalty must take '{place.name}'. It raised {reason}"
+            ) from error
         ok = isinstance(found, torch.Tensor) and tuple(found.shape) in ((), place.shape)
         got = f"the shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
         require(ok, "function", "Penalty", f"return a number, or one for each weight of '{place.name}'", got)

@@ -78,7 +78,8 @@ class Variational:
             except Exception as error:
                 reason = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
                 raise InputError(
-                    f"The 'function' of Variational must take the means and scales of '{name}'. It raised {reason}"
+                    f"The 'function' argument of Variational must take the means and scales of '{name}'. It "
+                    f"raised {reason}"
                 ) from error
             ok = isinstance(value, Tensor) and tuple(value.shape) in ((), place.shape)
             got = f"the shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

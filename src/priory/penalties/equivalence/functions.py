@@ -149,7 +149,7 @@ def refuse_gaps(values: Tensor, grid: Grid) -> None:
     if bool(bad.any()):
         where = float(grid.points[grid.near][bad].abs().min())
         raise InputError(
-            f"The 'r' of {OWNER} must be finite around its centre. Got a value that is not at {where:.3g} instead."
+            f"The 'r' argument of {OWNER} must be finite around its centre, got a value that is not at {where:.3g}."
         )
 
 

@@ -113,7 +113,7 @@ def _elementwise(r: Any, inputs: tuple[Tensor, ...]) -> Tensor:
         values = [float(r(*row)) for row in rows]
     except Exception as error:
         must = "return one number for one location and scale"
-        raise InputError(f"The 'r' of {OWNER} must {must}. Got {type(error).__name__}: {error} instead.") from error
+        raise InputError(f"The 'r' argument of {OWNER} must {must}, got {type(error).__name__}: {error}.") from error
     return inputs[0].new_tensor(values).reshape(shape)
 
 
