@@ -509,13 +509,13 @@ def test_an_unknown_support_is_refused_with_the_ones_that_are_known(support: Any
         (
             constraints.interval(1.0, 0.0),
             (),
-            "The 'support' argument of Param must have its lower bound below its upper one. "
+            "The 'support' argument of Param must have its lower bound below its upper one, "
             "got Interval(lower_bound=1.0, upper_bound=0.0).",
         ),
         (
             constraints.greater_than(torch.zeros(3)),
             (2,),
-            "The 'support' argument of Param must have bounds that broadcast to the shape (2,). "
+            "The 'support' argument of Param must have bounds that broadcast to the shape (2,), "
             "got bounds of shape (3,).",
         ),
     ],

@@ -71,7 +71,7 @@ class VariationalOnlineNewton(Optimizer):
         seed: int = 0,
     ) -> None:
         ok = num_data is not None and whole(num_data, 1)
-        require(ok, "num_data", OWNER, "be the number of rows, an integer from 1", num_data)
+        require(ok, "num_data", OWNER, "be the number of rows, an integer >= 1", num_data)
         assert num_data is not None
         require(positive(temperature), "temperature", OWNER, "be a positive number", temperature)
         require(whole(seed, -(2**63)), "seed", OWNER, "be an integer", seed)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import priory as pr
-from priory import evaluate, sweeps
+from priory import evaluate
+from priory.analysis import sweeps
 from priory.analysis.sweeps import (
     TemperatureSweep,
     resampled_error,
@@ -258,7 +259,7 @@ def test_a_picture_of_something_else_is_refused():
         ({"grid": (1.0, 1.0)}, "must hold each temperature once"),
         ({"test": 2.0}, "The 'test' argument of temperature_sweep must be a pair"),
         ({"samples": 0}, "The 'samples' argument of temperature_sweep must be an integer, at least 1, got 0."),
-        ({"tempers": "prior"}, "The 'tempers' argument of temperature_sweep must be 'likelihood' or 'posterior'."),
+        ({"tempers": "prior"}, "The 'tempers' argument of temperature_sweep must be 'likelihood' or 'posterior'"),
         ({"method": pr.MAP}, "The 'method' argument of temperature_sweep must be a method"),
         ({"model": 3}, "The 'model' argument of temperature_sweep must be a Model"),
     ],

@@ -132,7 +132,7 @@ def test_what_does_not_fit_a_layout_is_refused() -> None:
     with pytest.raises(InputError, match=r"must hold every parameter; missing \['b'\]"):
         layout.unconstrain({"a": torch.zeros(2)})
     for wrong in (torch.zeros(3), torch.zeros(()), torch.zeros(5, 3)):
-        with pytest.raises(InputError, match=r"'a' argument of params must have the shape \(2,\).*Got"):
+        with pytest.raises(InputError, match=r"'a' argument of params must have the shape \(2,\).*got"):
             layout.unconstrain({"a": wrong, "b": torch.ones(())})
     with pytest.raises(InputError, match="leading"):
         layout.unconstrain({"a": torch.zeros(5, 2), "b": torch.ones(4)})

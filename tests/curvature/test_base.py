@@ -68,11 +68,11 @@ def test_all_of_a_density_are_its_parameters() -> None:
 @pytest.mark.parametrize(
     ("over", "sentence"),
     [
-        ("first", "must be 'all', 'last', a list of names or patterns of them, or a LongTensor .* got 'first' instead"),
-        ([], r"must be 'all', 'last', .* got \[\]"),
-        ([1], r"must be 'all', 'last', .* got \[1\]"),
-        (3, "must be 'all', 'last', .* got 3"),
-        (["3.weight"], r"must match parameters among 0.weight, .* got \['3.weight'\] instead"),
+        ("first", "must be 'all', 'last', a list of names or patterns of them, or a LongTensor .*got 'first'"),
+        ([], r"must be 'all', 'last', .*got \[\]"),
+        ([1], r"must be 'all', 'last', .*got \[1\]"),
+        (3, "must be 'all', 'last', .*got 3"),
+        (["3.weight"], r"must match parameters among 0.weight, .*got \['3.weight'\]"),
         (["likelihood.noise"], "must match parameters among 0.weight"),
         (torch.tensor([0.5]), "must hold integers from 0 to 12 as a LongTensor"),
         (torch.tensor([], dtype=torch.long), "must hold integers from 0 to 12"),
@@ -82,7 +82,7 @@ def test_all_of_a_density_are_its_parameters() -> None:
     ],
 )
 def test_what_is_no_selection_is_refused_in_a_sentence(over, sentence: str) -> None:
-    with pytest.raises(InputError, match="The 'over' of Laplace " + sentence):
+    with pytest.raises(InputError, match="The 'over' argument of Laplace " + sentence):
         select(model_of(mlp()), over)
 
 

@@ -176,7 +176,7 @@ def test_a_draw_of_weight_zero_is_never_resampled():
     ],
 )
 def test_what_are_no_log_weights_is_refused(function, log_weights, must):
-    with pytest.raises(InputError, match=f"The 'log_weights' of .* must {must}"):
+    with pytest.raises(InputError, match=f"The 'log_weights' argument of .* must {must}"):
         function(log_weights)
 
 

@@ -54,7 +54,7 @@ def test_every_term_is_printed_with_its_formula_and_what_it_does() -> None:
     [
         (
             (Laplace(0.0, 1.0), Normal(0.0, 1.0)),
-            "The 'q' argument of explain_kl must be a Normal, or an Independent of one.",
+            "The 'q' argument of explain_kl must be a Normal, or an Independent of one",
         ),
         ((Normal(0.0, 1.0), 2.0), "The 'p' argument of explain_kl must be a Normal"),
         (

@@ -264,10 +264,10 @@ def test_a_gradient_goes_through_the_exact_form() -> None:
     ("arguments", "sentence"),
     [
         ((1.0, Normal(0.0, 1.0)), "The 'q' argument of kl must be a torch distribution, got float."),
-        ((Normal(0.0, 1.0), Normal), "The 'p' argument of kl must be a torch distribution."),
+        ((Normal(0.0, 1.0), Normal), "The 'p' argument of kl must be a torch distribution"),
         ((StudentT(5.0), Normal(0.0, 1.0), 1), "The 'samples' argument of kl must be an integer >= 2, got 1."),
         ((LogUniform(), Normal(0.0, 1.0)), "The 'q' argument of kl must be proper"),
-        ((StudentT(5.0), Normal(0.0, 1.0), 10.5), "The 'samples' argument of kl must be an integer >= 2."),
+        ((StudentT(5.0), Normal(0.0, 1.0), 10.5), "The 'samples' argument of kl must be an integer >= 2"),
     ],
 )
 def test_what_has_no_divergence_is_refused_in_a_sentence(arguments: tuple[object, ...], sentence: str) -> None:

@@ -208,10 +208,10 @@ def test_a_monte_carlo_jensen_shannon_is_within_four_standard_errors() -> None:
         (lambda q: renyi(q, q, 2.0, samples=1), "The 'samples' argument of renyi must be an integer >= 2, got 1."),
         (
             lambda q: jensen_shannon(q, q, 1.0),
-            "The 'weight' argument of jensen_shannon must be a number between 0 and 1.",
+            "The 'weight' argument of jensen_shannon must be a number between 0 and 1",
         ),
         (lambda q: jensen_shannon(q, LogUniform()), "The 'p' argument of jensen_shannon must be proper"),
-        (lambda q: jensen_shannon("q", q), "The 'q' argument of jensen_shannon must be a torch distribution."),
+        (lambda q: jensen_shannon("q", q), "The 'q' argument of jensen_shannon must be a torch distribution"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(call: object, sentence: str) -> None:

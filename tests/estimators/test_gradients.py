@@ -493,5 +493,5 @@ def test_another_divergence_is_refused_without_a_prior_and_with_a_tempered_one()
         gradient_of(density, DiagonalForm(2), theta, (), stream(0, "n"), 2, "pathwise", divergence=Renyi(0.5))
     target, batch = linear_problem(0.5, "posterior")
     theta = torch.cat(loc_and_log_scale(3))
-    with pytest.raises(InputError, match="'tempers' of another divergence must be 'likelihood'"):
+    with pytest.raises(InputError, match="'tempers' argument of another divergence must be 'likelihood'"):
         gradient_of(target, DiagonalForm(3), theta, batch, stream(0, "n"), 2, "pathwise", divergence=KL())

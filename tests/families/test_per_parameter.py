@@ -193,4 +193,4 @@ SHAPES = "must name a distribution for 'x' whose arguments are all constrained a
 def test_what_does_not_fit_is_refused_in_one_sentence(classes, support, sentence):
     with pytest.raises(InputError) as caught:
         PerParameterForm(classes, Layout({"x": Param((3,), support)}))
-    assert str(caught.value) == f"The 'classes' of PerParameterForm {sentence}"
+    assert str(caught.value) == f"The 'classes' argument of PerParameterForm {sentence}"

@@ -388,7 +388,7 @@ LIKELIHOODS: dict[str, tuple[Callable[[], Any], str]] = {
     **{
         f"a noise of {str(value).split()}": (
             lambda value=value: pr.Gaussian(value),
-            r"'noise' argument of Gaussian must be positive.*Got",
+            r"'noise' argument of Gaussian must be positive.*got",
         )
         for value in (0, 0.0, -1.0, NAN, INF, torch.tensor([0.1, 0.0]), torch.zeros(2, 2), torch.tensor([0.1, NAN]))
     },
@@ -403,7 +403,7 @@ LIKELIHOODS: dict[str, tuple[Callable[[], Any], str]] = {
     **{
         f"{value} degrees of freedom": (
             lambda value=value: pr.StudentT(value),
-            r"'df' argument of StudentT must be a positive number. Got",
+            r"'df' argument of StudentT must be a positive number, got",
         )
         for value in (0.0, -1, NAN, INF, "3")
     },
@@ -458,14 +458,22 @@ PRIORS: dict[str, tuple[Any, str]] = {
     "a negative scale": (-1.0, r"'prior' argument of Model must have a scale above zero, got -1.0"),
     "a scale that is not a number": (NAN, r"'prior' argument of Model must have a scale above zero, got nan"),
     "an infinite scale": (INF, r"'prior' argument of Model must have a scale above zero, got inf"),
-    "a normal of scale zero": (unchecked(0.0, 0.0), r"'prior' of '0.weight' must have a scale above zero, got 0.0"),
+    "a normal of scale zero": (
+        unchecked(0.0, 0.0),
+        r"'prior' argument of '0.weight' must have a scale above "
+        r"zero, got 0.0",
+    ),
     "a normal of negative scale": (
         unchecked(0.0, -1.0),
-        r"'prior' of '0.weight' must have a scale above zero, got -1.0",
+        r"'prior' argument of '0.weight' must have a scale above zero, got -1.0",
     ),
-    "a normal of scale NaN": (unchecked(0.0, NAN), r"'prior' of '0.weight' must have a scale above zero, got nan"),
-    "a normal of infinite scale": (unchecked(0.0, INF), r"'prior' of '0.weight' must have a .*scale.*got inf"),
-    "a normal at NaN": (unchecked(NAN, 1.0), r"'prior' of '0.weight' must .*got nan"),
+    "a normal of scale NaN": (
+        unchecked(0.0, NAN),
+        r"'prior' argument of '0.weight' must have a scale above "
+        r"zero, got nan",
+    ),
+    "a normal of infinite scale": (unchecked(0.0, INF), r"'prior' argument of '0.weight' must have a .*scale.*got inf"),
+    "a normal at NaN": (unchecked(NAN, 1.0), r"'prior' argument of '0.weight' must .*got nan"),
     "a zero scale in a dict": (
         {"*.weight": 0.0, "*": 1.0},
         r"'prior' argument of Model must have a scale above "
@@ -479,15 +487,15 @@ PRIORS: dict[str, tuple[Any, str]] = {
     "an interval": (Uniform(-1.0, 1.0), r"'prior' argument of Model must be over the whole line.*got Uniform"),
     "a normal of another shape": (
         Normal(torch.zeros(7), 1.0),
-        r"'prior' of '0.weight' must broadcast to its shape \(4, 3\).*\(7,\)",
+        r"'prior' argument of '0.weight' must broadcast to its shape \(4, 3\).*\(7,\)",
     ),
     "a laplace of another shape": (
         Laplace(torch.zeros(7), 1.0),
-        r"'prior' of '0.weight' must broadcast to its shape \(4, 3\).*\(7,\)",
+        r"'prior' argument of '0.weight' must broadcast to its shape \(4, 3\).*\(7,\)",
     ),
     "a joint normal of another shape": (
         MultivariateNormal(torch.zeros(5), torch.eye(5)),
-        r"'prior' of '0.weight' must broadcast to its shape \(4, 3\).*\(5,\)",
+        r"'prior' argument of '0.weight' must broadcast to its shape \(4, 3\).*\(5,\)",
     ),
     "an unknown rule": (
         "glorrot",
@@ -532,7 +540,7 @@ def test_every_distribution_over_the_whole_line_is_a_prior(name: str) -> None:
 @pytest.mark.parametrize(("wd", "rows"), [(0.0, 5), (-1.0, 5), (NAN, 5), (INF, 5), ("1", 5), (0.1, 0), (0.1, 2.5)])
 def test_wrong_weight_decays_are_refused(wd: Any, rows: Any) -> None:
     sentence(
-        r"'(wd|num_data)' of weight_decay must be a (positive|whole) number.*Got",
+        r"'(wd|num_data)' argument of weight_decay must be an? (positive number|integer).*got",
         lambda: pr.priors.weight_decay(wd, rows),
     )
 
@@ -549,14 +557,14 @@ METHODS: dict[str, tuple[Callable[[], Any], str]] = {
     **{
         f"a learning rate of {value!r}": (
             lambda value=value: pr.MAP(learning_rate=value),
-            r"'learning_rate' argument of MAP must be a positive number. Got",
+            r"'learning_rate' argument of MAP must be a positive number, got",
         )
         for value in (0.0, -1, NAN, INF, "fast", None)
     },
     **{
         f"{value!r} samples": (
             lambda value=value: pr.MeanField(samples=value),
-            r"'samples' argument of MeanField must be an integer >= 1. Got",
+            r"'samples' argument of MeanField must be an integer >= 1, got",
         )
         for value in (0, -1, 1.5, "two")
     },
@@ -585,14 +593,14 @@ METHODS: dict[str, tuple[Callable[[], Any], str]] = {
     **{
         f"an initial scale of {value!r}": (
             lambda value=value: pr.MeanField(initial_scale=value),
-            r"'initial_scale' argument of MeanField must be a positive number. Got",
+            r"'initial_scale' argument of MeanField must be a positive number, got",
         )
         for value in (0.0, -0.1, NAN, "small")
     },
     **{
         f"a holdout of {value!r}": (
             lambda value=value: pr.MAP(holdout=value),
-            r"'holdout' argument of MAP must lie between 0 and 1. Got",
+            r"'holdout' argument of MAP must lie between 0 and 1, got",
         )
         for value in (0.0, 1.0, -0.5, NAN, "half")
     },
@@ -635,7 +643,7 @@ FITS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fit(DataLoader(Stream(), 4)),
         r"'data' argument of fit must be a DataLoader with a length.*got a DataLoader over an IterableDataset",
     ),
-    "a bare stream": (lambda: fit(Stream()), r"'data' argument of fit must .*(length|rows).*Got"),
+    "a bare stream": (lambda: fit(Stream()), r"'data' argument of fit must .*(length|rows).*got"),
     "a Dataset without a length": (lambda: fit(Unsized()), r"'data' argument of fit must have a length, got Unsized"),
     "a loader that makes no batches": (
         lambda: fit(DataLoader(Rows(X, Y), batch_size=None)),
@@ -652,28 +660,28 @@ FITS: dict[str, tuple[Callable[[], Any], str]] = {
     **{
         f"{value!r} steps": (
             lambda value=value: fit((X, Y), steps=value),
-            r"'steps' argument of fit must be an integer >= 1. Got",
+            r"'steps' argument of fit must be an integer >= 1, got",
         )
         for value in (0, -1, 1.5, "3", True)
     },
     **{
         f"{value!r} epochs": (
             lambda value=value: fit((X, Y), epochs=value),
-            r"'epochs' argument of fit must be an integer >= 1. Got",
+            r"'epochs' argument of fit must be an integer >= 1, got",
         )
         for value in (0, -1, 2.0)
     },
     **{
         f"{value!r} rows a batch": (
             lambda value=value: fit((X, Y), batch_size=value),
-            r"'batch_size' argument of fit must be an integer >= 1. Got",
+            r"'batch_size' argument of fit must be an integer >= 1, got",
         )
         for value in (0, -4, 2.5, "4")
     },
     **{
         f"a temperature of {value!r}": (
             lambda value=value: fit((X, Y), temperature=value),
-            r"'temperature' argument of fit must be a positive number. Got",
+            r"'temperature' argument of fit must be a positive number, got",
         )
         for value in (0, -1.0, NAN, INF, "cold", None)
     },
@@ -688,12 +696,12 @@ FITS: dict[str, tuple[Callable[[], Any], str]] = {
     **{
         f"a seed of {value!r}": (
             lambda value=value: fit((X, Y), seed=value),
-            r"'seed' argument of fit must be an integer. Got",
+            r"'seed' argument of fit must be an integer, got",
         )
         for value in (1.5, "0", None)
     },
-    "a callback that is none": (lambda: fit((X, Y), callbacks=[3]), r"'callbacks' argument of fit must .*Got"),
-    "one callback without a list": (lambda: fit((X, Y), callbacks=print), r"'callbacks' argument of fit must .*Got"),
+    "a callback that is none": (lambda: fit((X, Y), callbacks=[3]), r"'callbacks' argument of fit must .*got"),
+    "one callback without a list": (lambda: fit((X, Y), callbacks=print), r"'callbacks' argument of fit must .*got"),
     "a checkpoint that is no path": (
         lambda: fit((X, Y), checkpoint=3),
         r"'checkpoint' argument of fit must be a path or a Checkpoint, got 3",
@@ -912,17 +920,17 @@ def test_a_token_beyond_the_embedding_is_refused() -> None:
 def test_wrong_numbers_of_samples_are_refused(samples: Any, posterior: Any) -> None:
     sentence(
         r"'samples' argument of predict must be an integer >= "
-        r"1. Got",
+        r"1, got",
         lambda: posterior.predict(X, samples=samples),
     )
-    sentence(r"'n' argument of sample must be an integer >= 1. Got", lambda: posterior.sample(samples))
+    sentence(r"'n' argument of sample must be an integer >= 1, got", lambda: posterior.sample(samples))
 
 
 @pytest.mark.parametrize("level", [0, 1, 0.0, 1.0, -0.1, 1.5, NAN, "0.9", None])
 def test_wrong_levels_are_refused(level: Any, posterior: Any) -> None:
     prediction = posterior.predict(X)
-    sentence(r"'q' argument of quantile must lie between 0 and 1. Got", lambda: prediction.quantile(level))
-    sentence(r"'level' argument of interval must lie between 0 and 1. Got", lambda: prediction.interval(level))
+    sentence(r"'q' argument of quantile must lie between 0 and 1, got", lambda: prediction.quantile(level))
+    sentence(r"'level' argument of interval must lie between 0 and 1, got", lambda: prediction.interval(level))
 
 
 LOG_PROB: dict[str, tuple[Any, str]] = {
@@ -993,7 +1001,7 @@ def test_wrong_parameters_of_a_density_are_refused(posterior: Any) -> None:
         lambda: posterior.log_prob(without),
     )
     wrong = draws | {"3.bias": torch.zeros(4, 2)}
-    sentence(r"'3.bias' of params must have the shape \(1,\).*got \(4, 2\)", lambda: posterior.log_prob(wrong))
+    sentence(r"'3.bias' argument of params must have the shape \(1,\).*got \(4, 2\)", lambda: posterior.log_prob(wrong))
     sentence(
         r"'params' of the posterior must share their leading dimensions",
         lambda: posterior.log_prob(draws | {"3.bias": torch.zeros(3, 1)}),

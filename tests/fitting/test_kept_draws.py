@@ -268,7 +268,7 @@ def test_a_store_that_is_a_file_or_nowhere_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match=r"'store' argument of Autoregression must be a folder, got the file"):
         fit(Autoregression(store=tmp_path / "file"))
-    with pytest.raises(InputError, match=r"'store' argument of Autoregression must lie in a folder that exists\."):
+    with pytest.raises(InputError, match=r"'store' argument of Autoregression must lie in a folder that exists"):
         fit(Autoregression(store=tmp_path / "no" / "draws"))
 
 

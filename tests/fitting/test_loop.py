@@ -400,7 +400,7 @@ def test_a_schedule_that_needs_a_metric_is_refused() -> None:
     for method in (pr.MAP, pr.MeanField):
         with pytest.raises(pr.InputError, match=r"needs no metric, got ReduceLROnPlateau."):
             fit(method(schedule=lambda o: lr_scheduler.ReduceLROnPlateau(o)), steps=3)
-        with pytest.raises(pr.InputError, match="The 'schedule' of"):
+        with pytest.raises(pr.InputError, match="The 'schedule' argument of"):
             fit(method(schedule=lambda o: 0.1), steps=3)
         with pytest.raises(
             pr.InputError, match=f"The 'schedule' argument of {method.__name__} must be 'cosine', 'constant'"

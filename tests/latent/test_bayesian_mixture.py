@@ -354,11 +354,11 @@ def test_degenerate_data_have_an_answer():
             "The 'freedom' argument of BayesianGaussianMixture must be above 3 for full covariances of 2 "
             "columns, got 3.0",
         ),
-        ({"mean": [0.0]}, "The 'mean' argument of BayesianGaussianMixture must be 2 finite numbers."),
-        ({"spread": [1.0, -1.0]}, "The 'spread' argument of BayesianGaussianMixture must be positive, for 2 columns."),
+        ({"mean": [0.0]}, "The 'mean' argument of BayesianGaussianMixture must be 2 finite numbers"),
+        ({"spread": [1.0, -1.0]}, "The 'spread' argument of BayesianGaussianMixture must be positive, for 2 columns"),
         (
             {"spread": [1.0, 1.0, 1.0]},
-            "The 'spread' argument of BayesianGaussianMixture must be positive, for 2 columns.",
+            "The 'spread' argument of BayesianGaussianMixture must be positive, for 2 columns",
         ),
     ],
 )

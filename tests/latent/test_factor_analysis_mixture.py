@@ -184,10 +184,10 @@ def test_degenerate_rows_are_answered_with_a_warning(fit_by_em):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: FactorAnalysisMixture(0, 1), "The 'k' argument of FactorAnalysisMixture must be an integer >= 1."),
+        (lambda: FactorAnalysisMixture(0, 1), "The 'k' argument of FactorAnalysisMixture must be an integer >= 1"),
         (
             lambda: FactorAnalysisMixture(2, 1.5),
-            "The 'factors' argument of FactorAnalysisMixture must be an integer >= 1.",
+            "The 'factors' argument of FactorAnalysisMixture must be an integer >= 1",
         ),  # pyright: ignore[reportArgumentType]
         (
             lambda: PrincipalComponentsMixture(2, 1, 0),

@@ -54,7 +54,7 @@ def test_a_spread_whose_square_is_no_number_is_refused(times: float, dtype: str)
     for model in (HiddenMarkov(2), LinearGaussian(1)):
         with pytest.raises(InputError, match="measure in other units"):
             model.meet(y[None])
-    with pytest.raises(InputError, match=r"The 'y' of RegressionMixture.* measure in other units"):
+    with pytest.raises(InputError, match=r"The 'y' argument of RegressionMixture.* measure in other units"):
         RegressionMixture(2).meet((Y.to(y.dtype), y[:, 0]))
 
 

@@ -204,11 +204,11 @@ def test_one_row_and_images_are_answered_or_refused(fit_by_em):
     [
         (
             {"k": 2, "covariance": 3},
-            "The 'covariance' argument of GaussianMixture must be one of full, tied, diagonal, spherical.",
+            "The 'covariance' argument of GaussianMixture must be one of full, tied, diagonal, spherical",
         ),
         ({"k": 2, "floor": 0}, "The 'floor' argument of GaussianMixture must lie between 0 and 1, got 0."),
         ({"k": 2.0}, "The 'k' argument of GaussianMixture must be an integer >= 1, got 2.0."),
-        ({"k": 2, "given": ("z", "z")}, "The 'given' argument of GaussianMixture must be 'weights', 'z' or both."),
+        ({"k": 2, "given": ("z", "z")}, "The 'given' argument of GaussianMixture must be 'weights', 'z' or both"),
     ],
 )
 def test_wrong_options_are_refused_in_one_sentence(options, sentence):

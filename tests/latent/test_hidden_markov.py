@@ -632,7 +632,7 @@ TOLD = HiddenMarkov(2, given="z")
         (lambda: HiddenMarkov(2).meet(torch.full((2, 3), NAN)), "must have a value, got only NaN."),
         (
             lambda: HiddenMarkov(2, emissions="poisson").meet(-WHOLE),
-            "The 'y' argument of HiddenMarkov(2, emissions='poisson') must be integers from 0",
+            "The 'y' argument of HiddenMarkov(2, emissions='poisson') must be integers >= 0",
         ),
         (
             lambda: HiddenMarkov(2).meet(1e200 * WHOLE),
@@ -640,7 +640,7 @@ TOLD = HiddenMarkov(2, given="z")
         ),
         (
             lambda: HiddenMarkov(2, emissions="categorical", categories=3).meet(WHOLE),
-            "The 'y' argument of HiddenMarkov(2, emissions='categorical', categories=3) must be integers from 0 to 2.",
+            "The 'y' argument of HiddenMarkov(2, emissions='categorical', categories=3) must be integers from 0 to 2",
         ),
         (lambda: HiddenMarkov(2, emissions="categorical", categories=3).meet(PAIRS), "must be (n, T), a number a step"),
     ],

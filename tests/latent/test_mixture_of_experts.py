@@ -146,7 +146,7 @@ def test_weights_are_repetitions_and_known_z_stay(fit_by_em):
     [
         (lambda: MixtureOfExperts(1), "The 'k' argument of MixtureOfExperts must be an integer >= 2, got 1."),
         (lambda: MixtureOfExperts(2, gate=3), "must be a torch.nn.Module, or None, got 3."),
-        (lambda: MixtureOfExperts(2, gate=nn.ReLU()), "The 'gate' argument of MixtureOfExperts must have parameters."),
+        (lambda: MixtureOfExperts(2, gate=nn.ReLU()), "The 'gate' argument of MixtureOfExperts must have parameters"),
         (lambda: MixtureOfExperts(2, floor=0), "must lie between 0 and 1"),
         (lambda: MixtureOfExperts(2, given="y"), "must be 'weights', 'z' or both"),
         (lambda: MixtureOfExperts(2, gate=nn.Linear(3, 2)).meet(data()), "must take rows of 2 numbers, got an error"),

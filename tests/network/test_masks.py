@@ -207,11 +207,11 @@ REFUSED = {
         rows(4),
         "'linear'",
     ),
-    "everything": (nn.Sequential(nn.Dropout(1.0), nn.Linear(4, 1)).double(), rows(4), "have a rate below 1, got 1 "),
+    "everything": (nn.Sequential(nn.Dropout(1.0), nn.Linear(4, 1)).double(), rows(4), "have a rate below 1, got 1"),
     "everything between layers": (
         of(lambda m, x: m.r(x)[0].mean((1, 2)), r=nn.GRU(4, 3, 2, dropout=1.0, batch_first=True)),
         rows(5, 4),
-        "have a rate below 1, got 1 ",
+        "have a rate below 1, got 1",
     ),
 }
 

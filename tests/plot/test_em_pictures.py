@@ -246,17 +246,17 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence():
         (lambda: em.entries(THETA, ("means", 9)), "The 'which' argument of entries must be entries of weights, means"),
         (
             lambda: em.turns(mixture, rows(), em.entries(THETA, ("covariances", 0)), [1.0], [(-1, 4)]),
-            "The 'span' argument of turns must stay where theta is inside the supports of the parameters.",
+            "The 'span' argument of turns must stay where theta is inside the supports of the parameters",
         ),
         (
             lambda: em.turns(None, rows(), along, [0.0], [(-1, 1)]),
-            "The 'model' argument of turns must be a latent model.",
+            "The 'model' argument of turns must be a latent model",
         ),  # pyright: ignore
         (
             lambda: em.turns(mixture, rows(), along, [0.0], [(-1, 1)], 0),
             "The 'count' argument of turns must be an integer",
         ),
-        (lambda: em.turns(mixture, rows(), along, [], []), "The 'start' argument of turns must be one number or two."),
+        (lambda: em.turns(mixture, rows(), along, [], []), "The 'start' argument of turns must be one number or two"),
         (lambda: em.turns(mixture, rows(), along, [3.0], [(-1, 1)]), "The 'span' argument of turns must be one pair"),
         (
             lambda: em.turns(mixture, rows(), along, [3.0], [(2, 5)]),
@@ -264,12 +264,12 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence():
         ),
         (
             lambda: em.bound(sliced("a mean")[0], ["a", "b"]),
-            "The 'names' argument of plot.em.bound must be 1, one a number.",
+            "The 'names' argument of plot.em.bound must be 1, one a number",
         ),
         (lambda: em.frames([]), "The 'found' argument of plot.em.frames must have at least one turn, got none."),
         (
             lambda: em.jensen((1.0,), (1.0,)),
-            "The 'values' argument of plot.em.jensen must be two positive numbers or more.",
+            "The 'values' argument of plot.em.jensen must be two positive numbers or more",
         ),
         (
             lambda: em.jensen((1.0, 2.0), (0.5, 0.6)),
@@ -277,7 +277,7 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence():
         ),
         (
             lambda: em.components(None, rows()),
-            "The 'posterior' argument of plot.em.components must be of a Gaussian mixture.",
+            "The 'posterior' argument of plot.em.components must be of a Gaussian mixture",
         ),
         (lambda: em.evidence({}), "The 'posteriors' argument of plot.em.evidence must be of VariationalEM"),
     ]

@@ -132,7 +132,7 @@ def test_tempered_evidence_is_of_no_data_and_is_not_averaged(temperatures):
     model = pr.Model(nn.Linear(1, 1, dtype=X.dtype), pr.Gaussian(0.1), prior=1.0)
     last = pr.LastLayer(at="network")
     fits = [pr.fit(model, (X, X[:, 0].sin()), last, temperature=t) for t in temperatures]
-    with pytest.raises(pr.InputError, match=r"must be of the temperature 1, .* got T = 10"):
+    with pytest.raises(pr.InputError, match=r"must be of the temperature 1, .*got T = 10"):
         pr.average(fits)
 
 

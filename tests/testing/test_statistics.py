@@ -237,7 +237,7 @@ def test_another_dimension_and_whole_numbers_may_hold_the_draws() -> None:
         ),
         (
             lambda: assert_covariance_close(torch.zeros(50, 2, 2), torch.zeros(3, 3)),
-            "The 'samples' argument of assert_covariance_close must be vectors or numbers, (n, d) or (n,). "
+            "The 'samples' argument of assert_covariance_close must be vectors or numbers, (n, d) or (n,), "
             "got (50, 2, 2).",
         ),
         (

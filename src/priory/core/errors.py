@@ -52,7 +52,8 @@ def require(ok: bool, name: str, owner: str, must: str, got: object) -> None:
     priory.InputError: The 'samples' argument of MeanField must be at least 1, got 0.
     """
     if not ok:
-        raise InputError(f"The '{name}' argument of {owner} must {must}, got {_short(got)}.")
+        kind = "" if owner.startswith("the ") else "argument "  # "the network" has an output, and no such argument
+        raise InputError(f"The '{name}' {kind}of {owner} must {must}, got {_short(got)}.")
 
 
 def _short(got: object) -> str:

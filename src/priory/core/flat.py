@@ -132,7 +132,8 @@ class Layout:
             rank = x.ndim - len(block.shape)
             if rank < 0 or tuple(x.shape[rank:]) != block.shape:
                 raise InputError(
-                    f"The '{block.name}' of params must have the shape {block.shape}, after any leading dimensions, "
+                    f"The '{block.name}' argument of params must have the shape {block.shape}, after any leading "
+                    f"dimensions, "
                     f"got {tuple(x.shape)}."
                 )
             u = x if block.bijector.identity else block.bijector.inverse(x)

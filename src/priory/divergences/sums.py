@@ -1,6 +1,6 @@
 """Sums over labels and counts: exact where the support is finite, and cut off where the rest is nothing elsewhere.
 
-Over all integers from 0, twice as many terms are taken until the second half of them adds nothing to the first,
+Over all integers >= 0, twice as many terms are taken until the second half of them adds nothing to the first,
 which is the stated error. A sum whose terms still don't fall at the last of them is infinite: a divergence's terms fall
 or rise at a rate that is settled by then, as those of a Poisson against a geometric distribution.
 """

@@ -61,7 +61,7 @@ class HiddenMarkov(SequenceModel):
     """A chain of K states with `initial` (K,) and `transitions` (K, K), from the row's state to the column's.
 
     `emissions` is "gaussian", with `means` and `covariances` as GaussianMixture's; "poisson", with `rates` (K, D); or
-    "categorical", with `probs` (K, `categories`), for integers from 0. Data are sequences (n, T) or (n, T, D), NaN
+    "categorical", with `probs` (K, `categories`), for integers >= 0. Data are sequences (n, T) or (n, T, D), NaN
     after the end of a shorter one, or a list of (T,) or (T, D). Missing values are NaN too. With `given="z"` states are
     known, (n, T) or a list of (T,), -1 where they are hidden.
 

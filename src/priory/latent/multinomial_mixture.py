@@ -75,7 +75,7 @@ class MultinomialMixture(Mixture):
         """Only counts."""
         super().check_rows(rows)
         wrong = (rows["y"] < 0) | (rows["y"] != rows["y"].floor())
-        require(not bool(wrong.any()), "y", repr(self), "be integers from 0", f"{rows['y'][wrong][:1].tolist()}")
+        require(not bool(wrong.any()), "y", repr(self), "be integers >= 0", f"{rows['y'][wrong][:1].tolist()}")
 
 
 def raised_shares(shares: Tensor, least: float) -> Tensor:

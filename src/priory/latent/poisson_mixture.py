@@ -25,7 +25,7 @@ LEAST = 1e-12  # a rate of exactly 0 could never change again
 
 
 class PoissonMixture(ColumnMixture):
-    """K components of independent counts, `rates` (K, D). Data are integers from 0, or NaN.
+    """K components of independent counts, `rates` (K, D). Data are integers >= 0, or NaN.
 
     >>> PoissonMixture("two")
     Traceback (most recent call last):
@@ -66,4 +66,4 @@ class PoissonMixture(ColumnMixture):
         """Only counts."""
         super().check_rows(rows)
         wrong = ((rows["y"] < 0) | (rows["y"] != rows["y"].floor())) & ~rows["y"].isnan()
-        require(not bool(wrong.any()), "y", repr(self), "be integers from 0", f"{rows['y'][wrong][:1].tolist()}")
+        require(not bool(wrong.any()), "y", repr(self), "be integers >= 0", f"{rows['y'][wrong][:1].tolist()}")

@@ -83,7 +83,8 @@ class LocationScale(Likelihood):
         owner = type(self).__name__
         if self._outputs > 1 and (len(event) == 0 or event[-1] != self._outputs):
             raise InputError(
-                f"The '{self._name}' of {owner} must have one value for each output of the targets {tuple(event)}, "
+                f"The '{self._name}' argument of {owner} must have one value for each output of the targets "
+                f"{tuple(event)}, "
                 f"got {self._outputs}."
             )
         if self._source != "network":

@@ -200,7 +200,7 @@ class Posterior(ABC):
             )
         several = isinstance(x, tuple) or (isinstance(x, list) and len(x) > 0 and isinstance(x[0], Tensor))
         parts = tuple(x) if several else (x,)
-        name = lambda i: f"Part {i} of the 'x' of predict" if len(parts) > 1 else "The 'x' of predict"  # noqa: E731
+        name = lambda i: f"Part {i} of the 'x' argument of predict" if len(parts) > 1 else "The 'x' argument of predict"  # noqa: E731
         inputs = tuple(tensor_of(part, name(i)) for i, part in enumerate(parts))
         rows, shapes = {len(t) for t in inputs}, [tuple(t.shape) for t in inputs]
         require(len(rows) == 1 and min(rows) > 0, "x", "predict", "have rows, as many in each part", shapes)

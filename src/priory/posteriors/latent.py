@@ -118,7 +118,7 @@ class LatentPoint(Posterior):
 
     def predict(self, x: Any, samples: int = 64, seed: int = 0) -> MixturePrediction:  # pyright: ignore
         """p(y | x, theta*) at new inputs, for a model of y given x; exact, so that nothing is sampled."""
-        inputs = tensor_of(x, "The 'x' of predict").to(self.latent.device, self.latent.dtype)
+        inputs = tensor_of(x, "The 'x' argument of predict").to(self.latent.device, self.latent.dtype)
         check_finite(inputs, "inputs")
         if self.latent.parts[0] == "x" and self.latent.shapes is not None:
             shape = self.latent.shapes[0]

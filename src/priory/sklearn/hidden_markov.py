@@ -44,7 +44,7 @@ class HMM(LatentEstimator):
     """A chain of K states that is seen through what they emit: "gaussian", "poisson" or "categorical".
 
     Fitted: `startprob_`, `transmat_`; `means_` and `covars_`, or `lambdas_`, or `emissionprob_`; `converged_`,
-    `n_iter_`, `lower_bound_` (the log-likelihood) and `lower_bounds_`. Categories are integers from 0 in one
+    `n_iter_`, `lower_bound_` (the log-likelihood) and `lower_bounds_`. Categories are integers >= 0 in one
     column.
 
     >>> HMM(emissions="normal").fit([[0.0], [1.0]])
@@ -152,14 +152,14 @@ class HMM(LatentEstimator):
             return None
         values = X[~np.isnan(X)]
         ok = X.shape[1] == 1 and len(values) > 0 and bool(((values >= 0) & (values == np.floor(values))).all())
-        require(ok, "X", "HMM", "be one column of integers from 0 for categorical emissions", repr(X[:3].tolist()))
+        require(ok, "X", "HMM", "be one column of integers >= 0 for categorical emissions", repr(X[:3].tolist()))
         return max(int(values.max()) + 1, 2)
 
     def _counts(self, X: Array, lengths: Any) -> list[int]:
         """How many steps each sequence has."""
         given = [len(X)] if lengths is None else np.asarray(lengths).tolist()
         ok = isinstance(given, list) and all(whole(n, 1) for n in given) and sum(given) == len(X)
-        require(ok, "lengths", "HMM", f"be integers from 1 that add up to {len(X)}", repr(given))
+        require(ok, "lengths", "HMM", f"be integers >= 1 that add up to {len(X)}", repr(given))
         last = np.isnan(X[np.cumsum(given) - 1]).all(1)
         got = f"only NaN in the last of sequence {int(last.argmax())}"
         require(not bool(last.any()), "X", "HMM", "have a value in the last row of each sequence", got)

@@ -367,7 +367,7 @@ def test_em_is_a_frozen_method():
         ({"gradient_steps": 0}, "The 'gradient_steps' argument of EM must be an integer >= 1, or None, got 0."),
         (
             {"accelerate": True, "draws": 2},
-            "The 'accelerate' argument of EM must be False with online, draws or annealing.",
+            "The 'accelerate' argument of EM must be False with online, draws or annealing",
         ),
         ({"momentum": 1}, "The options of EM must be among restarts"),
     ],

@@ -321,7 +321,7 @@ def test_processes_share_the_members_and_end_with_all_of_them(tmp_path):
         ),
         (
             lambda: pr.Ensemble(pr.Ensemble()),
-            "The 'method' argument of Ensemble must be that of one member, and no Ensemble.",
+            "The 'method' argument of Ensemble must be that of one member, and no Ensemble",
         ),
         (lambda: pr.Ensemble(pr.LastLayer(at="network")), "find weights of its own for each member"),
         (lambda: pr.Ensemble(pr.Laplace(at="network")), "find weights of its own for each member"),

@@ -372,5 +372,5 @@ def test_features_are_those_of_the_centre_of_a_posterior_under_the_prior_that_it
 def test_a_last_layer_whose_weight_is_frozen_is_refused():
     net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
     net[2].weight.requires_grad_(False)
-    with pytest.raises(pr.InputError, match=r"must train the weight of its last layer .* got '2.bias' alone"):
+    with pytest.raises(pr.InputError, match=r"must train the weight of its last layer .*got '2.bias' alone"):
         pr.fit(pr.Model(net, pr.Gaussian(0.1)), (torch.zeros(4, 2), torch.zeros(4)), pr.LastLayer(at="network"))

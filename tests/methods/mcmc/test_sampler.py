@@ -387,10 +387,10 @@ def test_a_network_with_running_statistics_is_refused():
 @pytest.mark.parametrize(
     ("option", "value", "must"),
     [
-        ("chains", 0, "an integer from 1"),
-        ("chains", 2.5, "an integer from 1"),
-        ("warmup", -1, "an integer from 0"),
-        ("thin", 0, "an integer from 1"),
+        ("chains", 0, "an integer >= 1"),
+        ("chains", 2.5, "an integer >= 1"),
+        ("warmup", -1, "an integer >= 0"),
+        ("thin", 0, "an integer >= 1"),
         ("accept", 1.0, "a number between 0 and 1"),
         ("accept", "high", "a number between 0 and 1"),
         ("metric", "kronecker", "one of diagonal, dense, low_rank"),

@@ -230,8 +230,8 @@ def test_a_function_is_a_log_prior_up_to_a_constant_and_says_so(function) -> Non
     ("make", "says"),
     [
         (lambda: L1(0.0), "The 'factor' argument of L1 must be a positive number, got 0.0."),
-        (lambda: L2(-1), "The 'factor' argument of L2 must be a positive number."),
-        (lambda: L1(True), "The 'factor' argument of L1 must be a positive number."),
+        (lambda: L2(-1), "The 'factor' argument of L2 must be a positive number"),
+        (lambda: L1(True), "The 'factor' argument of L1 must be a positive number"),
         (lambda: L1("glorto"), "The 'factor' argument of L1 must be one of fan_in, glorot, he"),
         (lambda: L1({}), "must name at least one parameter"),
         (lambda: L1({"0.weight": -1.0}), "must have positive numbers"),

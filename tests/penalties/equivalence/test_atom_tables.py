@@ -136,7 +136,7 @@ def test_the_lines_of_a_table_are_those_of_least_squares() -> None:
     ("table", "family", "message"),
     [
         ((MU, KEEP, torch.zeros(321, 4)), "dirac", r"without \(None\) for 'dirac', got scales for 'dirac'"),
-        ((MU, None, torch.zeros(321)), "gaussian", "be a table with scales.* got none for 'gaussian'"),
+        ((MU, None, torch.zeros(321)), "gaussian", "be a table with scales.*got none for 'gaussian'"),
         ((MU, KEEP, torch.zeros(321, 4)), "spike_slab", "be a table with `keep` for 'spike_slab' alone, got none"),
         ((MU, KEEP, torch.zeros(321, 4, 2), 0.0, [0.1, 0.2]), "gaussian", "for 'spike_slab' alone, got some"),
         (

@@ -59,6 +59,6 @@ def test_locations_near_a_corner_and_far_from_it_go_together_in_one_batch() -> N
 
 def test_an_unknown_family_is_refused_with_the_names_of_those_that_are_known() -> None:
     with pytest.raises(
-        InputError, match=r"The 'family' argument of here must be one of gaussian, laplace.*got 'cauchy' instead"
+        InputError, match=r"The 'family' argument of here must be one of gaussian, laplace.*got 'cauchy'"
     ):
         known_family("cauchy", "here")
