@@ -36,7 +36,7 @@ def setting(net, *x_shape, likelihood=None, spread=0.3):
 
 
 def one_pass(noise, model, m, scale, batch, generator, factor=1.0, buffers=None):
-    found = noise.log_likelihood_and_grads(model, m, scale, batch, factor, buffers or {}, generator)
+    found = noise.log_likelihood_and_grads(model.evaluation, m, scale, batch, factor, buffers or {}, generator)
     return tuple(t.clone() for t in found)
 
 

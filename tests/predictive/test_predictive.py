@@ -18,7 +18,7 @@ from priory.core.streams import stream
 from priory.families import Diagonal
 from priory.fitting.loop import make_target
 from priory.likelihoods import Likelihood
-from priory.network.chain import Chains
+from priory.network.layer_chain import SharedInputs
 from priory.network.skeleton import ELEMENTWISE
 from priory.posteriors import DiagonalGaussian, Point
 from priory.predictive.prediction import Prediction, predict
@@ -388,9 +388,9 @@ def test_many_vectors_at_once_give_what_one_at_a_time_gives(
     """As a chain of batched products, under vmap, and in a loop over the bound skeleton."""
     posterior, X = posterior_of(likelihood, event, outputs)
     network = posterior.model.network
-    assert network.chain
+    assert network.layer_chain
     chained = posterior.predict(X, samples=6)
-    monkeypatch.setattr(network, "chain", ())
+    monkeypatch.setattr(network, "layer_chain", ())
     mapped = posterior.predict(X, samples=6)
     monkeypatch.setattr(network, "dense", False)
     monkeypatch.setattr(network, "functional", None)  # a loop has no use for it
@@ -415,10 +415,10 @@ def test_a_chain_gives_what_the_network_gives_for_every_activation(activation: t
     w = model.network.initial + 0.3 * torch.randn(7, model.network.size, dtype=torch.float64)
     before, centre = X.clone(), model.network.initial
     mirrored = torch.cat([w, 2 * centre - w])
-    assert bool(model.network.chain) is (activation in ELEMENTWISE)
-    kept = Chains(centre)  # shared by several calls, as a prediction in pieces does; an odd piece mirrors nothing
-    for vectors, chains in ((w, None), (mirrored, kept), (mirrored[[0, 1, 7, 8]], kept), (w, kept)):
-        outputs = model.outputs(vectors, (X,), {}, torch.Size([2]), chains=chains)
+    assert bool(model.network.layer_chain) is (activation in ELEMENTWISE)
+    kept = SharedInputs(centre)  # shared by several calls, as a prediction in pieces does; an odd piece mirrors nothing
+    for vectors, given in ((w, None), (mirrored, kept), (mirrored[[0, 1, 7, 8]], kept), (w, kept)):
+        outputs = model.outputs(vectors, (X,), {}, torch.Size([2]), shared=given)
         assert torch.equal(X, before)
         for v, found in zip(vectors, outputs, strict=True):
             wanted = functional_call(copy.deepcopy(net), model.layout.constrain(v), (X,))
@@ -428,7 +428,7 @@ def test_a_chain_gives_what_the_network_gives_for_every_activation(activation: t
 def test_a_network_with_hooks_is_no_chain() -> None:
     net = nn.Sequential(nn.Linear(3, 1))
     net[0].register_forward_hook(lambda module, args, output: 2 * output)
-    assert not pr.Model(net, pr.Gaussian()).network.chain
+    assert not pr.Model(net, pr.Gaussian()).network.layer_chain
 
 
 def test_draws_of_a_prediction_come_in_pairs_around_the_mean_and_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,7 +282,7 @@ class Measure:
         likelihood: Tensor | float = 0.0
         for _ in range(samples):
             value, in_m, in_s = noise.log_likelihood_and_grads(
-                model, m.detach(), s.detach(), self.batch, target.factor(self.batch), buffers, generator
+                model.evaluation, m.detach(), s.detach(), self.batch, target.factor(self.batch), buffers, generator
             )
             one = value + in_m.clone() @ (m - m.detach()) + in_s.clone() @ (s - s.detach())
             likelihood = likelihood + one / samples

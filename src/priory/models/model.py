@@ -20,9 +20,9 @@ from priory.core.data import Batch, Data, check_finite, part
 from priory.core.errors import InputError, require
 from priory.core.flat import Layout
 from priory.likelihoods import Likelihood
-from priory.network.chain import Chain, Chains, differentiable
-from priory.network.skeleton import MEMORY_LIMIT, SMALL_WORK, Network
-from priory.network.vectorise import Vectorised
+from priory.network.evaluation import Evaluation
+from priory.network.layer_chain import SharedInputs
+from priory.network.skeleton import MEMORY_LIMIT, Network
 from priory.priors import Prior, declared, read_prior
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ class Model:
         self.dtype, self.device = self.network.dtype, self.network.device
         # the likelihood's coordinates; the prior's come after them
         self.learnt = slice(self.network.size, self.layout.size - len(precisions))
-        self._gradient = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
-        self._sum = Vectorised(self._functional_sum, "This network")
-        self._forward = Vectorised(lambda v, inputs: self.network.functional(v, inputs, {}), "This network")
+        self.evaluation = Evaluation(self.network, self._log_prob, self.layout.size, self.learnt)
         self._example: Tensor | None = None  # one row of outputs, once a trial pass has shown them
         self._prior_text = str(prior)
 
@@ -172,12 +170,7 @@ class Model:
 
     def member(self, buffers: Buffers, index: int) -> dict[str, Tensor]:
         """The buffers of one member, by its place in the flattened leading shape; draws in front of it share them."""
-        own = {}
-        for name, b in buffers.items():
-            shape = self.network.given[name].shape
-            flat = b.reshape((-1, *shape)) if b.ndim > len(shape) else b[None]
-            own[name] = flat[index % len(flat)]
-        return own
+        return self.network.member(buffers, index)
 
     # log p(y | x, w), a datum or summed.
 
@@ -188,52 +181,14 @@ class Model:
         buffers: Buffers,
         event: torch.Size,
         limit: int = MEMORY_LIMIT,
-        chains: Chains | None = None,
+        shared: SharedInputs | None = None,
     ) -> Tensor:
         """Outputs in evaluation mode for each vector, arranged for targets of this event: (S, P) -> (S, n, ...).
 
-        In chunks of rows and draws whose activations stay under `limit` bytes. `chains` keeps what several calls with
-        the same inputs share.
+        In chunks of rows and draws whose activations stay under `limit` bytes. `shared` keeps what several calls with
+        the same inputs have in common.
         """
-        chains = chains or Chains()
-        self.network.set_mode(train=False)
-        each = max(1, self.network.activations(inputs, self.member(buffers, 0))) * w.element_size()
-        rows = max(1, min(len(inputs[0]), limit // each))
-        draws = max(1, min(len(w), limit // (each * rows)))
-        pieces = []
-        for start in range(0, len(inputs[0]), rows):
-            some = tuple(x[start : start + rows] for x in inputs)
-            chain = self._chain(some, chains, keep=rows == len(inputs[0]))
-            if chain is not None and draws == len(w):
-                pieces.append(chain(w, mirrored=chains.centre is not None and len(w) % 2 == 0))
-                continue
-            parts = [self._outputs(w[s : s + draws], some, buffers, s, chain) for s in range(0, len(w), draws)]
-            pieces.append(torch.cat(parts) if len(parts) > 1 else parts[0])
-        return self._arranged(torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0], event)
-
-    def _chain(self, inputs: Batch, chains: Chains, keep: bool) -> Chain | None:
-        """The chain at these inputs, if the network is one; kept for the next call if they are all that there are."""
-        if not self._chained(inputs):
-            return None
-        if chains.kept is None or not keep:
-            chains.kept = Chain(self.network, inputs[0], chains.centre)
-        return chains.kept
-
-    def _chained(self, inputs: Batch) -> bool:
-        """Whether the network is a chain at these inputs: rows of numbers in its own type."""
-        x = inputs[0]
-        return bool(self.network.chain) and len(inputs) == 1 and x.ndim == 2 and x.dtype == self.dtype
-
-    def _outputs(self, w: Tensor, inputs: Batch, buffers: Buffers, first: int, chain: Chain | None) -> Tensor:
-        """One chunk: a batched product a layer for a plain chain, vmap for other small ones, a loop for the rest."""
-        network, x = self.network, inputs[0]
-        if chain is not None:
-            return chain(w, mirrored=False)
-        if len(w) > 1 and network.dense and not buffers and len(x) * network.size <= SMALL_WORK:
-            self._forward.loop = self._forward.loop or self._sum.loop  # one warning is enough
-            return self._forward.values(w, inputs)
-        members = (self.member(buffers, first + i) for i in range(len(w)))
-        return torch.stack([network(v, inputs, own, train=False) for v, own in zip(w.unbind(0), members, strict=True)])
+        return self._arranged(self.evaluation.outputs(w, inputs, buffers, limit, shared), event)
 
     def _arranged(self, outputs: Tensor, event: torch.Size) -> Tensor:
         """Outputs (S, n, ...) arranged for targets of this event, draw by draw."""
@@ -260,67 +215,23 @@ class Model:
         An `offset` (*B, n, ...) is added to the arranged outputs of each vector. For one vector the gradient is a
         buffer that the next call overwrites.
         """
-        if w.ndim == 1:
-            return self._one(w, batch, factor, buffers, offset)
-        flat = w.reshape(-1, w.shape[-1])
-        own = None if offset is None else offset.reshape(len(flat), *offset.shape[w.ndim - 1 :])
-        if self.network.batches_well(len(batch[0])) and not self.network.written:
-            self.network.set_mode(train=True)
-            if self._chained(batch[:-1]):
-                values, gradients = self._many(flat, batch, own)
-            else:
-                self._sum.loop = self._sum.loop or self._forward.loop
-                values, gradients = self._sum.values_and_grads(flat, batch, {}, each=() if own is None else (own,))
-            values, gradients = values * factor, gradients * factor
-        else:
-            values, gradients = torch.empty_like(flat[:, 0]), torch.empty_like(flat)
-            for i, v in enumerate(flat):
-                moved = None if own is None else own[i]
-                values[i], gradients[i] = self._one(v, batch, factor, self.member(buffers, i), moved)
-        return values.reshape(w.shape[:-1]), gradients.reshape(w.shape)
-
-    def _many(self, w: Tensor, batch: Batch, offset: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sums over the rows and their gradients for a chain at vectors (S, P): a batched product a layer."""
-        leaf = w.detach().requires_grad_()
-        with torch.enable_grad():
-            outputs = self._arranged(differentiable(self.network, leaf, batch[0]), batch[-1].shape[1:])
-            outputs = outputs if offset is None else outputs + offset
-            values = self.likelihood.log_prob(outputs, batch[-1], self.learnt_at(leaf)).sum(-1)
-            (gradients,) = torch.autograd.grad(values.sum(), leaf)  # vectors don't meet: each has its own gradient
-        return values.detach(), gradients
-
-    def _one(
-        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers, offset: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        inputs, targets = batch[:-1], batch[-1]
-        self._gradient.zero_()
-        self.network.collect_gradients_in(self._gradient)
-        with torch.enable_grad():
-            tail = w[self.learnt].detach().requires_grad_()
-            outputs = self.network(w, inputs, buffers, train=True)
-            total = factor * self._log_prob(outputs, targets, self._read_tail(tail), offset).sum()
-            total.backward()
-        if tail.grad is not None:
-            self._gradient[self.learnt] = tail.grad
-        return total.detach(), self._gradient
+        return self.evaluation.values_and_grads(w, batch, factor, buffers, offset)
 
     def log_likelihood_sum(self, w: Tensor, batch: Batch) -> Tensor:
         """sum_n log p(y_n | x_n, w) for one vector, as a function that autograd goes through; buffers as given."""
         self.network.set_mode(train=True)
-        return self._functional_sum(w, batch, self.buffers())
+        return self.evaluation.sum(w, batch, self.buffers())
 
-    def _functional_sum(self, w: Tensor, batch: Batch, buffers: Buffers, offset: Tensor | None = None) -> Tensor:
-        outputs = self.network.functional(w, batch[:-1], buffers)
-        return self._log_prob(outputs, batch[-1], self._read_tail(w[self.learnt]), offset).sum()
-
-    def _log_prob(
-        self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor], offset: Tensor | None = None
-    ) -> Tensor:
-        arranged = self.likelihood.arrange(outputs, targets.shape[1:])
-        return self.likelihood.log_prob(arranged if offset is None else arranged + offset, targets, learnt)
+    def _log_prob(self, outputs: Tensor, targets: Tensor, tail: Tensor, offset: Tensor | None = None) -> Tensor:
+        """log p(y_n | outputs) per row, from outputs (*B, n, ...) and the likelihood's learnt coordinates (*B, k)."""
+        arrange = self.likelihood.arrange if tail.ndim == 1 else self._arranged
+        arranged = arrange(outputs, targets.shape[1:])
+        return self.likelihood.log_prob(
+            arranged if offset is None else arranged + offset, targets, self._read_tail(tail)
+        )
 
     def _read_tail(self, tail: Tensor) -> dict[str, Tensor]:
-        """The same from the learnt coordinates alone, (*B, k)."""
+        """The likelihood's parameters, by their short names, from its learnt coordinates (*B, k)."""
         found, offset = {}, self.network.size
         for name in self.likelihood.declared:
             block = self.layout[f"likelihood.{name}"]

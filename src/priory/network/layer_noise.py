@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from priory.core.data import Batch
-    from priory.models.model import Model
+    from priory.network.evaluation import Evaluation
     from priory.network.skeleton import Network
 
 RULED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -196,7 +196,7 @@ class LayerNoise:
 
     def log_likelihood_and_grads(
         self,
-        model: Model,
+        evaluation: Evaluation,
         m: Tensor,
         scale: Tensor,
         batch: Batch,
@@ -209,12 +209,12 @@ class LayerNoise:
         The coordinates that the likelihood learns are drawn once. The gradients are buffers that the next call
         overwrites.
         """
-        value, toward, spread, inner = self.in_parts(model, m, scale, batch, factor, buffers, generator)
+        value, toward, spread, inner = self.in_parts(evaluation, m, scale, batch, factor, buffers, generator)
         return value, toward, spread if inner is None else spread.mul_(inner)
 
     def in_parts(
         self,
-        model: Model,
+        evaluation: Evaluation,
         m: Tensor,
         scale: Tensor,
         batch: Batch,
@@ -228,13 +228,13 @@ class LayerNoise:
         Flipout takes `noise` for its eps, (P,), if it is given.
         """
         inputs, targets = batch[:-1], batch[-1]
-        shape = (model.layout.size,)
+        shape = (evaluation.size,)
         require(m.shape == shape, "m", "LayerNoise", f"have the shape {shape}", tuple(m.shape))
         require(scale.shape == shape, "scale", "LayerNoise", f"have the shape {shape}", tuple(scale.shape))
         if not self._examined:
             self.examine(inputs, buffers)
-        if self._size != model.layout.size:
-            self._make_room(model.layout.size)
+        if self._size != evaluation.size:
+            self._make_room(evaluation.size)
         if noise is not None:
             self._noise = noise
         elif self.kind == "flipout":
@@ -247,12 +247,12 @@ class LayerNoise:
         for second in self._seconds.values():
             second.grad = None
         with torch.enable_grad(), self._installed(forward):
-            tail = w[model.learnt].detach().requires_grad_()
+            tail = w[evaluation.learnt].detach().requires_grad_()
             outputs = self.network(w, inputs, buffers, train=True)
-            total = factor * model._log_prob(outputs, targets, model._read_tail(tail)).sum()
+            total = factor * evaluation.log_prob(outputs, targets, tail, None).sum()
             total.backward()
         if tail.grad is not None:
-            self._toward[model.learnt] = tail.grad
+            self._toward[evaluation.learnt] = tail.grad
         inner = self._follow_back(scale)
         return total.detach(), self._toward, self._spread, inner
 

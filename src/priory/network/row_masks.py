@@ -2,12 +2,12 @@
 
 One draw of w = m z for a whole batch makes the rows' errors move together. sum_n log p(y_n | x_n, w) is a sum over
 rows, so its expectation under q needs the right distribution of each row's pass alone, and a factor on the inputs of a
-layer is a factor on its weights (`priory.network.masks`): row n may have factors of its own, z_n x_n in front of the
-layer, and value and gradients stay unbiased.
+layer is a factor on its weights (`priory.network.dropout_sites`): row n may have factors of its own, z_n x_n in front
+of the layer, and value and gradients stay unbiased.
 
 Where there is no rule (recurrences, weights that are read elsewhere, layers that don't act on a row for each input) the
 weights take the factors of the first row for all of them. Cost: one pass a vector, and a product with the factors in
-front of each masked layer. Vectors of a plain chain of layers go through it together (`priory.network.chain`).
+front of each masked layer. Vectors of a plain chain of layers go through it together (`priory.network.layer_chain`).
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from priory.network.chain import differentiable
+from priory.network.layer_chain import chain_outputs
 from priory.network.layer_noise import LayerNoise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from priory.core.data import Batch
-    from priory.models.model import Model
+    from priory.network.dropout_sites import Units
+    from priory.network.evaluation import Evaluation
     from priory.network.layer_noise import Layer
-    from priory.network.masks import Units
 
 
 class RowMasks:
-    """Passes of a model's network whose rows have masks of their own; `inputs` show which layers have a rule."""
+    """Passes of a network whose rows have masks of their own; `inputs` show which layers have a rule."""
 
-    def __init__(self, model: Model, units: Units, inputs: Batch, buffers: Mapping[str, Tensor]) -> None:
-        self.model, self.units = model, units
-        network = model.network
+    def __init__(self, evaluation: Evaluation, units: Units, inputs: Batch, buffers: Mapping[str, Tensor]) -> None:
+        self.evaluation, self.units = evaluation, units
+        network = evaluation.network
         self._noise = LayerNoise(network, "flipout")
-        if not network.chain:
+        if not network.layer_chain:
             self._noise.examine(inputs, buffers)
         ruled = set(network.params) - set(self._noise.fallbacks)
         self._columns: dict[int, slice | Tensor] = {}  # by the identity of a weight: the unit of each of its inputs
-        self.once = torch.zeros(len(units.site), dtype=torch.bool, device=model.device)
+        self.once = torch.zeros(len(units.site), dtype=torch.bool, device=network.device)
         start = 0
         for site in units.sites:
             rule = ruled.issuperset(site.parameters)
@@ -48,11 +48,11 @@ class RowMasks:
             for i, name in enumerate(site.parameters if rule else ()):
                 at: slice | Tensor = slice(start, start + site.units)
                 if site.columns and not torch.equal(site.columns[i].cpu(), torch.arange(site.units)):
-                    at = (start + site.columns[i]).to(model.device)
+                    at = (start + site.columns[i]).to(network.device)
                 self._columns[id(network.leaves[name])] = at
             start += site.units
         self._shares = bool(self.once.any())
-        self._together = bool(network.chain) and not self._shares
+        self._together = bool(network.layer_chain) and not self._shares
 
     def log_likelihood_and_grads(
         self, m: Tensor, z: Tensor, batch: Batch, factor: float, buffers: Mapping[str, Tensor], along: bool
@@ -61,10 +61,13 @@ class RowMasks:
 
         The last gradient, in the factors, is worked out if it is wanted `along` with that in the means.
         """
-        if self._together and len(m) > 1 and self.model._chained(batch[:-1]):
-            self.model.network.set_mode(train=True)
+        if self._together and len(m) > 1 and self.evaluation.is_chain(batch[:-1]):
+            self.evaluation.network.set_mode(train=True)
             return self._chain(m, z, batch, factor, along)
-        found = [self._one(m[i], z[i], batch, factor, self.model.member(buffers, i), along) for i in range(len(m))]
+        found = [
+            self._one(m[i], z[i], batch, factor, self.evaluation.network.member(buffers, i), along)
+            for i in range(len(m))
+        ]
         values, toward, slopes = zip(*found, strict=True)
         return torch.stack(values), torch.stack(toward), torch.stack(slopes) if along else None
 
@@ -72,12 +75,12 @@ class RowMasks:
         self, m: Tensor, z: Tensor, batch: Batch, factor: float, along: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """All vectors at once: a batched product a layer."""
-        model = self.model
+        evaluation = self.evaluation
         m, z = m.detach().requires_grad_(), z.detach().requires_grad_(along)
         with torch.enable_grad():
             factors = {weight: z[:, at] for weight, at in self._columns.items()}
-            outputs = model._arranged(differentiable(model.network, m, batch[0], factors), batch[-1].shape[1:])
-            values = factor * model.likelihood.log_prob(outputs, batch[-1], model.learnt_at(m)).sum(-1)
+            outputs = chain_outputs(evaluation.network, m, batch[0], factors)
+            values = factor * evaluation.log_prob(outputs, batch[-1], m[:, evaluation.learnt], None).sum(-1)
             gradients = torch.autograd.grad(values.sum(), (m, z) if along else (m,))  # vectors don't meet
         return values.detach(), gradients[0], gradients[1] if along else None
 
@@ -92,7 +95,7 @@ class RowMasks:
                 shared = self.units.spread(torch.where(self.once, z[:, 0], 1.0))
                 w = m * shared
         with self._noise._installed(lambda layer, x: self._act(layer, x, z)):
-            value, gradient = self.model.log_likelihood_and_grad(w.detach(), batch, factor, buffers)
+            value, gradient = self.evaluation.values_and_grads(w.detach(), batch, factor, buffers)
         if shared is not None and along:
             w.backward(gradient)
         toward = gradient.clone() if shared is None else gradient * shared.detach()

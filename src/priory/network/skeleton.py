@@ -26,7 +26,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from priory.core.errors import InputError, require
 from priory.core.flat import Param
-from priory.network.own_dropout import Quiet
+from priory.network.dropout_off import DropoutOff
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -100,7 +100,7 @@ class Network:
         self._training = {name: module.training for name, module in self.skeleton.named_modules()}
         self.layers = [m for m in self.skeleton.modules() if next(m.children(), None) is None]
         self.dense = all(isinstance(m, (*DENSE, *ACTIVATIONS)) for m in self.layers)
-        self.chain = self._find_chain()
+        self.layer_chain = self._find_layer_chain()
         if not self.dense:
             overwrite(self.skeleton)
             pool_by_maxima(self.skeleton)
@@ -202,7 +202,7 @@ class Network:
         """Whether one batched pass beats a loop: a dense network with little work a vector."""
         return self.dense and rows * self.size <= BATCHED_WORK
 
-    def _find_chain(self) -> tuple[nn.Module, ...]:
+    def _find_layer_chain(self) -> tuple[nn.Module, ...]:
         """The layers of a plain sequence of linear maps and elementwise activations; empty for any other network."""
         net = self.skeleton
         layers = tuple(net) if type(net) is nn.Sequential else (net,)
@@ -230,7 +230,7 @@ class Network:
         named = {**buffers, **views}
         if not (self.quiet and self._mode):
             return checked(functional_call(self.skeleton, named, inputs))
-        with Quiet():
+        with DropoutOff():
             return checked(functional_call(self.skeleton, named, inputs))
 
     # Buffers and modes.
@@ -263,6 +263,15 @@ class Network:
         """What no fit changes: parameters that need no gradient, and the buffers as given."""
         frozen = {name: p.detach() for name, p in self.skeleton.named_parameters() if not p.requires_grad}
         return {**frozen, **self.given}
+
+    def member(self, buffers: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
+        """The buffers of one member, by its index in the flattened leading shape; draws of a member share them."""
+        own = {}
+        for name, b in buffers.items():
+            shape = self.given[name].shape
+            flat = b.reshape((-1, *shape)) if b.ndim > len(shape) else b[None]
+            own[name] = flat[index % len(flat)]
+        return own
 
     def use_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Let the skeleton read, and in training mode write, these tensors; others go back to what was given."""
@@ -304,7 +313,7 @@ class Network:
         """The skeleton's output, with dropout as a function doing nothing in training."""
         if not self._mode:
             return self.skeleton(*inputs)
-        with Quiet():
+        with DropoutOff():
             return self.skeleton(*inputs)
 
     # Starting points other than the given one.

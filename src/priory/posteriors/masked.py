@@ -8,8 +8,8 @@ import torch
 
 from priory.core.errors import InputError
 from priory.models.model import Model
-from priory.network.masks import Site, Units, places_of
-from priory.network.own_dropout import Quiet
+from priory.network.dropout_off import DropoutOff
+from priory.network.dropout_sites import Site, Units, places_of
 from priory.posteriors.base import Evidence, Posterior
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Masked(Posterior):
 
     def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
         """What is known of y at new inputs, with a mask a draw; dropout that the network has always on does nothing."""
-        with Quiet():
+        with DropoutOff():
             return super().predict(x, samples=samples, seed=seed)
 
     def evidence(self) -> Evidence:

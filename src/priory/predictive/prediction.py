@@ -43,7 +43,7 @@ from torch import Tensor
 from priory.core.data import check_finite, tensor_of
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
-from priory.network.chain import Chains
+from priory.network.layer_chain import SharedInputs
 from priory.network.skeleton import MEMORY_LIMIT
 
 if TYPE_CHECKING:
@@ -461,10 +461,10 @@ def predict(
 
     A `centre` says that the second half of each piece, if it is even, mirrors the first around it.
     """
-    outputs, learnt, chains = [], [], Chains(centre)
+    outputs, learnt, shared = [], [], SharedInputs(centre)
     with torch.no_grad():
         for w in draws:
-            outputs.append(model.outputs(w, inputs, buffers, event, limit, chains))
+            outputs.append(model.outputs(w, inputs, buffers, event, limit, shared))
             learnt.append(model.learnt_at(w))
         own = {name: torch.cat([found[name] for found in learnt]) for name in learnt[0]}
         whole = torch.cat(outputs) if len(outputs) > 1 else outputs[0]

@@ -13,9 +13,9 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
 from priory.fitting.loop import make_target
-from priory.network.masks import Units, by_layer
-from priory.network.own_dropout import in_network
+from priory.network.dropout_sites import Units, by_layer
 from priory.network.skeleton import Network
+from priory.network.traced_dropout import in_network
 from priory.testing.contract import CLAUSES, classification, regression
 
 KEPT = [c for c in CLAUSES if c.__name__ not in ("finds_the_mean_of_a_gaussian", "stays_inside_the_support")]

@@ -13,8 +13,9 @@ from priory.core.data import Data
 from priory.core.errors import PrioryWarning
 from priory.core.streams import stream
 from priory.fitting.loop import make_target
-from priory.methods.mcmc.joint import gradients, log_joint, record, without_value
+from priory.methods.mcmc.joint import gradients, log_joint
 from priory.models.target import Target
+from priory.network.recorded_graph import traced, without_value
 
 DOUBLE = torch.float64
 Y = torch.tensor([28.0, 8, -3, 7, -1, 1, 18, 12], dtype=DOUBLE)
@@ -67,14 +68,14 @@ def test_a_density_with_distributions_is_recorded_and_agrees_with_autograd():
 
 
 def test_the_gradient_alone_needs_fewer_operations():
-    graph = record(gradients(Target(schools(), None), ()), randn(3, 10))
+    graph = traced(gradients(Target(schools(), None), ()), randn(3, 10))
     counts = [len(g.graph.nodes) for g in (graph, without_value(graph))]
     assert counts[1] < 0.8 * counts[0]
 
 
 def test_what_no_chain_can_change_is_taken_out_of_the_graph():
     target, w = Target(schools(), None), randn(3, 10)
-    graph = record(gradients(target, ()), w).graph
+    graph = traced(gradients(target, ()), w).graph
     assert len([node for node in graph.nodes if node.op == "call_function"]) < 60  # of 154
 
 

@@ -1,7 +1,7 @@
 """Dropout as variational inference (Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation").
 
 q drops input units of layers: w = m z, with z = 0 at the rate p and 1 / (1 - p) otherwise, one z for all weights of a
-unit (see `priory.network.masks`). Under a prior N(m0, 1/lambda) over each weight the loss is
+unit (see `priory.network.dropout_sites`). Under a prior N(m0, 1/lambda) over each weight the loss is
 
     -E_q[log p(D | w)] + sum_i lambda_i / 2 ((m_i - m0_i)^2 + m_i^2 a_i) - sum_u H(p_u),    a = p / (1 - p)
 
@@ -40,9 +40,10 @@ from priory.methods.base import Info, Options, Plan
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.methods.point.held_out import HELD_ROWS, fraction_held, learns, settled, settles
 from priory.models.model import Model
-from priory.network.masks import Units, by_layer, drop_rate
-from priory.network.own_dropout import Quiet, in_network
+from priory.network.dropout_off import DropoutOff
+from priory.network.dropout_sites import Units, by_layer, drop_rate
 from priory.network.row_masks import RowMasks
+from priory.network.traced_dropout import in_network
 from priory.posteriors import Masked, Posterior
 from priory.posteriors.masked import factors
 
@@ -163,7 +164,7 @@ class Dropout(Options):
         adam = Adam.of(theta, rates(self.schedule, self.learning_rate, plan.steps, "Dropout"))
         held = None if plan.held is None else plan.held.some(HELD_ROWS)
         buffers = target.buffers(torch.Size(lead), start)
-        masks = RowMasks(model, units, some, model.buffers())
+        masks = RowMasks(model.evaluation, units, some, model.buffers())
         return State(theta, adam, buffers, torch.zeros(shape, dtype=torch.int64), masks, held, plan.turn)
 
     def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
@@ -281,7 +282,7 @@ class Dropout(Options):
             return
         assert isinstance(model, Model)
         if learns(target) and settles(step, state.turn):
-            with Quiet():
+            with DropoutOff():
                 tail = settled(model, self._drawn(target, state, generator), state.held, state.buffers)
             state.theta[..., model.learnt] = tail
         if isinstance(self.rate, tuple) and step == state.turn:
@@ -291,7 +292,7 @@ class Dropout(Options):
         """Which of the rates predicts the held-out rows best, (*B,)."""
         assert state.held is not None
         draws = self._drawn(target, state, generator)
-        with Quiet():
+        with DropoutOff():
             scores = target.pointwise(draws, state.held, state.buffers)  # (S, *B, R, n)
         return torch.logsumexp(scores, 0).sum(-1).argmax(-1)
 

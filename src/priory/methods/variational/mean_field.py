@@ -363,4 +363,6 @@ class MeanField(VariationalMethod):
         assert state.layers is not None
         buffers = model.member(state.buffers, member)
         noise = None if state.base is None else state.base.view(self.samples, -1, loc.shape[-1])[sample, member]
-        return state.layers.in_parts(model, loc, scale, batch, target.factor(batch), buffers, generator, noise)
+        return state.layers.in_parts(
+            model.evaluation, loc, scale, batch, target.factor(batch), buffers, generator, noise
+        )

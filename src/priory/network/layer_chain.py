@@ -7,7 +7,7 @@ second half of the draws mirrors the first around a centre, w' = 2 c - w, the fi
 
 and C x is worked out once for all. Cost: draws x one pass, less almost half of the first layer for pairs.
 
-`differentiable` is the same product a layer for gradients, which autograd goes through: members and chains of small
+`chain_outputs` is the same product a layer for gradients, which autograd goes through: members and chains of small
 networks spend their time in the calls around the products, of which there are as many for eight vectors as for one.
 """
 
@@ -28,11 +28,11 @@ IN_PLACE = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoi
 CACHED = 1 << 21  # activations of a layer that are worked on together, 8 MiB: more fall out of the cache
 
 
-class Chain:
+class LayerChain:
     """The chain of a network at inputs (n, in), ready for vectors (S, P)."""
 
     def __init__(self, network: Network, x: Tensor, centre: Tensor | None) -> None:
-        self.network, self.layers, self.centre = network, network.chain, centre
+        self.network, self.layers, self.centre = network, network.layer_chain, centre
         self.columns = x.mT.contiguous()  # (in, n)
         self.widths = [m.out_features for m in self.layers if isinstance(m, nn.Linear)]
         first, drawn = self.layers[0], network.drawn
@@ -110,14 +110,14 @@ class Chain:
         return torch.baddbmm(bias.unsqueeze(-1), weight, h, out=out)
 
 
-def differentiable(network: Network, w: Tensor, x: Tensor, factors: Mapping[int, Tensor] | None = None) -> Tensor:
+def chain_outputs(network: Network, w: Tensor, x: Tensor, factors: Mapping[int, Tensor] | None = None) -> Tensor:
     """The outputs (S, n, out) of a network's chain at vectors (S, P) and inputs (n, in), for autograd to go through.
 
     `factors` (S, width, n) multiply what comes into a layer, by the identity of its weight.
     """
     pieces, h, factors = network.cut(w), x.mT, factors or {}
     each = lambda p: pieces[id(p)] if id(p) in pieces else p.detach().expand(len(w), *p.shape)  # noqa: E731
-    for layer in network.chain:
+    for layer in network.layer_chain:
         if isinstance(layer, nn.Linear):
             weight, by = each(layer.weight), factors.get(id(layer.weight))
             h = h.expand(len(w), *h.shape[-2:]) if by is None else h * by
@@ -129,8 +129,14 @@ def differentiable(network: Network, w: Tensor, x: Tensor, factors: Mapping[int,
 
 
 @dataclass
-class Chains:
-    """What several calls with the same inputs share: a centre that draws are mirrored around, and the chain."""
+class SharedInputs:
+    """What several calls with the same inputs share: the centre that draws are mirrored around, and the chain."""
 
     centre: Tensor | None = None
-    kept: Chain | None = None
+    _chain: LayerChain | None = None
+
+    def chain(self, network: Network, x: Tensor) -> LayerChain:
+        """The network's chain of layers at the inputs (n, in), made by the first call."""
+        if self._chain is None:
+            self._chain = LayerChain(network, x, self.centre)
+        return self._chain

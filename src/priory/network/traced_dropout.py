@@ -21,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from priory.core.errors import InputError, warn
-from priory.network.masks import Site
+from priory.network.dropout_off import ALPHA, CHANNELS, DROPOUTS, without_dropout
+from priory.network.dropout_sites import Site
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,13 +30,6 @@ if TYPE_CHECKING:
     from priory.core.data import Batch
     from priory.network.skeleton import Network
 
-ELEMENTWISE = (functional.dropout, torch.dropout)
-CHANNELS = (functional.dropout1d, functional.dropout2d, functional.dropout3d, torch.feature_dropout)
-ALPHA = (
-    *(functional.alpha_dropout, functional.feature_alpha_dropout),
-    *(torch.alpha_dropout, torch.feature_alpha_dropout),
-)
-DROPOUTS = (*ELEMENTWISE, *CHANNELS, *ALPHA)
 BATCHED = {functional.dropout1d: 3, functional.dropout3d: 5}  # dimensions; with fewer the rows are taken for channels
 PRODUCTS = (functional.linear, torch.conv1d, torch.conv2d, torch.conv3d)
 RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
@@ -296,20 +290,3 @@ def carried(func: Any, unit: Tensor, args: Any, kwargs: Any, out: Any) -> Tensor
         low, high = unit.amin(*args, **kwargs), unit.amax(*args, **kwargs)
         return high if torch.equal(low, high) else None
     return None
-
-
-class Quiet(TorchFunctionMode):
-    """Dropout as a function does nothing while this is on."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        if func is functional.scaled_dot_product_attention:
-            args, kwargs = without_dropout(args, kwargs)
-        return func(*args, **kwargs)
-
-
-def without_dropout(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments of attention, with a rate of zero."""
-    return ((*args[:4], 0.0, *args[5:]), kwargs) if len(args) > 4 else (args, {**kwargs, "dropout_p": 0.0})

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import priory as pr
-from priory.network.chain import differentiable
+from priory.network.layer_chain import chain_outputs
 
 F64 = torch.float64
 
@@ -38,10 +38,10 @@ CHAINS = {
 def test_outputs_and_gradients_of_many_vectors_are_those_of_each(name: str, learnt: bool) -> None:
     torch.manual_seed(0)
     model = pr.Model(CHAINS[name]().double(), pr.Gaussian() if learnt else pr.Gaussian(0.5))
-    assert model.network.chain
+    assert model.network.layer_chain
     x, weight = torch.randn(7, 3, dtype=F64), torch.randn(4, 7, 2, dtype=F64)
     w = torch.randn(4, model.layout.size, dtype=F64).requires_grad_()
-    outputs = differentiable(model.network, w, x)
+    outputs = chain_outputs(model.network, w, x)
     each = torch.stack([model.network.functional(v, (x,), {}) for v in w])
     torch.testing.assert_close(outputs, each, rtol=1e-12, atol=1e-12)
     found, wanted = (torch.autograd.grad((weight * t).sum(), w)[0] for t in (outputs, each))

@@ -15,9 +15,10 @@ import priory as pr
 from priory import Param, constraints
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.methods.mcmc.joint import by_coordinate, by_vector, log_joint
+from priory.methods.mcmc.joint import log_joint
 from priory.models.target import Target
-from priory.network.graphs import function, tidy
+from priory.network.graph_rules import function, tidy
+from priory.network.recorded_graph import by_coordinate, by_vector
 
 DOUBLE = torch.float64
 ODD = [0.0, -0.0, 1.0, -2.5, 700.0, -800.0, 1e200, -1e200, 1e-200, math.inf, -math.inf, math.nan]

@@ -10,9 +10,9 @@ from torch.overrides import TorchFunctionMode
 
 import priory as pr
 from priory.core.streams import stream
-from priory.network.masks import Units, by_layer
-from priory.network.own_dropout import CHANNELS, DROPOUTS, in_network
+from priory.network.dropout_sites import Units, by_layer
 from priory.network.skeleton import Network
+from priory.network.traced_dropout import CHANNELS, DROPOUTS, in_network
 
 
 class Given(TorchFunctionMode):

@@ -9,7 +9,7 @@ convolution, on column i of each gate of a recurrent layer, where one factor hol
 Ghahramani 2016, "A Theoretically Grounded Application of Dropout in Recurrent Neural Networks").
 
 `Units` says for each coordinate of the flat vector which unit's factor it takes. They come from the dropout that a
-network has, as a module or as a function (`priory.network.own_dropout`), or from its layers if it has none.
+network has, as a module or as a function (`priory.network.traced_dropout`), or from its layers if it has none.
 """
 
 from __future__ import annotations

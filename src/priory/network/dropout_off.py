@@ -1,0 +1,37 @@
+"""Switches off dropout that a network calls as a function, such as `torch.nn.functional.dropout`.
+
+Dropout modules are switched off by their training flag (`Network.silence`); a function reads no flag of a module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+ELEMENTWISE = (functional.dropout, torch.dropout)
+CHANNELS = (functional.dropout1d, functional.dropout2d, functional.dropout3d, torch.feature_dropout)
+ALPHA = (
+    *(functional.alpha_dropout, functional.feature_alpha_dropout),
+    *(torch.alpha_dropout, torch.feature_alpha_dropout),
+)
+DROPOUTS = (*ELEMENTWISE, *CHANNELS, *ALPHA)
+
+
+class DropoutOff(TorchFunctionMode):
+    """A context in which torch's dropout functions return their input, in training mode too."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if func is functional.scaled_dot_product_attention:
+            args, kwargs = without_dropout(args, kwargs)
+        return func(*args, **kwargs)
+
+
+def without_dropout(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of scaled dot-product attention with its dropout rate set to zero."""
+    return ((*args[:4], 0.0, *args[5:]), kwargs) if len(args) > 4 else (args, {**kwargs, "dropout_p": 0.0})

@@ -1,0 +1,228 @@
+"""The one place that decides how a network is evaluated at one or many vectors.
+
+    Plain           one vector, or a network that the others do not cover: the skeleton is bound to each vector in
+                    turn, and a backward pass per vector writes to one flat buffer
+    Layers          a sequence of linear layers and elementwise activations: one batched product per layer, for outputs
+                    (`LayerChain`) and through autograd (`chain_outputs`)
+    Vmap            other small dense networks: `torch.vmap`; gradients are traced once per shape (`Vectorised`)
+    RecordedGraph   samplers, whose data never change: values and gradients of the whole log joint at all vectors, as a
+                    rewritten graph with the data inside
+
+`Evaluation.strategy` chooses among the first three by shapes and layer types, never by the clock, so that the bits of a
+result do not depend on the load of the machine. A sampler asks `Evaluation.in_one_pass` whether it may record its log
+joint over all of its vectors (`priory.network.recorded_graph`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from priory.network.layer_chain import SharedInputs, chain_outputs
+from priory.network.skeleton import MEMORY_LIMIT, SMALL_WORK, Network
+from priory.network.vectorise import Vectorised
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from priory.core.data import Batch
+
+    Buffers = Mapping[str, Tensor]
+    # outputs (*B, n, ...), targets (n, ...), learnt coordinates (*B, k) and an offset -> log p(y_n | outputs), (*B, n)
+    LogProb = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+class Evaluation:
+    """Outputs of a network, and sums of log-likelihoods with their gradients, at vectors of weights.
+
+    Args:
+        network: The network, whose weights are the first coordinates of a vector.
+        log_prob: log p(y_n | outputs) per row, (*B, n), as a function of outputs (*B, n, ...), targets (n, ...), the
+            likelihood's learnt coordinates (*B, k) and an offset that is added to the arranged outputs, or None.
+        size: The number of coordinates P of a vector.
+        learnt: Where the likelihood's learnt coordinates lie in a vector.
+    """
+
+    def __init__(self, network: Network, log_prob: LogProb, size: int, learnt: slice) -> None:
+        self.network, self.log_prob, self.size, self.learnt = network, log_prob, size, learnt
+        self.plain, self.layers, self.vmap = Plain(self), Layers(self), Vmap(self)
+
+    # Which strategy.
+
+    def strategy(self, inputs: Batch, vectors: int, buffers: Buffers, gradients: bool) -> Plain | Layers | Vmap:
+        """The strategy for this many vectors at these inputs."""
+        network, rows = self.network, len(inputs[0])
+        if gradients and (network.written or not network.batches_well(rows)):
+            return self.plain
+        if self.is_chain(inputs):
+            return self.layers
+        if gradients:
+            return self.vmap
+        small = network.dense and not buffers and rows * network.size <= SMALL_WORK
+        return self.vmap if small and vectors > 1 else self.plain
+
+    def is_chain(self, inputs: Batch) -> bool:
+        """Whether the network is a chain of layers at these inputs: one matrix of floats in the network's own type."""
+        x = inputs[0]
+        return bool(self.network.layer_chain) and len(inputs) == 1 and x.ndim == 2 and x.dtype == self.network.dtype
+
+    def in_one_pass(self, inputs: Batch) -> bool:
+        """Whether gradients at many vectors come from one pass, rather than from a loop over them."""
+        return self.strategy(inputs, 2, {}, gradients=True) is not self.plain
+
+    # What is evaluated.
+
+    def outputs(
+        self,
+        w: Tensor,
+        inputs: Batch,
+        buffers: Buffers,
+        limit: int = MEMORY_LIMIT,
+        shared: SharedInputs | None = None,
+    ) -> Tensor:
+        """The network's outputs in evaluation mode, (S, P) -> (S, n, ...).
+
+        Args:
+            w: The vectors, (S, P).
+            inputs: The network's inputs, each with n rows.
+            buffers: Buffers that training wrote, with the leading shape of the vectors or shared by all of them.
+            limit: Bytes of activations held at a time; rows and vectors are evaluated in chunks of this size.
+            shared: What several calls with the same inputs have in common.
+        """
+        shared, network = shared or SharedInputs(), self.network
+        network.set_mode(train=False)
+        each = max(1, network.activations(inputs, network.member(buffers, 0))) * w.element_size()
+        rows = max(1, min(len(inputs[0]), limit // each))
+        draws = max(1, min(len(w), limit // (each * rows)))
+        together = draws == len(w)
+        pieces = []
+        for start in range(0, len(inputs[0]), rows):
+            some = tuple(x[start : start + rows] for x in inputs)
+            own = shared if together and rows == len(inputs[0]) else SharedInputs(shared.centre if together else None)
+            parts = []
+            for first in range(0, len(w), draws):
+                vectors = w[first : first + draws]
+                way = self.strategy(some, len(vectors), buffers, gradients=False)
+                parts.append(way.outputs(vectors, some, buffers, first, own))
+            pieces.append(parts[0] if together else torch.cat(parts))
+        return torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0]
+
+    def values_and_grads(
+        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers, offset: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """factor x sum_n log p(y_n | x_n, w) in training mode and its gradient, (*B, P) -> (*B,), (*B, P).
+
+        Args:
+            w: The vectors, (*B, P).
+            batch: Inputs and, last, targets.
+            factor: What value and gradient are multiplied by.
+            buffers: Buffers that training writes, with the leading shape of the vectors.
+            offset: Added to the arranged outputs of each vector, (*B, n, ...).
+
+        Returns
+        -------
+            Values and gradients. For one vector the gradient is a buffer that the next call overwrites.
+        """
+        if w.ndim == 1:
+            return self.plain.value_and_grad(w, batch, factor, buffers, offset)
+        flat = w.reshape(-1, w.shape[-1])
+        own = None if offset is None else offset.reshape(len(flat), *offset.shape[w.ndim - 1 :])
+        way = self.strategy(batch[:-1], len(flat), buffers, gradients=True)
+        values, gradients = way.values_and_grads(flat, batch, factor, buffers, own)
+        return values.reshape(w.shape[:-1]), gradients.reshape(w.shape)
+
+    def sum(self, w: Tensor, batch: Batch, buffers: Buffers, offset: Tensor | None = None) -> Tensor:
+        """sum_n log p(y_n | x_n, w) at one vector (P,), as a pure function that autograd and vmap go through."""
+        outputs = self.network.functional(w, batch[:-1], buffers)
+        return self.log_prob(outputs, batch[-1], w[self.learnt], offset).sum()
+
+
+class Plain:
+    """One vector at a time, through the skeleton's parameters as views of it."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._of, network = evaluation, evaluation.network
+        self._gradient = torch.zeros(evaluation.size, dtype=network.dtype, device=network.device)
+
+    def outputs(self, w: Tensor, inputs: Batch, buffers: Buffers, first: int, shared: SharedInputs) -> Tensor:
+        """The outputs at vectors (S, P), of which the first is that of member `first`: (S, n, ...)."""
+        network = self._of.network
+        members = (network.member(buffers, first + i) for i in range(len(w)))
+        return torch.stack([network(v, inputs, own, train=False) for v, own in zip(w.unbind(0), members, strict=True)])
+
+    def value_and_grad(
+        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers, offset: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The sum over rows at one vector (P,) and its gradient (P,), a buffer that the next call overwrites."""
+        of, gradient = self._of, self._gradient
+        gradient.zero_()
+        of.network.collect_gradients_in(gradient)
+        with torch.enable_grad():
+            tail = w[of.learnt].detach().requires_grad_()
+            outputs = of.network(w, batch[:-1], buffers, train=True)
+            total = factor * of.log_prob(outputs, batch[-1], tail, offset).sum()
+            total.backward()
+        if tail.grad is not None:
+            gradient[of.learnt] = tail.grad
+        return total.detach(), gradient
+
+    def values_and_grads(
+        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers, offset: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Sums over rows at vectors (S, P) and their gradients (S, P)."""
+        values, gradients = torch.empty_like(w[:, 0]), torch.empty_like(w)
+        for i, v in enumerate(w):
+            own = self._of.network.member(buffers, i)
+            moved = None if offset is None else offset[i]
+            values[i], gradients[i] = self.value_and_grad(v, batch, factor, own, moved)
+        return values, gradients
+
+
+class Layers:
+    """All vectors together through a chain of layers: one batched product per layer."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._of = evaluation
+
+    def outputs(self, w: Tensor, inputs: Batch, buffers: Buffers, first: int, shared: SharedInputs) -> Tensor:
+        """The outputs at vectors (S, P): (S, n, ...)."""
+        return shared.chain(self._of.network, inputs[0])(w, mirrored=len(w) % 2 == 0)
+
+    def values_and_grads(
+        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers, offset: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Sums over rows at vectors (S, P) and their gradients (S, P)."""
+        of = self._of
+        of.network.set_mode(train=True)
+        leaf = w.detach().requires_grad_()
+        with torch.enable_grad():
+            outputs = chain_outputs(of.network, leaf, batch[0])
+            values = of.log_prob(outputs, batch[-1], leaf[:, of.learnt], offset).sum(-1)
+            (gradients,) = torch.autograd.grad(values.sum(), leaf)  # each value depends on its own vector alone
+        return values.detach() * factor, gradients * factor
+
+
+class Vmap:
+    """All vectors together by `torch.vmap`, or in a loop over them, with a warning, where vmap fails."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._of = evaluation
+        self._sum = Vectorised(evaluation.sum, "This network")
+        self._forward = Vectorised(lambda v, inputs: evaluation.network.functional(v, inputs, {}), "This network")
+
+    def outputs(self, w: Tensor, inputs: Batch, buffers: Buffers, first: int, shared: SharedInputs) -> Tensor:
+        """The outputs at vectors (S, P): (S, n, ...)."""
+        self._forward.loop = self._forward.loop or self._sum.loop  # warn once
+        return self._forward.values(w, inputs)
+
+    def values_and_grads(
+        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers, offset: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Sums over rows at vectors (S, P) and their gradients (S, P)."""
+        self._of.network.set_mode(train=True)
+        self._sum.loop = self._sum.loop or self._forward.loop
+        each = () if offset is None else (offset,)
+        values, gradients = self._sum.values_and_grads(w, batch, {}, each=each)
+        return values * factor, gradients * factor
