@@ -62,12 +62,10 @@ def cholesky(matrix: Tensor, name: str = "matrix", *, remedy: str = "", semidefi
         semidefinite: Whether a singular matrix is expected, such as the covariance of outputs that move together. No
             warning is given then.
 
-    Returns
-    -------
+    Returns:
         Lower factors, (..., n, n).
 
-    Raises
-    ------
+    Raises:
         NotPositiveDefiniteError: If a matrix isn't positive definite even with jitter, or isn't finite.
 
     Example:
@@ -101,8 +99,7 @@ def eigh(matrix: Tensor) -> Eigen:
 
     Falls back to float64, then to a little jitter, where LAPACK doesn't converge.
 
-    Raises
-    ------
+    Raises:
         InputError: If a matrix isn't finite.
 
     Example:
@@ -133,8 +130,7 @@ def svd(matrix: Tensor) -> Singular:
 
     Falls back to float64 where LAPACK doesn't converge.
 
-    Raises
-    ------
+    Raises:
         InputError: If a matrix isn't finite.
     """
     try:

@@ -121,8 +121,7 @@ class Evaluation:
             buffers: Buffers that training writes, with the leading shape of the vectors.
             offset: Added to the arranged outputs of each vector, (*B, n, ...).
 
-        Returns
-        -------
+        Returns:
             Values and gradients. For one vector the gradient is a buffer that the next call overwrites.
         """
         if w.ndim == 1:

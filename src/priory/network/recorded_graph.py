@@ -84,8 +84,7 @@ def record(
         orders: Memory layouts to try; the first in which the function can be recorded is used.
         compile: Whether torch's compiler is given the graph.
 
-    Returns
-    -------
+    Returns:
         The recorded graph, or None if the function cannot be recorded in any of the layouts.
     """
     for order in orders:
