@@ -13,7 +13,8 @@ author = copyright = "Priory developers"
 version = release = PROJECT["version"]
 
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
-extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml"]
+napoleon_numpy_docstring = False
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["math.css"]
@@ -31,23 +32,32 @@ python_use_unqualified_type_names = True
 # Names that two modules have: which one an annotation means.
 autodoc_type_aliases = {"Variational": "priory.posteriors.Variational"}
 
-# Docstrings are plain text with `code`, equations indented by four, and doctests. No other markup is read.
+# Docstrings are plain text with `code`, equations indented by four, doctests and Google's sections.
+# No other markup is read.
 default_role = "literal"
 MARKS = re.compile(r"(`[^`]*`)|([*|\\]|_(?=\W|$))")
+SECTION = re.compile(r"(Args|Attributes|Example|Examples|Note|Notes|Raises|References|Returns|Warns|Yields):\s*$")
 
 
 def plain(app, what, name, obj, options, lines: list[str]) -> None:
-    """Keep every character of a docstring's prose as written, and its indented equations as they stand."""
+    """Keep every character of a docstring's prose as written, and its indented equations as they stand.
+
+    Runs before napoleon, which turns the sections into field lists.
+    """
     shown: list[str] = []
+    margin = 0  # of the prose: four inside a section
     for line in lines:
-        indented = line.startswith("    ")
-        if indented and shown and not shown[-1].strip():
-            shown[-1:] = ["", "::", ""]
+        indent = len(line) - len(line.lstrip())
+        if line.strip() and indent == 0:
+            margin = 4 if SECTION.match(line) else 0
+        equation = indent >= margin + 4 and bool(line.strip())
+        if equation and shown and not shown[-1].strip():
+            shown[-1:] = ["", " " * margin + "::", ""]
         doctest = line.lstrip().startswith((">>>", "..."))
-        shown.append(line if indented or doctest else MARKS.sub(lambda m: m[1] or "\\" + m[2], line))
+        shown.append(line if equation or doctest else MARKS.sub(lambda m: m[1] or "\\" + m[2], line))
     lines[:] = shown
 
 
 def setup(app) -> None:
-    """Have docstrings pass through `plain`."""
-    app.connect("autodoc-process-docstring", plain)
+    """Have docstrings pass through `plain`, before napoleon reads them."""
+    app.connect("autodoc-process-docstring", plain, priority=400)

@@ -6,10 +6,10 @@ wrong, and the fit stops with an error.
 
 - `online` averages statistics over minibatches, S <- (1 - r_t) S + r_t N/n S_batch with r_t = (t + 1)^-online (Cappe
   and Moulines, 2009; under a conjugate prior it is Hoffman et al.'s stochastic variational inference, 2013).
-- `accelerate` goes further along the path of two iterations, theta_0 -> theta_1 -> theta_2, in unconstrained
-coordinates
-  (SQUAREM, Varadhan and Roland, 2008): theta = theta_0 + 2 a r + a^2 v with r = theta_1 - theta_0, v = theta_2 -
-  theta_1 - r, a = |r| / |v|. It is kept where its bound is higher than that of theta_2: the bound never falls.
+- `accelerate` extrapolates the path of two iterations, theta_0 -> theta_1 -> theta_2, in unconstrained coordinates
+  (SQUAREM, Varadhan and Roland, 2008): theta = theta_0 + 2 a r + a^2 v with r = theta_1 - theta_0,
+  v = theta_2 - theta_1 - r, a = |r| / |v|. The result is kept if its bound is higher than that of theta_2, so the bound
+  never falls.
 - `annealing` flattens q to p(z | y)^(1/T) for the first iterations (Ueda and Nakano, 1998), so that a poor start is
   left more easily.
 - `draws` puts draws of z in the place of q in the statistics (Wei and Tanner, 1990).
