@@ -49,7 +49,7 @@ from priory import penalties
 from priory.core.distributed import gather, rank, world
 from priory.core.errors import DivergedError
 from priory.core.streams import stream
-from priory.penalties.as_prior.places import places
+from priory.penalties.as_prior.parameters import describe_parameters
 from priory.priors.rules import RULES
 
 PENALTIES: dict[str, type[penalties.Regulariser]] = {
@@ -119,10 +119,10 @@ def network(problem: Problem, training: Training, seed: int) -> nn.Sequential:
     make = {"conv": convolutional, "vgg19": vgg19}[training.network]
     net = make(x.shape[1:], int(y.max()) + 1, training.width)
     generator, rule = stream(seed, "weights"), RULES[training.variance]
-    found, parameters = places(net), dict(net.named_parameters())
+    found, parameters = describe_parameters(net), dict(net.named_parameters())
     with torch.no_grad():
         for name, p in parameters.items():
-            if found[name].weight:
+            if found[name].is_weight:
                 p.normal_(0, math.sqrt(rule(found[name].fan_in, found[name].fan_out)), generator=generator)
             elif name.endswith("bias"):
                 p.zero_()
@@ -165,9 +165,12 @@ def layer_factors(net: nn.Module, penalty: str, kind: str, variance: str) -> dic
     """lambda_l of each layer's weights."""
     if kind == "Bayesian":
         return penalties.layer_factors(net, PENALTIES[penalty](), variance)
-    one, found = PENALTIES[penalty](), {name: place for name, place in places(net).items() if place.weight}
+    one, found = (
+        PENALTIES[penalty](),
+        {name: parameter for name, parameter in describe_parameters(net).items() if parameter.is_weight},
+    )
     if isinstance(one, penalties.GroupLasso):
-        return {name: math.sqrt(one.groups(place).size) for name, place in found.items()}
+        return {name: math.sqrt(one.groups(parameter).size) for name, parameter in found.items()}
     return dict.fromkeys(found, 1.0)
 
 

@@ -28,7 +28,7 @@ import priory as pr
 from priory import penalties, priors
 from priory.analysis.sweeps import TemperatureSweep, scored, temperature_sweep
 from priory.core.streams import stream
-from priory.penalties.as_prior.places import places
+from priory.penalties.as_prior.parameters import describe_parameters
 from priory.priors.rules import RULES
 
 TEMPERATURES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -71,11 +71,15 @@ def network(depth: int, width: int, variance: Any, seed: int = 0) -> nn.Sequenti
         layers += [nn.Linear(before, after), nn.Tanh()]
     net = nn.Sequential(*layers[:-1])
     rule: Any = RULES.get(variance, variance)
-    generator, found = stream(seed, "weights"), places(net)
+    generator, found = stream(seed, "weights"), describe_parameters(net)
     with torch.no_grad():
         for name, p in net.named_parameters():
-            place = found[name]
-            size = rule(place.fan_in, place.fan_out) ** 0.5 if place.weight else getattr(rule, "sigma_b", 0.0)
+            parameter = found[name]
+            size = (
+                rule(parameter.fan_in, parameter.fan_out) ** 0.5
+                if parameter.is_weight
+                else getattr(rule, "sigma_b", 0.0)
+            )
             p.normal_(generator=generator).mul_(size)
     return net
 

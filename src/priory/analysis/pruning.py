@@ -36,7 +36,7 @@ from priory.families import Diagonal
 from priory.families.full_rank import FullRank
 from priory.families.low_rank import LowRank
 from priory.models.model import Model
-from priory.penalties.as_prior.places import places
+from priory.penalties.as_prior.parameters import describe_parameters
 from priory.posteriors import Posterior, Variational
 from priory.posteriors.laplace import LaplacePosterior
 from priory.predictive.prediction import Prediction, predict
@@ -408,12 +408,12 @@ def prune_weights(
 def weight_order(posterior: Posterior, by: By) -> Tensor:
     """The coordinates of the layers' weights, those to be kept longest first."""
     model, (mean, scale) = _model(posterior, "prune_weights"), moments(posterior)
-    found = places(model.network.skeleton)
+    found = describe_parameters(model.network.skeleton)
     where = torch.cat(
         [
             torch.arange(block.start, block.stop, device=mean.device)
             for block in model.layout.blocks
-            if block.name in found and found[block.name].weight
+            if block.name in found and found[block.name].is_weight
         ]
     )
     m, s = mean[where].double(), scale[where].double()

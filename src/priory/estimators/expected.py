@@ -22,8 +22,8 @@ from torch.distributions import Distribution, Independent, Laplace
 from priory.core.errors import require
 from priory.families.diagonal import LOG_2_PI_E
 from priory.models.model import Model
-from priory.penalties.as_prior.densities import Elastic
-from priory.penalties.as_prior.on_q import OnQ
+from priory.penalties.as_prior.densities import ElasticNetDensity
+from priory.penalties.as_prior.variational import VariationalTerm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ def expected(target: Target, entropy: float, closed: bool) -> Expected | None:
         return None
     terms = []
     for block, believed in target.model.prior.others:
-        if isinstance(believed, OnQ):
+        if isinstance(believed, VariationalTerm):
             terms.append((block, penalised(believed, entropy)))
         elif closed and isinstance(believed, Distribution) and block.bijector.identity:
             function = cross_entropy(believed, block)
@@ -88,7 +88,9 @@ def expected(target: Target, entropy: float, closed: bool) -> Expected | None:
 
 def check(target: Target, method: Any) -> None:
     """Refuse a penalty on q with an objective that is not the bound by draws along q's own path."""
-    if not isinstance(target.model, Model) or not any(isinstance(d, OnQ) for _, d in target.model.prior.others):
+    if not isinstance(target.model, Model) or not any(
+        isinstance(d, VariationalTerm) for _, d in target.model.prior.others
+    ):
         return
     owner, bound = type(method).__name__, method.bound
     paths = ("pathwise", "local", "flipout")
@@ -100,9 +102,9 @@ def check(target: Target, method: Any) -> None:
     require(whole, "tempers", owner, "be 'likelihood' for a penalty on q, which T multiplies", repr(target.tempers))
 
 
-def penalised(believed: OnQ, entropy: float) -> Callable[[Tensor, Tensor], Tensor]:
+def penalised(believed: VariationalTerm, entropy: float) -> Callable[[Tensor, Tensor], Tensor]:
     """r(mu, scale) + H(q) of the coordinates."""
-    return lambda m, s: believed.of(m, s) + s.log().sum(-1) + entropy * s.shape[-1]
+    return lambda m, s: believed.value(m, s) + s.log().sum(-1) + entropy * s.shape[-1]
 
 
 def cross_entropy(believed: Distribution, block: Block) -> Callable[[Tensor, Tensor], Tensor] | None:
@@ -112,7 +114,7 @@ def cross_entropy(believed: Distribution, block: Block) -> Callable[[Tensor, Ten
         loc, rate = (t.expand(block.shape).reshape(-1) for t in (base.loc, 1 / base.scale))
         constant = float((2 / rate.double()).log().sum())
         return lambda m, s: (rate * absolute(m - loc, s)).sum(-1) + constant
-    if isinstance(base, Elastic):
+    if isinstance(base, ElasticNetDensity):
         l1, l2, log_z = (t.expand(block.shape).reshape(-1) for t in (base.l1, base.l2, base.log_normaliser))
         constant = float(log_z.double().sum())
         return lambda m, s: (l1 * absolute(m, s) + l2 * (m.square() + s.square())).sum(-1) + constant

@@ -26,7 +26,7 @@ from priory.core.streams import stream
 from priory.latent import Latent
 from priory.models.model import Model
 from priory.models.target import Target
-from priory.penalties.as_prior.on_q import at_unit_scales
+from priory.penalties.as_prior.variational import with_unit_scale_penalties
 from priory.posteriors import KINDS, Evidence, Posterior, Variational
 from priory.priors import Prior
 
@@ -139,7 +139,7 @@ def prior_at_two_places(model: Model | Density) -> list[float]:
     vectors = torch.stack([torch.zeros(size), 0.1 * torch.randn(size, generator=stream(0, "identity"))])
     prior = getattr(model.prior, "given", model.prior)  # as the person gave it, before evidence scaled it
     if isinstance(prior, Prior):
-        prior = at_unit_scales(prior)  # a penalty on q has no density at one w
+        prior = with_unit_scale_penalties(prior)  # a penalty on q has no density at one w
     with torch.no_grad():
         return prior.log_prob(vectors.to(model.device, model.dtype)).tolist()
 

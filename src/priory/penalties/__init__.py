@@ -3,12 +3,12 @@
 from priory.penalties.as_prior.base import Regulariser
 from priory.penalties.as_prior.factors import Explanation, explain, layer_factors
 from priory.penalties.as_prior.norms import L1, L2, Bridge, ElasticNet, GroupLasso, Penalty, ReverseGroupLasso
-from priory.penalties.as_prior.on_q import Variational
+from priory.penalties.as_prior.variational import Variational
 from priory.penalties.equivalence.certificate import Certificate
 from priory.penalties.equivalence.from_penalty import prior_from_penalty
 from priory.penalties.equivalence.from_prior import penalty_from_prior
-from priory.penalties.equivalence.heat import heat_residual, heat_residual_matrix
-from priory.penalties.equivalence.reading import Table
+from priory.penalties.equivalence.heat_equation import heat_residual, heat_residual_matrix
+from priory.penalties.equivalence.inputs import Table
 from priory.penalties.equivalence.result import Equivalence
 
 __all__ = [

@@ -23,7 +23,7 @@ from priory.diagnostics.importance import k_hat
 from priory.estimators.evidence_bound import assemble
 from priory.families import Family, Form, form_of
 from priory.models.model import Model
-from priory.penalties.as_prior.on_q import OnQ
+from priory.penalties.as_prior.variational import VariationalTerm
 from priory.posteriors.base import Evidence, Posterior
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Variational(Posterior):
     def equivalence(self) -> Equivalence | None:
         """Which prior the penalty on q is, as q was trained with it: T r at the temperature T; None for a prior."""
         others = self.model.prior.others if isinstance(self.model, Model) else []
-        penalties = {id(d.penalty): d.penalty for _, d in others if isinstance(d, OnQ)}
+        penalties = {id(d.penalty): d.penalty for _, d in others if isinstance(d, VariationalTerm)}
         if not penalties:
             return None
         one = len(penalties) == 1

@@ -19,8 +19,8 @@ from priory.penalties import (
     ReverseGroupLasso,
     layer_factors,
 )
-from priory.penalties.as_prior.densities import Elastic, Grouped, beyond
-from priory.penalties.as_prior.places import places
+from priory.penalties.as_prior.densities import ElasticNetDensity, GroupNormDensity, truncated_normal_excess
+from priory.penalties.as_prior.parameters import describe_parameters
 from priory.testing import assert_mean_close
 
 F64 = torch.float64
@@ -72,13 +72,13 @@ def test_minus_the_log_prior_is_the_factor_times_the_penalty_up_to_a_constant(pe
 
 @pytest.mark.parametrize("penalty", [L2(1.7), L1(1.7), Bridge(1.5, 1.7), Bridge(0.5, 1.7), ElasticNet(1.7)], ids=repr)
 def test_the_constant_makes_the_prior_of_a_weight_integrate_to_one(penalty) -> None:
-    prior = penalty.prior(1.7, places(nn.Linear(1, 1))["weight"], F64)
+    prior = penalty.prior(1.7, describe_parameters(nn.Linear(1, 1))["weight"], F64)
     mass = 2 * quad(lambda x: math.exp(prior.log_prob(torch.tensor(x, dtype=F64))), 0, math.inf, epsabs=1e-12)[0]
     assert mass == pytest.approx(1, abs=1e-8)
 
 
 def test_the_constant_of_a_group_of_two_makes_its_prior_integrate_to_one() -> None:
-    prior = GroupLasso().prior(1.7, places(nn.Linear(2, 1))["weight"], F64)
+    prior = GroupLasso().prior(1.7, describe_parameters(nn.Linear(2, 1))["weight"], F64)
     point = torch.zeros(1, 2, dtype=F64)
 
     def ring(x: float) -> float:
@@ -90,7 +90,7 @@ def test_the_constant_of_a_group_of_two_makes_its_prior_integrate_to_one() -> No
 
 @pytest.mark.parametrize(("a", "b"), [(0.3, 2.0), (1.0, 1.0), (30.0, 0.5), (60.0, 0.9), (1e4, 1.0)])
 def test_the_variance_of_an_elastic_net_is_its_integral(a: float, b: float) -> None:
-    found = float(Elastic(torch.tensor(a, dtype=F64), torch.tensor(b, dtype=F64)).variance)
+    found = float(ElasticNetDensity(torch.tensor(a, dtype=F64), torch.tensor(b, dtype=F64)).variance)
     unit = 1 / max(a, math.sqrt(b))
     top = [quad(lambda x, k=k: x**k * math.exp(-a * x - b * x * x), 0, 60 * unit, epsabs=0)[0] for k in (0, 2)]
     assert found == pytest.approx(top[1] / top[0], rel=1e-8)
@@ -137,7 +137,7 @@ def test_a_penalty_serves_in_a_dict_of_patterns() -> None:
     ids=["linear", "conv", "grouped", "transposed", "1d"],
 )
 def test_a_group_is_what_one_unit_receives_or_what_one_input_sends(layer, incoming, outgoing) -> None:
-    place, w = places(layer)["weight"], draws(*layer.weight.shape)
+    place, w = describe_parameters(layer)["weight"], draws(*layer.weight.shape)
     for kind, wanted in ((True, incoming), (False, outgoing)):
         groups = place.groups(kind)
         cut = groups.split(w)
@@ -149,7 +149,7 @@ def test_a_group_is_what_one_unit_receives_or_what_one_input_sends(layer, incomi
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
 def test_the_outputs_that_an_input_channel_moves_are_fed_by_its_outgoing_group_alone(kind) -> None:
     layer = kind(4, 6, 2, groups=2, bias=False).to(F64)
-    groups = places(layer)["weight"].groups(incoming=False)
+    groups = describe_parameters(layer)["weight"].groups(incoming=False)
     x = draws(1, 4, 5, 5)
     for channel in range(4):
         cut = groups.split(layer.weight.detach().clone())
@@ -168,7 +168,7 @@ def test_the_outputs_that_an_input_channel_moves_are_fed_by_its_outgoing_group_a
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
 def test_an_output_channel_without_its_incoming_group_is_zero(kind) -> None:
     layer = kind(4, 6, 2, groups=2, bias=False).to(F64)
-    groups = places(layer)["weight"].groups(incoming=True)
+    groups = describe_parameters(layer)["weight"].groups(incoming=True)
     cut = groups.split(layer.weight.detach().clone())
     cut[3] = 0
     with torch.no_grad():
@@ -188,12 +188,12 @@ def test_an_output_channel_without_its_incoming_group_is_zero(kind) -> None:
 )
 def test_weights_drawn_from_the_prior_have_the_variance_that_its_factor_is_for(penalty) -> None:
     layer = nn.Linear(20, 6).to(F64)
-    place = places(layer)["weight"]
+    place = describe_parameters(layer)["weight"]
     factor = layer_factors(layer, penalty, "fan_in")["weight"]
     prior = penalty.prior(factor, place, F64)
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        shape = (4000,) if isinstance(prior, Grouped) else (4000, *place.shape)
+        shape = (4000,) if isinstance(prior, GroupNormDensity) else (4000, *place.shape)
         w = prior.sample(shape).to(F64).reshape(4000, -1)
     assert_mean_close(w.square().mean(-1) * 20, 1.0)  # false alarms: 6e-7
     assert_mean_close(w.mean(-1), 0.0)
@@ -202,12 +202,12 @@ def test_weights_drawn_from_the_prior_have_the_variance_that_its_factor_is_for(p
 
 def test_the_penalty_has_the_mean_n_over_p_under_its_prior() -> None:
     layer = nn.Linear(10, 5).to(F64)
-    place = places(layer)["weight"]
+    place = describe_parameters(layer)["weight"]
     for penalty, degree in ((GroupLasso(), 1), (Bridge(1.5), 1.5)):
         prior = penalty.prior(2.0, place, F64)
         with torch.random.fork_rng():
             torch.manual_seed(2)
-            w = prior.sample((4000,) if isinstance(prior, Grouped) else (4000, 5, 10)).to(F64)
+            w = prior.sample((4000,) if isinstance(prior, GroupNormDensity) else (4000, 5, 10)).to(F64)
         r = w.square().sum(-1).sqrt().sum(-1) if degree == 1 else (w.abs() ** 1.5).sum((-1, -2))
         assert_mean_close(2.0 * r, 50 / degree)  # equipartition; false alarms: 6e-7
 
@@ -255,11 +255,11 @@ def test_what_cannot_be_a_penalty_is_refused_in_a_sentence(make, says: str) -> N
 def test_an_elastic_net_is_drawn_by_its_quantiles_however_steep_it_is(t: float) -> None:
     """P(z > t + y | z > t) = u, in logarithms, where mpmath's digits don't run out."""
     u = torch.tensor([1e-30, 1e-6, 0.3, 0.999], dtype=torch.float64)
-    y = beyond(torch.tensor(t, dtype=torch.float64), u)
+    y = truncated_normal_excess(torch.tensor(t, dtype=torch.float64), u)
     for share, found in zip(u.tolist(), y.tolist(), strict=True):
         with mpmath.workdps(60):
             ratio = mpmath.erfc((t + mpmath.mpf(found)) / mpmath.sqrt(2)) / mpmath.erfc(t / mpmath.sqrt(2))
         assert float(mpmath.log(ratio)) == pytest.approx(math.log(share), rel=1e-9)
-    steep = Elastic(torch.tensor(1e4), torch.tensor(0.5)).sample(torch.Size([1000]))
+    steep = ElasticNetDensity(torch.tensor(1e4), torch.tensor(0.5)).sample(torch.Size([1000]))
     assert bool(steep.isfinite().all())
     assert float(steep.std()) == pytest.approx(math.sqrt(2) * 1e-4, rel=0.3)  # 4 standard errors of a Laplace's

@@ -14,7 +14,7 @@ from priory.core.streams import stream
 from priory.fitting.loop import make_target
 from priory.methods.base import Plan
 from priory.penalties import L1, L2, Bridge, ElasticNet, GroupLasso, Penalty, ReverseGroupLasso
-from priory.penalties.as_prior.places import places
+from priory.penalties.as_prior.parameters import describe_parameters
 from priory.testing import assert_mean_close
 
 F64 = torch.float64
@@ -202,7 +202,7 @@ def test_a_sampler_finds_the_posterior_under_a_penalty(penalty) -> None:
     solution, precision = least_squares()
     found = pr.fit(model(penalty), problem(), pr.HMC(chains=64, warmup=100), steps=60, progress=False)
     draws = found.draws["weight"].reshape(64, -1, 6).mean(1)  # one mean a chain
-    prior = penalty.prior(LAMBDA, places(nn.Linear(6, 1))["weight"], F64)
+    prior = penalty.prior(LAMBDA, describe_parameters(nn.Linear(6, 1))["weight"], F64)
     wanted = []
     for centre in solution[0].tolist():
 

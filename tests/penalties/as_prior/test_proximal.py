@@ -10,7 +10,7 @@ from torch.distributions import Independent, Laplace, Normal
 import priory as pr
 from priory.distributions import GroupLasso as GroupDistribution
 from priory.penalties import L1, ElasticNet, GroupLasso, ReverseGroupLasso
-from priory.penalties.as_prior.proximal import corners, shrink
+from priory.penalties.as_prior.proximal import group_soft_threshold, proximal_blocks
 
 F64 = torch.float64
 
@@ -22,7 +22,7 @@ def draws(*shape: int, seed: int = 0) -> Tensor:
 def stepped(prior: object, shape: tuple[int, int] = (4, 3), lead: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
     """u, its strides and prox(u) of a linear layer's weight, with a weight of 0.7 on the penalty."""
     model = pr.Model(nn.Linear(shape[1], shape[0], bias=False).to(F64), pr.Gaussian(1.0), prior=prior)
-    (corner,) = corners(model.prior)
+    (corner,) = proximal_blocks(model.prior)
     u = draws(*lead, *shape)
     u[..., 0, :] *= 0.05  # a row and a column that end at zero
     u[..., 0] *= 0.05
@@ -89,7 +89,7 @@ def test_a_laplace_prior_around_another_place_is_stepped_towards_it() -> None:
 
 def test_the_length_of_a_group_is_found_for_strides_over_many_decades() -> None:
     u, stride = 3 * draws(500, 7), (4 * draws(500, 7, seed=1)).exp()
-    x = shrink(u, stride, 1.0)
+    x = group_soft_threshold(u, stride, 1.0)
     kept = (x != 0).any(-1)
     assert 0 < int(kept.sum()) < 500
     assert bool((torch.linalg.vector_norm(u / stride, dim=-1) > 1).eq(kept).all())
@@ -100,4 +100,4 @@ def test_the_length_of_a_group_is_found_for_strides_over_many_decades() -> None:
 
 def test_a_smooth_prior_has_no_corner() -> None:
     model = pr.Model(nn.Linear(3, 1).to(F64), pr.Gaussian(1.0), prior=Normal(0.0, 1.0))
-    assert corners(model.prior) == []
+    assert proximal_blocks(model.prior) == []

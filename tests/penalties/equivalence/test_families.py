@@ -7,7 +7,7 @@ import torch
 from scipy import integrate
 
 from priory.core.errors import InputError
-from priory.penalties.equivalence.families import FAMILIES, known_family
+from priory.penalties.equivalence.families import FAMILIES, check_family
 
 F64 = torch.float64
 
@@ -24,7 +24,7 @@ def test_the_entropy_and_the_mean_are_those_of_the_distribution(name: str) -> No
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_rule_integrates_the_density_and_its_first_two_moments(name: str) -> None:
     family = FAMILIES[name]
-    z, weights = family.rule
+    z, weights = family.quadrature
     member = family.member(torch.zeros((), dtype=F64), torch.ones((), dtype=F64))
     assert float(weights.sum()) == pytest.approx(1, abs=1e-13)
     assert float(weights @ z) == pytest.approx(float(member.mean), abs=1e-12)
@@ -61,4 +61,4 @@ def test_an_unknown_family_is_refused_with_the_names_of_those_that_are_known() -
     with pytest.raises(
         InputError, match=r"The 'family' argument of here must be one of gaussian, laplace.*got 'cauchy'"
     ):
-        known_family("cauchy", "here")
+        check_family("cauchy", "here")

@@ -40,7 +40,7 @@ from priory.models.density import Density
 from priory.models.model import Model
 from priory.models.target import Target
 from priory.network.skeleton import MEMORY_LIMIT
-from priory.penalties.as_prior.proximal import corners
+from priory.penalties.as_prior.proximal import proximal_blocks
 from priory.posteriors import Posterior
 from priory.posteriors.laplace import LaplacePosterior
 
@@ -638,7 +638,7 @@ def check_prior(model: Model, w: Tensor, selection: Selection) -> None:
             )
     chosen = torch.zeros_like(w, dtype=torch.bool)
     chosen[selection.places] = True
-    held = sum(int((chosen & (w == 0))[corner.start : corner.stop].sum()) for corner in corners(model.prior))
+    held = sum(int((chosen & (w == 0))[corner.start : corner.stop].sum()) for corner in proximal_blocks(model.prior))
     if held:
         warn(
             f"{held} weights lie on the corner of their prior at zero, where it has no second derivative: Laplace says "

@@ -31,7 +31,7 @@ from priory.methods.base import Info, Options, Plan
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.methods.point.held_out import HELD_ROWS, fraction_held, learns, settled_at, settles
 from priory.models.model import Model
-from priory.penalties.as_prior.proximal import Corner, corners
+from priory.penalties.as_prior.proximal import ProximalBlock, proximal_blocks
 from priory.posteriors import Point, Posterior
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class State:
     data: Data | None = field(metadata={"fixed": True})  # what the evidence is of
     first: int = field(metadata={"fixed": True})  # the step from which the evidence is asked
     every: int = field(metadata={"fixed": True})  # steps between two times
-    corners: list[Corner] = field(metadata={"fixed": True})  # where the prior enters by a proximal step
+    corners: list[ProximalBlock] = field(metadata={"fixed": True})  # where the prior enters by a proximal step
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class MAP(Options):
             factors, data = factors_of(target, shape), plan.data
             every = self.evidence_every * plan.data.steps_per_epoch
         first = max(1, int(BURN_IN * plan.steps))
-        meets = [corner for corner in corners(target.model.prior) if corner.stop <= target.model.learnt.start]
+        meets = [corner for corner in proximal_blocks(target.model.prior) if corner.stop <= target.model.learnt.start]
         return State(w, Adam.of(w, learning), buffers, factors, held, plan.turn, data, first, every, meets)
 
     def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from priory.core.errors import InputError, require
-from priory.penalties.as_prior.places import places
+from priory.penalties.as_prior.parameters import describe_parameters
 from priory.priors.rules import RULES, by_rule
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributions import Distribution
 
-    from priory.penalties.as_prior.places import Place
+    from priory.penalties.as_prior.parameters import ParameterInfo
 
 Factor = float | str | Mapping[str, float] | Callable[[int, int], float]
 
 
-def positive(value: object) -> bool:
+def is_positive(value: object) -> bool:
     """Whether a value is a positive, finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
@@ -63,17 +63,17 @@ class Regulariser:
     def __post_init__(self) -> None:
         owner = type(self).__name__
         if isinstance(self.factor, Mapping):
-            wrong = [name for name, value in self.factor.items() if not positive(value)]
+            wrong = [name for name, value in self.factor.items() if not is_positive(value)]
             require(bool(self.factor), "factor", owner, "name at least one parameter", dict(self.factor))
             require(not wrong, "factor", owner, "have positive numbers", f"{wrong} with others")
         elif isinstance(self.factor, (int, float)):
-            require(positive(self.factor), "factor", owner, "be a positive number", self.factor)
+            require(is_positive(self.factor), "factor", owner, "be a positive number", self.factor)
         else:
             variance_rule(self.factor, "factor", owner)
 
     def factors(self, net: nn.Module) -> dict[str, float]:
         """lambda of each parameter that is penalised, by its name."""
-        found = places(net)
+        found = describe_parameters(net)
         if isinstance(self.factor, Mapping):
             unknown = [name for name in self.factor if name not in found]
             known = f"be among the parameters {', '.join(found)}"
@@ -83,9 +83,9 @@ class Regulariser:
             return dict.fromkeys(found, float(self.factor))
         rule = variance_rule(self.factor, "factor", type(self).__name__)
         return {
-            name: self.factor_for(rule(place.fan_in, place.fan_out), place)
-            for name, place in found.items()
-            if place.weight
+            name: self.factor_for(rule(parameter.fan_in, parameter.fan_out), parameter)
+            for name, parameter in found.items()
+            if parameter.is_weight
         }
 
     def beliefs(self, net: nn.Module, dtype: torch.dtype) -> dict[str, Distribution]:
@@ -93,21 +93,21 @@ class Regulariser:
         factors, named = self.factors(net), isinstance(self.factor, (Mapping, int, float))
         rest = by_rule("fan_in" if named else self.factor, net, dtype)  # pyright: ignore[reportArgumentType] - a rule
         return {
-            name: self.prior(factors[name], place, dtype) if name in factors else rest[name]
-            for name, place in places(net).items()
+            name: self.prior(factors[name], parameter, dtype) if name in factors else rest[name]
+            for name, parameter in describe_parameters(net).items()
         }
 
     # What a penalty says of itself.
 
-    def prior(self, factor: float, place: Place, dtype: torch.dtype) -> Distribution:
+    def prior(self, factor: float, parameter: ParameterInfo, dtype: torch.dtype) -> Distribution:
         """e^{-factor r} / Z over one parameter."""
         raise NotImplementedError
 
-    def variance(self, factor: float, place: Place) -> float:
+    def variance(self, factor: float, parameter: ParameterInfo) -> float:
         """The variance of a weight under that prior."""
         raise InputError(f"The variance of a {type(self).__name__} must be known for this, and it is not.")
 
-    def factor_for(self, variance: float, place: Place) -> float:
+    def factor_for(self, variance: float, parameter: ParameterInfo) -> float:
         """The factor at which a weight has this variance."""
         raise InputError(f"The variance of a {type(self).__name__} must be known for this, and it is not.")
 
@@ -121,12 +121,12 @@ class Homogeneous(Regulariser):
         """p."""
         raise NotImplementedError
 
-    def unit_variance(self, place: Place) -> float:
+    def unit_variance(self, parameter: ParameterInfo) -> float:
         """The variance of a weight at factor one."""
         raise NotImplementedError
 
-    def variance(self, factor: float, place: Place) -> float:
-        return factor ** (-2 / self.degree) * self.unit_variance(place)
+    def variance(self, factor: float, parameter: ParameterInfo) -> float:
+        return factor ** (-2 / self.degree) * self.unit_variance(parameter)
 
-    def factor_for(self, variance: float, place: Place) -> float:
-        return (self.unit_variance(place) / variance) ** (self.degree / 2)
+    def factor_for(self, variance: float, parameter: ParameterInfo) -> float:
+        return (self.unit_variance(parameter) / variance) ** (self.degree / 2)

@@ -23,23 +23,25 @@ from priory.distributions.base import Parametrised
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from priory.penalties.as_prior.places import Groups
+    from priory.penalties.as_prior.parameters import WeightGroups
 
 NEWTON_STEPS = 12
-FAR = 40.0  # from this t on the variance is a series in 1 / t^2: the difference 1 + t^2 - t h loses its digits
+VARIANCE_SERIES_START = (
+    40.0  # from this t on the variance is a series in 1 / t^2: the difference 1 + t^2 - t h loses its digits
+)
 
 
-class Grouped(Distribution):
+class GroupNormDensity(Distribution):
     """e^{-rate ||w_g||} over each group of a tensor.
 
-    >>> from priory.penalties.as_prior.places import Groups
-    >>> Grouped(2.0, Groups((4, 3), 1, 4, 3, rows=True)).variance[0]
+    >>> from priory.penalties.as_prior.parameters import WeightGroups
+    >>> GroupNormDensity(2.0, WeightGroups((4, 3), 1, 4, 3, rows=True)).variance[0]
     tensor([1., 1., 1.])
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {}  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    def __init__(self, rate: float, groups: Groups) -> None:
+    def __init__(self, rate: float, groups: WeightGroups) -> None:
         self.rate, self.groups = float(rate), groups
         self.count = math.prod(groups.shape) // groups.size
         super().__init__(torch.Size(), torch.Size(groups.shape), validate_args=False)
@@ -48,16 +50,18 @@ class Grouped(Distribution):
     def support(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         return constraints.independent(constraints.real, len(self.event_shape))
 
-    def one(self, like: Tensor) -> GroupLasso:
+    def group_density(self, like: Tensor) -> GroupLasso:
         """The distribution of one group, in the type of a tensor."""
         return GroupLasso(torch.as_tensor(self.rate, dtype=like.dtype, device=like.device), self.groups.size, False)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        return self.one(value).log_prob(self.groups.split(value)).sum(-1)
+        return self.group_density(value).log_prob(self.groups.split(value)).sum(-1)
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
         shape = (*torch.Size(sample_shape), self.count)
-        return self.groups.join(self.one(torch.empty(0, dtype=torch.get_default_dtype())).sample(torch.Size(shape)))
+        return self.groups.join(
+            self.group_density(torch.empty(0, dtype=torch.get_default_dtype())).sample(torch.Size(shape))
+        )
 
     @property
     def mean(self) -> Tensor:
@@ -68,11 +72,11 @@ class Grouped(Distribution):
         return torch.full(self.event_shape, (self.groups.size + 1) / self.rate**2)
 
 
-class Elastic(Parametrised):
+class ElasticNetDensity(Parametrised):
     """e^{-a|w| - b w^2} / Z; `l1` is a and `l2` is b.
 
     >>> one = torch.tensor(1.0, dtype=torch.float64)
-    >>> round(Elastic(1e-9 * one, 0.5 * one).variance.item(), 6)  # all but a standard normal
+    >>> round(ElasticNetDensity(1e-9 * one, 0.5 * one).variance.item(), 6)  # all but a standard normal
     1.0
     """
 
@@ -97,7 +101,7 @@ class Elastic(Parametrised):
             shape = self._extended_shape(torch.Size(sample_shape))
             u = torch.rand(shape, dtype=self.l1.dtype, device=self.l1.device).clamp_min(torch.finfo(self.l1.dtype).tiny)
             scale = (2 * self.l2.double()).sqrt()
-            size = (beyond(self.l1 / scale, u.double()) / scale).to(self.l1)
+            size = (truncated_normal_excess(self.l1 / scale, u.double()) / scale).to(self.l1)
             sign = torch.randint(0, 2, shape, device=self.l1.device).to(size) * 2 - 1
             return sign * size
 
@@ -111,10 +115,10 @@ class Elastic(Parametrised):
         hazard = math.sqrt(2 / math.pi) / torch.special.erfcx(t / math.sqrt(2))
         s = t.clamp_min(1.0) ** -2
         series = s * (2 - s * (10 - s * (74 - s * (706 - s * 8162))))
-        return torch.where(t > FAR, series, 1 + t * t - t * hazard) / (2 * self.l2)
+        return torch.where(t > VARIANCE_SERIES_START, series, 1 + t * t - t * hazard) / (2 * self.l2)
 
 
-def beyond(t: Tensor, u: Tensor) -> Tensor:
+def truncated_normal_excess(t: Tensor, u: Tensor) -> Tensor:
     """y with P(z > t + y | z > t) = u for a standard normal z and t from 0, by Newton's method on the logarithm.
 
     Its steps stay to the right of the root, as the logarithm is concave; written with erfcx it loses nothing far out.
@@ -127,7 +131,7 @@ def beyond(t: Tensor, u: Tensor) -> Tensor:
     return y
 
 
-class Unnormalised(Distribution):
+class UnnormalisedDensity(Distribution):
     """e^{-factor r(w)} over a tensor, for a function r of the tensor; its constant is unknown, and left out."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {}  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -142,10 +146,10 @@ class Unnormalised(Distribution):
         return constraints.independent(constraints.real, len(self.event_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        return -self.factor * each(lambda w: self.function(w).sum(), self.event_shape, value)
+        return -self.factor * map_members(lambda w: self.function(w).sum(), self.event_shape, value)
 
 
-def each(function: Callable[..., Tensor], shape: torch.Size, *tensors: Tensor) -> Tensor:
+def map_members(function: Callable[..., Tensor], shape: torch.Size, *tensors: Tensor) -> Tensor:
     """A number for each member of tensors (*B, *shape), by a function of one member: (*B,)."""
     lead = tensors[0].shape[: tensors[0].ndim - len(shape)]
     if not lead:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from priory.core.errors import InputError, require, whole
-from priory.penalties.as_prior.base import Regulariser, positive, variance_rule
-from priory.penalties.as_prior.norms import L2, NAMED
-from priory.penalties.as_prior.places import places
+from priory.penalties.as_prior.base import Regulariser, is_positive, variance_rule
+from priory.penalties.as_prior.norms import L2, PENALTIES_BY_NAME
+from priory.penalties.as_prior.parameters import describe_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,36 +39,38 @@ def layer_factors(
     >>> layer_factors(nn.Conv2d(64, 128, 3), "l2", "fan_in")
     {'weight': 288.0}
     """
-    network(net, "layer_factors")
+    require_network(net, "layer_factors")
     rule = variance_rule(variance, "variance", "layer_factors")
     kind = read_penalty(penalty, "layer_factors")
-    found = places(net)
+    found = describe_parameters(net)
     return {
-        name: kind.factor_for(rule(place.fan_in, place.fan_out), place) for name, place in found.items() if place.weight
+        name: kind.factor_for(rule(parameter.fan_in, parameter.fan_out), parameter)
+        for name, parameter in found.items()
+        if parameter.is_weight
     }
 
 
 def read_penalty(penalty: Any, owner: str) -> Regulariser:
     """A penalty from itself, its class, or its name."""
     if isinstance(penalty, str):
-        known = penalty in NAMED
-        require(known, "penalty", owner, f"be a penalty or one of {', '.join(NAMED)}", repr(penalty))
-        return NAMED[penalty]()
-    if isinstance(penalty, type) and penalty in NAMED.values():
+        known = penalty in PENALTIES_BY_NAME
+        require(known, "penalty", owner, f"be a penalty or one of {', '.join(PENALTIES_BY_NAME)}", repr(penalty))
+        return PENALTIES_BY_NAME[penalty]()
+    if isinstance(penalty, type) and penalty in PENALTIES_BY_NAME.values():
         return penalty()
     if isinstance(penalty, Regulariser):
         return penalty
-    known = f"be a penalty or one of {', '.join(NAMED)}"
+    known = f"be a penalty or one of {', '.join(PENALTIES_BY_NAME)}"
     raise InputError(f"The 'penalty' argument of {owner} must {known}, got {penalty!r}.")
 
 
-def network(net: Any, owner: str) -> None:
+def require_network(net: Any, owner: str) -> None:
     """Refuse what has no layers."""
     require(isinstance(net, nn.Module), "net", owner, "be a torch.nn.Module", type(net).__name__)
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """One layer: its factor, the standard deviation of the prior that it is, and of the initialisation."""
 
     name: str
@@ -89,7 +91,7 @@ class Explanation:
 
     penalty: str
     initialisation: str
-    rows: tuple[Row, ...]
+    rows: tuple[LayerRow, ...]
     num_data: int | None
     decay: bool  # whether the penalty is a sum of squares, which optimisers know as weight decay
     own: str  # what the person called it
@@ -153,12 +155,12 @@ def explain(
     >>> print(explain(nn.Conv2d(64, 64, 3), 2e-4, num_data=50_000).sentence)
     Your weight decay of 0.0002 over 50,000 rows is a prior 7.6 times wider than the initialisation.
     """
-    network(net, "explain")
+    require_network(net, "explain")
     rule = variance_rule(variance, "variance", "explain")
     ok = num_data is None or whole(num_data, 1)
     require(ok, "num_data", "explain", "be an integer >= 1", repr(num_data))
     if isinstance(penalty, (int, float)) and not isinstance(penalty, bool):
-        require(positive(penalty), "penalty", "explain", "be a positive weight decay", penalty)
+        require(is_positive(penalty), "penalty", "explain", "be a positive weight decay", penalty)
         require(num_data is not None, "num_data", "explain", "be given for a weight decay, which is one a row", None)
         assert num_data is not None
         kind: Regulariser = L2(0.5 * penalty * num_data)
@@ -166,9 +168,9 @@ def explain(
     else:
         kind = read_penalty(penalty, "explain")
         own = f"Your {kind!r}"
-    found, factors = places(net), kind.factors(net)
+    found, factors = describe_parameters(net), kind.factors(net)
     rows = tuple(
-        Row(
+        LayerRow(
             name,
             found[name].shape,
             factor,
@@ -176,7 +178,7 @@ def explain(
             math.sqrt(rule(found[name].fan_in, found[name].fan_out)),
         )
         for name, factor in factors.items()
-        if found[name].weight
+        if found[name].is_weight
     )
     require(bool(rows), "net", "explain", "have a penalised layer with weights", type(net).__name__)
     initialisation = variance if isinstance(variance, str) else repr(variance)

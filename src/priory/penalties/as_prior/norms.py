@@ -24,8 +24,8 @@ from torch.distributions import Laplace, Normal
 
 from priory.core.errors import InputError, require
 from priory.distributions import GeneralisedGaussian
-from priory.penalties.as_prior.base import Homogeneous, Regulariser, is_function, positive
-from priory.penalties.as_prior.densities import Elastic, Grouped, Unnormalised
+from priory.penalties.as_prior.base import Homogeneous, Regulariser, is_function, is_positive
+from priory.penalties.as_prior.densities import ElasticNetDensity, GroupNormDensity, UnnormalisedDensity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch.distributions import Distribution
 
     from priory.penalties.as_prior.base import Factor
-    from priory.penalties.as_prior.places import Groups, Place
+    from priory.penalties.as_prior.parameters import ParameterInfo, WeightGroups
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class L2(Homogeneous):
     def degree(self) -> float:
         return 2.0
 
-    def unit_variance(self, place: Place) -> float:
+    def unit_variance(self, parameter: ParameterInfo) -> float:
         return 0.5
 
-    def prior(self, factor: float, place: Place, dtype: torch.dtype) -> Distribution:
+    def prior(self, factor: float, parameter: ParameterInfo, dtype: torch.dtype) -> Distribution:
         scale = torch.tensor((2 * factor) ** -0.5, dtype=dtype)
         return Normal(torch.zeros_like(scale), scale)
 
@@ -73,11 +73,11 @@ class L1(Homogeneous):
     def degree(self) -> float:
         return 1.0
 
-    def unit_variance(self, place: Place) -> float:
+    def unit_variance(self, parameter: ParameterInfo) -> float:
         return 2.0
 
-    def prior(self, factor: float, place: Place, dtype: torch.dtype) -> Distribution:
-        return laplace(factor, dtype)
+    def prior(self, factor: float, parameter: ParameterInfo, dtype: torch.dtype) -> Distribution:
+        return laplace_prior(factor, dtype)
 
 
 @dataclass(frozen=True)
@@ -91,20 +91,20 @@ class GroupLasso(Homogeneous):
     kinked: ClassVar[bool] = True
     incoming: ClassVar[bool] = True
 
-    def groups(self, place: Place) -> Groups:
+    def groups(self, parameter: ParameterInfo) -> WeightGroups:
         """The groups of one parameter."""
-        return place.groups(self.incoming)
+        return parameter.groups(self.incoming)
 
     @property
     def degree(self) -> float:
         return 1.0
 
-    def unit_variance(self, place: Place) -> float:
-        return self.groups(place).size + 1.0
+    def unit_variance(self, parameter: ParameterInfo) -> float:
+        return self.groups(parameter).size + 1.0
 
-    def prior(self, factor: float, place: Place, dtype: torch.dtype) -> Distribution:
-        groups = self.groups(place)
-        return laplace(factor, dtype) if groups.size == 1 else Grouped(factor, groups)
+    def prior(self, factor: float, parameter: ParameterInfo, dtype: torch.dtype) -> Distribution:
+        groups = self.groups(parameter)
+        return laplace_prior(factor, dtype) if groups.size == 1 else GroupNormDensity(factor, groups)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Bridge(Homogeneous):
     def __init__(self, p: float, factor: Factor = 1.0) -> None:
         object.__setattr__(self, "p", p)
         object.__setattr__(self, "factor", factor)
-        ok = positive(p) and p <= 20
+        ok = is_positive(p) and p <= 20
         require(ok, "p", "Bridge", "be a number above 0, up to 20", p)
         self.__post_init__()
 
@@ -142,14 +142,14 @@ class Bridge(Homogeneous):
     def degree(self) -> float:
         return float(self.p)
 
-    def unit_variance(self, place: Place) -> float:
+    def unit_variance(self, parameter: ParameterInfo) -> float:
         return math.exp(math.lgamma(3 / self.p) - math.lgamma(1 / self.p))
 
-    def prior(self, factor: float, place: Place, dtype: torch.dtype) -> Distribution:
+    def prior(self, factor: float, parameter: ParameterInfo, dtype: torch.dtype) -> Distribution:
         if self.p == 1:
-            return laplace(factor, dtype)
+            return laplace_prior(factor, dtype)
         if self.p == 2:
-            return L2().prior(factor, place, dtype)
+            return L2().prior(factor, parameter, dtype)
         power = torch.tensor(float(self.p), dtype=dtype)
         return GeneralisedGaussian(factor ** (-1 / power), power)
 
@@ -164,21 +164,21 @@ class ElasticNet(Regulariser):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        ok = positive(self.l1_ratio) and self.l1_ratio < 1
+        ok = is_positive(self.l1_ratio) and self.l1_ratio < 1
         require(ok, "l1_ratio", "ElasticNet", "lie between 0 and 1: use L1 or L2 at the ends", self.l1_ratio)
 
-    def prior(self, factor: float, place: Place, dtype: torch.dtype) -> Distribution:
+    def prior(self, factor: float, parameter: ParameterInfo, dtype: torch.dtype) -> Distribution:
         l1, l2 = (torch.tensor(factor * share, dtype=dtype) for share in (self.l1_ratio, 1 - self.l1_ratio))
-        return Elastic(l1, l2)
+        return ElasticNetDensity(l1, l2)
 
-    def variance(self, factor: float, place: Place) -> float:
-        return float(self.prior(factor, place, torch.float64).variance)
+    def variance(self, factor: float, parameter: ParameterInfo) -> float:
+        return float(self.prior(factor, parameter, torch.float64).variance)
 
-    def factor_for(self, variance: float, place: Place) -> float:
+    def factor_for(self, variance: float, parameter: ParameterInfo) -> float:
         low, high = -80.0, 80.0  # of log lambda; the variance falls with it
         for _ in range(80):
             middle = (low + high) / 2
-            low, high = (middle, high) if self.variance(math.exp(middle), place) > variance else (low, middle)
+            low, high = (middle, high) if self.variance(math.exp(middle), parameter) > variance else (low, middle)
         return math.exp((low + high) / 2)
 
 
@@ -205,28 +205,28 @@ class Penalty(Regulariser):
     def __repr__(self) -> str:
         return f"Penalty({getattr(self.function, '__name__', repr(self.function))}, factor={self.factor!r})"
 
-    def prior(self, factor: float, place: Place, dtype: torch.dtype) -> Distribution:
-        trial = torch.full(place.shape, 0.5, dtype=dtype)
+    def prior(self, factor: float, parameter: ParameterInfo, dtype: torch.dtype) -> Distribution:
+        trial = torch.full(parameter.shape, 0.5, dtype=dtype)
         try:
             found = self.function(trial)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
             raise InputError(
-                f"The 'function' argument of Penalty must take '{place.name}'. It raised {reason}"
+                f"The 'function' argument of Penalty must take '{parameter.name}'. It raised {reason}"
             ) from error
-        ok = isinstance(found, torch.Tensor) and tuple(found.shape) in ((), place.shape)
+        ok = isinstance(found, torch.Tensor) and tuple(found.shape) in ((), parameter.shape)
         got = f"the shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-        require(ok, "function", "Penalty", f"return a number, or one for each weight of '{place.name}'", got)
-        return Unnormalised(self.function, factor, place.shape)
+        require(ok, "function", "Penalty", f"return a number, or one for each weight of '{parameter.name}'", got)
+        return UnnormalisedDensity(self.function, factor, parameter.shape)
 
 
-def laplace(factor: float, dtype: torch.dtype) -> Laplace:
+def laplace_prior(factor: float, dtype: torch.dtype) -> Laplace:
     """e^{-factor |w|} factor / 2."""
     scale = torch.tensor(1 / factor, dtype=dtype)
     return Laplace(torch.zeros_like(scale), scale)
 
 
-NAMED: dict[str, type[Regulariser]] = {
+PENALTIES_BY_NAME: dict[str, type[Regulariser]] = {
     "l2": L2,
     "l1": L1,
     "group_lasso": GroupLasso,

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, Laplace
 
 from priory.distributions import GroupLasso
-from priory.penalties.as_prior.densities import Elastic, Grouped
+from priory.penalties.as_prior.densities import ElasticNetDensity, GroupNormDensity
 from priory.priors import Prior
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ Prox = Callable[[Tensor, Tensor, float], Tensor]  # of u and strides (*B, n), an
 
 
 @dataclass(frozen=True)
-class Corner:
+class ProximalBlock:
     """A parameter whose prior has a corner: its place in the flat vector, and the proximal step there."""
 
     start: int
@@ -52,7 +52,7 @@ class Corner:
         piece.copy_(self.prox(piece, stride[..., self.start : self.stop], weight))
 
 
-def corners(prior: object) -> list[Corner]:
+def proximal_blocks(prior: object) -> list[ProximalBlock]:
     """The parameters of a network whose log prior has a corner with a known proximal step."""
     if not isinstance(prior, Prior):
         return []
@@ -61,7 +61,7 @@ def corners(prior: object) -> list[Corner]:
         if isinstance(believed, Distribution) and block.bijector.identity:
             prox = proximal(believed, block)
             if prox is not None:
-                found.append(Corner(block.start, block.stop, prox))
+                found.append(ProximalBlock(block.start, block.stop, prox))
     return found
 
 
@@ -72,59 +72,59 @@ def proximal(believed: Distribution, block: Block) -> Prox | None:
 
 
 @proximal.register(Independent)
-def of_independent(believed: Independent, block: Block) -> Prox | None:
+def independent_prox(believed: Independent, block: Block) -> Prox | None:
     """That of the base."""
     return proximal(believed.base_dist, block)
 
 
 @proximal.register(Laplace)
-def of_laplace(believed: Laplace, block: Block) -> Prox | None:
+def laplace_prox(believed: Laplace, block: Block) -> Prox | None:
     """Towards the location, weight by weight."""
     loc, rate = (t.expand(block.shape).reshape(-1) for t in (believed.loc, 1 / believed.scale))
-    return lambda u, stride, weight: loc + soft(u - loc, weight * rate * stride)
+    return lambda u, stride, weight: loc + soft_threshold(u - loc, weight * rate * stride)
 
 
-@proximal.register(Elastic)
-def of_elastic_net(believed: Elastic, block: Block) -> Prox | None:
+@proximal.register(ElasticNetDensity)
+def elastic_net_prox(believed: ElasticNetDensity, block: Block) -> Prox | None:
     """Towards zero, and then by a share of what is left."""
     l1, l2 = (t.expand(block.shape).reshape(-1) for t in (believed.l1, believed.l2))
-    return lambda u, stride, weight: soft(u, weight * l1 * stride) / (1 + 2 * weight * l2 * stride)
+    return lambda u, stride, weight: soft_threshold(u, weight * l1 * stride) / (1 + 2 * weight * l2 * stride)
 
 
-@proximal.register(Grouped)
-def of_groups(believed: Grouped, block: Block) -> Prox | None:
+@proximal.register(GroupNormDensity)
+def group_prox(believed: GroupNormDensity, block: Block) -> Prox | None:
     """Group by group."""
     groups = believed.groups
 
     def prox(u: Tensor, stride: Tensor, weight: float) -> Tensor:
         x, t = (groups.split(v.reshape(*v.shape[:-1], *groups.shape)) for v in (u, stride))
-        return groups.join(shrink(x, t, weight * believed.rate)).reshape(u.shape)
+        return groups.join(group_soft_threshold(x, t, weight * believed.rate)).reshape(u.shape)
 
     return prox
 
 
 @proximal.register(GroupLasso)
-def of_rows(believed: GroupLasso, block: Block) -> Prox | None:
+def row_group_prox(believed: GroupLasso, block: Block) -> Prox | None:
     """The rows of a matrix, or a vector as a whole."""
 
     def prox(u: Tensor, stride: Tensor, weight: float) -> Tensor:
         x, t = (v.reshape(*v.shape[:-1], -1, believed.size) for v in (u, stride))
         rate = believed.rate.expand(block.shape[:-1]).reshape(-1, 1) if len(block.shape) > 1 else believed.rate
-        return shrink(x, t, weight * rate).reshape(u.shape)
+        return group_soft_threshold(x, t, weight * rate).reshape(u.shape)
 
     return prox if block.shape[-1:] == (believed.size,) else None
 
 
-def soft(u: Tensor, threshold: Tensor) -> Tensor:
+def soft_threshold(u: Tensor, threshold: Tensor) -> Tensor:
     """u drawn towards zero by a threshold, and zero within it."""
     return u.sign() * (u.abs() - threshold).clamp_min(0)
 
 
-def shrink(u: Tensor, stride: Tensor, c: Tensor | float) -> Tensor:
+def group_soft_threshold(u: Tensor, stride: Tensor, c: Tensor | float) -> Tensor:
     """Each group of u (*B, groups, n) drawn towards zero as a whole by the penalty c ||x||, in its own strides.
 
     >>> u, stride = torch.tensor([[3.0, 4.0], [0.3, 0.4]]), torch.ones(2, 2)
-    >>> shrink(u, stride, 1.0)  # lengths 5 and 0.5, less 1
+    >>> group_soft_threshold(u, stride, 1.0)  # lengths 5 and 0.5, less 1
     tensor([[2.4000, 3.2000],
             [0.0000, 0.0000]])
     """

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-VALID, NEARLY, ENTROPY, TEMPERED, IMPROPER, NONE = (
+KIND_VALID, KIND_NEARLY_VALID, KIND_ENTROPY_MISSING, KIND_TEMPERED, KIND_NOT_INTEGRABLE, KIND_NO_PRIOR = (
     "valid",
     "nearly valid",
     "entropy missing",
@@ -23,8 +23,8 @@ VALID, NEARLY, ENTROPY, TEMPERED, IMPROPER, NONE = (
     "not integrable",
     "no prior",
 )
-CONSTANT = 5e-3  # a slope of the tails that is none
-NEAR = 30  # times the tolerance, up to which a penalty is nearly valid
+FLAT_TAIL_SLOPE = 5e-3  # a slope of the tails that is none
+NEARLY_VALID_FACTOR = 30  # times the tolerance, up to which a penalty is nearly valid
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,16 @@ class Certificate:
         return self.verdict
 
 
-def kind_of(round_trip: float, tolerance: float, log_kappa: float, mended: str | None = None) -> str:
+def classify(round_trip: float, tolerance: float, log_kappa: float, mended: str | None = None) -> str:
     """The kind of verdict, from the numbers and from what would mend the penalty."""
     if round_trip <= tolerance:
-        return VALID if log_kappa < math.inf else IMPROPER
+        return KIND_VALID if log_kappa < math.inf else KIND_NOT_INTEGRABLE
     if mended is not None:
         return mended
-    return NEARLY if round_trip <= NEAR * tolerance else NONE
+    return KIND_NEARLY_VALID if round_trip <= NEARLY_VALID_FACTOR * tolerance else KIND_NO_PRIOR
 
 
-def certify(
+def make_certificate(
     kind: str,
     round_trip: float,
     tails: tuple[float, float],
@@ -85,7 +85,7 @@ def certify(
     if verdict is None:
         local = "" if heat is None else f" The residual of the heat equation goes from {heat[0]:.2f} to {heat[1]:.2f}."
         verdict = _sentence(kind, f"{round_trip:.1e} nats", tails, log_kappa, missing_entropy or 0.0, local, what)
-    valid = kind == VALID
+    valid = kind == KIND_VALID
     return Certificate(valid, kind, verdict, round_trip, tails, kappa, error, missing_entropy, semigroup, heat)
 
 
@@ -96,28 +96,28 @@ def _sentence(
     alike = (
         f"every {what} gives the same log prior, and the round trip is off by {off} at most" if what else f"to {off}"
     )
-    if kind == VALID:
+    if kind == KIND_VALID:
         return (
-            f"Valid: the penalty is the KL to a prior plus {constant(-log_kappa)} ({alike}). The prior's density falls "
-            f"like {_powers(tails)}."
+            f"Valid: the penalty is the KL to a prior plus {format_constant(-log_kappa)} ({alike}). The prior's "
+            f"density falls like {_powers(tails)}."
         )
-    if kind == IMPROPER:
+    if kind == KIND_NOT_INTEGRABLE:
         return (
             f"Not integrable: the penalty is a KL ({alike}), but to a density that {_slowly(tails)}: "
             f"its integral is infinite, and there is no prior."
         )
-    if kind == ENTROPY:
+    if kind == KIND_ENTROPY_MISSING:
         return (
             f"The entropy term is missing: nothing holds a learnt {what} away from 0 (off by {off}; missing "
             f"{missing:.3f} of the entropy). With minus the family's entropy added, this is the KL to the prior given "
             f"here.{improper}"
         )
-    if kind == TEMPERED:
+    if kind == KIND_TEMPERED:
         return (
             f"A tempered KL: T = {1 - missing:.4g} times the KL to the prior given here (1 - T = {missing:.3f}, off by "
             f"{off}). With a learnt {what} it is Bayesian for no prior: divide it by T, or fix the {what}.{improper}"
         )
-    if kind == NEARLY:
+    if kind == KIND_NEARLY_VALID:
         return f"Nearly valid: off by {off} at most from the KL to a prior; the nearest is given here.{improper}"
     return (
         f"No prior exists for a learnt {what}: the log prior that one {what} gives is off by {off} at another.{local} "
@@ -125,13 +125,13 @@ def _sentence(
     )
 
 
-def constant(value: float) -> str:
+def format_constant(value: float) -> str:
     """K in a sentence, without a minus before zero."""
     return f"K = {round(value, 4) + 0.0:.4f}"
 
 
 def _slowly(tails: tuple[float, float]) -> str:
-    return f"{'grows' if max(tails) > CONSTANT else 'falls only'} like {_powers(tails)}"
+    return f"{'grows' if max(tails) > FLAT_TAIL_SLOPE else 'falls only'} like {_powers(tails)}"
 
 
 def _powers(tails: tuple[float, float]) -> str:
@@ -142,4 +142,4 @@ def _powers(tails: tuple[float, float]) -> str:
 def _power(slope: float) -> str:
     if abs(slope) > 50:
         return "an exponential or faster"
-    return "a constant" if abs(slope) < CONSTANT else f"|w|^{slope:.2f}"
+    return "a constant" if abs(slope) < FLAT_TAIL_SLOPE else f"|w|^{slope:.2f}"

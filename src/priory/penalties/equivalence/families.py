@@ -30,16 +30,16 @@ from priory.divergences.quadrature import legendre
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-POINTS = 12  # a panel
-LEVELS = range(9)  # around a corner, in powers of 1/8 of four scales
-EULER = 0.5772156649015329
-OUTWARD = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 11.0, 15.0, 20.0, 28.0, 40.0)
-REACH = 4.0  # how much farther than its own edges a family minds a corner, in scales
-FLAT = 1e-10  # of the scale: two edges nearer than this are one
+POINTS_PER_PANEL = 12  # a panel
+CORNER_LEVELS = range(9)  # around a corner, in powers of 1/8 of four scales
+EULER_GAMMA = 0.5772156649015329
+EXPONENTIAL_TAIL_EDGES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 11.0, 15.0, 20.0, 28.0, 40.0)
+CORNER_REACH_SCALES = 4.0  # how much farther than its own edges a family minds a corner, in scales
+MIN_PANEL_WIDTH = 1e-10  # of the scale: two edges nearer than this are one
 
 
 @dataclass(frozen=True)
-class LocationScale:
+class LocationScaleFamily:
     """A family: the entropy and the mean of z, its panels, and the members as distributions."""
 
     name: str
@@ -64,10 +64,10 @@ class LocationScale:
         return torch.where((z >= self.edges[0]) & (z <= self.edges[-1]), density, 0.0)
 
     @cached_property
-    def rule(self) -> tuple[Tensor, Tensor]:
+    def quadrature(self) -> tuple[Tensor, Tensor]:
         """Points z and weights, for functions without corners, (K,) each."""
         edges = torch.tensor(self.edges, dtype=torch.float64)
-        z, width = panels(edges[:-1], edges[1:])
+        z, width = gauss_legendre_panels(edges[:-1], edges[1:])
         return z, self.density(z) * width
 
     def expectation(
@@ -82,50 +82,50 @@ class LocationScale:
             reached = torch.zeros_like(loc, dtype=torch.bool)
             for mark in marks:
                 z = (mark - loc) / scale
-                reached |= (z > self.edges[0] - REACH) & (z < self.edges[-1] + REACH)
+                reached |= (z > self.edges[0] - CORNER_REACH_SCALES) & (z < self.edges[-1] + CORNER_REACH_SCALES)
         if not bool(reached.any()):
-            return self._plain(function, loc, scale)
+            return self._smooth_expectation(function, loc, scale)
         if bool(reached.all()):
-            return self._by_panels(function, loc, scale, marks)
+            return self._panel_expectation(function, loc, scale, marks)
         value = torch.empty_like(loc)
-        value = value.masked_scatter(~reached, self._plain(function, loc[~reached], scale[~reached]))
+        value = value.masked_scatter(~reached, self._smooth_expectation(function, loc[~reached], scale[~reached]))
         near = [mark[reached] for mark in marks]
-        return value.masked_scatter(reached, self._by_panels(function, loc[reached], scale[reached], near))
+        return value.masked_scatter(reached, self._panel_expectation(function, loc[reached], scale[reached], near))
 
-    def _plain(self, function: Callable[[Tensor], Tensor], loc: Tensor, scale: Tensor) -> Tensor:
-        z, weights = (t.to(loc).reshape(-1, *[1] * loc.ndim) for t in self.rule)
+    def _smooth_expectation(self, function: Callable[[Tensor], Tensor], loc: Tensor, scale: Tensor) -> Tensor:
+        z, weights = (t.to(loc).reshape(-1, *[1] * loc.ndim) for t in self.quadrature)
         return (weights * function(loc + scale * z)).sum(0)
 
-    def _by_panels(
+    def _panel_expectation(
         self, function: Callable[[Tensor], Tensor], loc: Tensor, scale: Tensor, corners: Sequence[Tensor]
     ) -> Tensor:
         total = torch.zeros_like(loc)
         with torch.no_grad():
-            edges = self._graded(loc, scale, corners)
+            edges = self._panel_edges(loc, scale, corners)
         for left, right in pairwise(edges):
-            if bool((right - left > FLAT).any()):
-                z, width = panels(left[None], right[None])  # (POINTS, *B)
+            if bool((right - left > MIN_PANEL_WIDTH).any()):
+                z, width = gauss_legendre_panels(left[None], right[None])  # (POINTS_PER_PANEL, *B)
                 total = total + (width * self.density(z) * function(loc + scale * z)).sum(0)
         return total
 
-    def _graded(self, loc: Tensor, scale: Tensor, corners: Sequence[Tensor]) -> Tensor:
+    def _panel_edges(self, loc: Tensor, scale: Tensor, corners: Sequence[Tensor]) -> Tensor:
         """Edges in z, (E, *B): those of the family, and around each corner distances from 4 to 4 * 8^-8."""
         shape = loc.shape
         own = torch.tensor(self.edges).to(loc).reshape(-1, *[1] * len(shape)).expand(-1, *shape)
-        reach = REACH * 8.0 ** -torch.tensor(LEVELS).to(loc)
+        reach = CORNER_REACH_SCALES * 8.0 ** -torch.tensor(CORNER_LEVELS).to(loc)
         steps = torch.cat([-reach, torch.zeros_like(reach[:1]), reach]).reshape(-1, *[1] * len(shape))
         around = [(corner - loc) / scale + steps for corner in corners]
         return torch.cat([own, *around]).clamp(self.edges[0], self.edges[-1]).sort(0).values
 
 
-def panels(left: Tensor, right: Tensor, points: int = POINTS) -> tuple[Tensor, Tensor]:
+def gauss_legendre_panels(left: Tensor, right: Tensor, points: int = POINTS_PER_PANEL) -> tuple[Tensor, Tensor]:
     """Points and widths of Gauss-Legendre panels from `left` to `right` (E, *B), each (E * points, *B)."""
     nodes, weights = (t.to(left).reshape(1, -1, *[1] * (left.ndim - 1)) for t in legendre(points))
     half, middle = ((right - left) / 2).unsqueeze(1), ((right + left) / 2).unsqueeze(1)
     return (middle + half * nodes).flatten(0, 1), (half * weights).flatten(0, 1)
 
 
-def _both_ways(outward: tuple[float, ...]) -> tuple[float, ...]:
+def _mirrored(outward: tuple[float, ...]) -> tuple[float, ...]:
     return (*(-e for e in reversed(outward[1:])), *outward)
 
 
@@ -136,35 +136,38 @@ def _uniform(loc: Tensor, half: Tensor) -> Distribution:
 FAMILIES = {
     family.name: family
     for family in (
-        LocationScale(
+        LocationScaleFamily(
             "gaussian",
             0.5 * math.log(2 * math.pi * math.e),
-            _both_ways(tuple(float(e) for e in range(10))),
+            _mirrored(tuple(float(e) for e in range(10))),
             lambda loc, scale: Normal(loc, scale, validate_args=False),
         ),
-        LocationScale(
+        LocationScaleFamily(
             "laplace",
             1 + math.log(2),
-            _both_ways(OUTWARD),
+            _mirrored(EXPONENTIAL_TAIL_EDGES),
             lambda loc, scale: Laplace(loc, scale, validate_args=False),
         ),
-        LocationScale("uniform", math.log(2), (-1.0, -0.5, 0.0, 0.5, 1.0), _uniform),
-        LocationScale(
-            "logistic", 2.0, _both_ways(OUTWARD), lambda loc, scale: Logistic(loc, scale, validate_args=False)
+        LocationScaleFamily("uniform", math.log(2), (-1.0, -0.5, 0.0, 0.5, 1.0), _uniform),
+        LocationScaleFamily(
+            "logistic",
+            2.0,
+            _mirrored(EXPONENTIAL_TAIL_EDGES),
+            lambda loc, scale: Logistic(loc, scale, validate_args=False),
         ),
-        LocationScale(
+        LocationScaleFamily(
             "gumbel",
-            1 + EULER,
-            (-4.0, -3.0, -2.0, -1.0, *OUTWARD),
+            1 + EULER_GAMMA,
+            (-4.0, -3.0, -2.0, -1.0, *EXPONENTIAL_TAIL_EDGES),
             lambda loc, scale: Gumbel(loc, scale, validate_args=False),
-            EULER,
+            EULER_GAMMA,
         ),
     )
 }
 WITH_ATOMS = ("dirac", "dropout", "spike_slab")
 
 
-def known_family(name: object, owner: str) -> str:
+def check_family(name: object, owner: str) -> str:
     """The name of a family, or the one form of error."""
     names = (*FAMILIES, *WITH_ATOMS)
     require(isinstance(name, str) and name in names, "family", owner, f"be one of {', '.join(names)}", repr(name))

@@ -17,20 +17,20 @@ import torch  # noqa: F401 - for the doctest
 
 from priory.core.errors import require
 from priory.penalties.as_prior.base import Regulariser
-from priory.penalties.equivalence import atom_tables, atoms
-from priory.penalties.equivalence.families import FAMILIES, known_family
-from priory.penalties.equivalence.from_prior import one_weight
-from priory.penalties.equivalence.functions import from_function
-from priory.penalties.equivalence.reading import OWNER, as_function, as_table
-from priory.penalties.equivalence.result import Equivalence, Look
-from priory.penalties.equivalence.tables import at_one_scale, from_table, tabulated
+from priory.penalties.equivalence import atoms_from_function, atoms_from_table
+from priory.penalties.equivalence.families import FAMILIES, check_family
+from priory.penalties.equivalence.from_function import from_function
+from priory.penalties.equivalence.from_prior import single_weight_prior
+from priory.penalties.equivalence.from_table import from_function_at_one_scale, from_table, from_table_at_one_scale
+from priory.penalties.equivalence.inputs import CALLER_NAME, as_function, as_table
+from priory.penalties.equivalence.result import Equivalence, InversionSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributions import Distribution
 
-    from priory.penalties.equivalence.families import LocationScale
-    from priory.penalties.equivalence.reading import Table
+    from priory.penalties.equivalence.families import LocationScaleFamily
+    from priory.penalties.equivalence.inputs import Table
 
 __all__ = ["Equivalence", "prior_from_penalty"]
 
@@ -61,47 +61,47 @@ def prior_from_penalty(
     >>> found.certificate.valid, round(found.log_prior(torch.tensor(0.0)).item(), 6)
     (True, -0.918939)
     """
-    name = known_family(family, OWNER)
-    require(_number(centre), "centre", OWNER, "be a number", centre)
+    name = check_family(family, CALLER_NAME)
+    require(_number(centre), "centre", CALLER_NAME, "be a number", centre)
     for key, value in (("width", width), ("scale", scale)):
         ok = value is None or (_number(value) and value > 0)
-        require(ok, key, OWNER, "be a number above zero", value)
-    require(_number(tolerance) and tolerance > 0, "tolerance", OWNER, "be a number above zero", tolerance)
-    require(isinstance(slab, str) and slab in FAMILIES, "slab", OWNER, f"be one of {', '.join(FAMILIES)}", slab)
+        require(ok, key, CALLER_NAME, "be a number above zero", value)
+    require(_number(tolerance) and tolerance > 0, "tolerance", CALLER_NAME, "be a number above zero", tolerance)
+    require(isinstance(slab, str) and slab in FAMILIES, "slab", CALLER_NAME, f"be one of {', '.join(FAMILIES)}", slab)
     marks = (centre,) if corners is None else tuple(float(c) for c in corners)
     if isinstance(r, Regulariser):
-        r = _minus_log(one_weight(r, OWNER))
+        r = _minus_log(single_weight_prior(r, CALLER_NAME))
     table = as_table(r)
     if table is not None:
-        require(scale is None, "scale", OWNER, "be left out for a table, which has its own", scale)
+        require(scale is None, "scale", CALLER_NAME, "be left out for a table, which has its own", scale)
         return _of_table(table, name, FAMILIES[slab], float(tolerance))
-    look = Look(float(centre), None if width is None else float(width), marks, float(tolerance))
+    settings = InversionSettings(float(centre), None if width is None else float(width), marks, float(tolerance))
     if name == "dirac":
-        return atoms.dirac(r, look)
+        return atoms_from_function.dirac(r, settings)
     if name == "dropout":
-        return atoms.dropout(r, look, scale)
+        return atoms_from_function.dropout(r, settings, scale)
     if name == "spike_slab":
-        require(scale is None, "scale", OWNER, "be learnt for 'spike_slab'", scale)
-        return atoms.spike_slab(r, look, FAMILIES[slab])
+        require(scale is None, "scale", CALLER_NAME, "be learnt for 'spike_slab'", scale)
+        return atoms_from_function.spike_slab(r, settings, FAMILIES[slab])
     function = as_function(r, 2)
     if scale is not None:
-        return tabulated(function, FAMILIES[name], look, float(scale))
-    return from_function(function, FAMILIES[name], look)
+        return from_function_at_one_scale(function, FAMILIES[name], settings, float(scale))
+    return from_function(function, FAMILIES[name], settings)
 
 
-def _of_table(table: Table, name: str, slab: LocationScale, tolerance: float) -> Equivalence:
+def _of_table(table: Table, name: str, slab: LocationScaleFamily, tolerance: float) -> Equivalence:
     without, coins = table.scales is None, table.keep is not None
     must = "be a table with scales, or without (None) for 'dirac'"
-    require(without == (name == "dirac"), "r", OWNER, must, f"{'none' if without else 'scales'} for {name!r}")
+    require(without == (name == "dirac"), "r", CALLER_NAME, must, f"{'none' if without else 'scales'} for {name!r}")
     must = "be a table with `keep` for 'spike_slab' alone"
-    require(coins == (name == "spike_slab"), "r", OWNER, must, f"{'some' if coins else 'none'} for {name!r}")
+    require(coins == (name == "spike_slab"), "r", CALLER_NAME, must, f"{'some' if coins else 'none'} for {name!r}")
     if name == "dirac":
-        return atom_tables.dirac(table, tolerance)
+        return atoms_from_table.dirac(table, tolerance)
     if name == "dropout":
-        return atom_tables.dropout(table, tolerance)
+        return atoms_from_table.dropout(table, tolerance)
     if name == "spike_slab":
-        return atom_tables.spike_slab(table, slab, tolerance)
-    read = from_table if len(table.scales) > 1 else at_one_scale
+        return atoms_from_table.spike_slab(table, slab, tolerance)
+    read = from_table if len(table.scales) > 1 else from_table_at_one_scale
     return read(table, FAMILIES[name], tolerance)
 
 

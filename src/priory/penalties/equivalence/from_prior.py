@@ -24,15 +24,17 @@ from priory.distributions import SpikeAndSlab
 from priory.divergences import kl
 from priory.divergences.densities import log_density
 from priory.penalties.as_prior.base import Regulariser
-from priory.penalties.as_prior.places import Place
-from priory.penalties.equivalence.families import FAMILIES, LocationScale, known_family
+from priory.penalties.as_prior.parameters import ParameterInfo
+from priory.penalties.equivalence.families import FAMILIES, LocationScaleFamily, check_family
 
-OWNER = "penalty_from_prior"
-ONE = Place("w", (), weight=False, fan_in=1, fan_out=1, blocks=1, transposed=False)
-Penalty = Callable[..., Tensor]
+CALLER_NAME = "penalty_from_prior"
+SINGLE_WEIGHT = ParameterInfo("w", (), is_weight=False, fan_in=1, fan_out=1, blocks=1, transposed=False)
+PenaltyFunction = Callable[..., Tensor]
 
 
-def penalty_from_prior(prior: Any, family: str = "gaussian", *, corners: Sequence[float] | None = None) -> Penalty:
+def penalty_from_prior(
+    prior: Any, family: str = "gaussian", *, corners: Sequence[float] | None = None
+) -> PenaltyFunction:
     """The penalty r(mu, scale) that a prior is, for a family of posteriors: KL(beta || prior), number by number.
 
     The prior is a distribution, a penalty of `priory.penalties` with a number as its factor, an `Equivalence`, anything
@@ -44,27 +46,27 @@ def penalty_from_prior(prior: Any, family: str = "gaussian", *, corners: Sequenc
     >>> round(r(0.5, 0.8).item(), 6)
     0.248821
     """
-    name, prior = known_family(family, OWNER), one_weight(prior, OWNER)
+    name, prior = check_family(family, CALLER_NAME), single_weight_prior(prior, CALLER_NAME)
     if name == "spike_slab":
         return _spike_slab(prior)
     if isinstance(prior, Distribution) and prior.event_shape:
         return _vector(prior, name)
     log_prior = log_density_of(prior)
     if name == "dirac":
-        return lambda mu, scale=None: -log_prior(numbers(mu)[0])
+        return lambda mu, scale=None: -log_prior(as_float_tensors(mu)[0])
     if name == "dropout":
         return _dropout(log_prior)
-    marks: Sequence[Tensor | float] = centres(prior) if corners is None else tuple(corners)
+    marks: Sequence[Tensor | float] = corner_points(prior) if corners is None else tuple(corners)
     return _location_scale(prior, log_prior, FAMILIES[name], marks)
 
 
 def _location_scale(
-    prior: Any, log_prior: Callable[[Tensor], Tensor], family: LocationScale, marks: Sequence[Tensor | float]
-) -> Penalty:
+    prior: Any, log_prior: Callable[[Tensor], Tensor], family: LocationScaleFamily, marks: Sequence[Tensor | float]
+) -> PenaltyFunction:
     def penalty(mu: Any, scale: Any) -> Tensor:
         if isinstance(scale, (int, float)):
-            require(scale > 0, "scale", OWNER, "be above zero", scale)
-        loc, scale = torch.broadcast_tensors(*numbers(mu, scale))
+            require(scale > 0, "scale", CALLER_NAME, "be above zero", scale)
+        loc, scale = torch.broadcast_tensors(*as_float_tensors(mu, scale))
         if isinstance(prior, SpikeAndSlab):
             return kl(family.member(loc, scale), prior).value
         if isinstance(prior, Distribution):
@@ -77,41 +79,41 @@ def _location_scale(
     return penalty
 
 
-def _dropout(log_prior: Callable[[Tensor], Tensor]) -> Penalty:
+def _dropout(log_prior: Callable[[Tensor], Tensor]) -> PenaltyFunction:
     def penalty(m: Any, keep: Any) -> Tensor:
-        m, keep = torch.broadcast_tensors(*numbers(m, keep))
-        return -coin_entropy(keep) - keep * log_prior(m) - (1 - keep) * log_prior(torch.zeros_like(m))
+        m, keep = torch.broadcast_tensors(*as_float_tensors(m, keep))
+        return -bernoulli_entropy(keep) - keep * log_prior(m) - (1 - keep) * log_prior(torch.zeros_like(m))
 
     return penalty
 
 
-def _spike_slab(prior: Any) -> Penalty:
+def _spike_slab(prior: Any) -> PenaltyFunction:
     ok = isinstance(prior, SpikeAndSlab)
-    require(ok, "prior", OWNER, "be a SpikeAndSlab for the family 'spike_slab'", type(prior).__name__)
+    require(ok, "prior", CALLER_NAME, "be a SpikeAndSlab for the family 'spike_slab'", type(prior).__name__)
 
     def penalty(mu: Any, scale: Any, p: Any) -> Tensor:
-        loc, scale, p = torch.broadcast_tensors(*numbers(mu, scale, p))
+        loc, scale, p = torch.broadcast_tensors(*as_float_tensors(mu, scale, p))
         return kl(SpikeAndSlab(p, Normal(loc, scale, validate_args=False), validate_args=False), prior).value
 
     return penalty
 
 
-def _vector(prior: Distribution, name: str) -> Penalty:
+def _vector(prior: Distribution, name: str) -> PenaltyFunction:
     """One penalty for n numbers at once, with one scale or one each."""
     ok = name in ("gaussian", "dirac") and len(prior.event_shape) == 1
     must = "be 'gaussian' or 'dirac' for a prior over vectors"
-    require(ok, "family", OWNER, must, f"{name!r} and the event shape {tuple(prior.event_shape)}")
+    require(ok, "family", CALLER_NAME, must, f"{name!r} and the event shape {tuple(prior.event_shape)}")
     if name == "dirac":
-        return lambda mu, scale=None: -log_density(prior, numbers(mu)[0])
+        return lambda mu, scale=None: -log_density(prior, as_float_tensors(mu)[0])
 
     def penalty(mu: Any, scale: Any) -> Tensor:
-        loc, scale = torch.broadcast_tensors(*numbers(mu, scale))
+        loc, scale = torch.broadcast_tensors(*as_float_tensors(mu, scale))
         return kl(Independent(Normal(loc, scale, validate_args=False), 1), prior).value
 
     return penalty
 
 
-def numbers(*values: Any) -> list[Tensor]:
+def as_float_tensors(*values: Any) -> list[Tensor]:
     """Arguments as tensors that go together: numbers take the type of the tensors beside them, or float64."""
     floats = [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
     like = floats[0] if floats else torch.zeros((), dtype=torch.float64)
@@ -119,18 +121,18 @@ def numbers(*values: Any) -> list[Tensor]:
     return [v if isinstance(v, Tensor) and v.is_floating_point() else torch.as_tensor(v, **options) for v in values]
 
 
-def coin_entropy(p: Tensor) -> Tensor:
+def bernoulli_entropy(p: Tensor) -> Tensor:
     """H(p) = -p log p - (1 - p) log(1 - p)."""
     return -torch.special.xlogy(p, p) - torch.special.xlogy(1 - p, 1 - p)
 
 
-def one_weight(prior: Any, owner: str) -> Any:
+def single_weight_prior(prior: Any, owner: str) -> Any:
     """The distribution that a penalty of weights is for one weight; anything else as it is."""
     if not isinstance(prior, Regulariser):
         return prior
     ok = isinstance(prior.factor, (int, float))
     require(ok, "prior", owner, "have a number as its factor, where there is no network", repr(prior))
-    return prior.prior(float(prior.factor), ONE, torch.float64)  # pyright: ignore[reportArgumentType]
+    return prior.prior(float(prior.factor), SINGLE_WEIGHT, torch.float64)  # pyright: ignore[reportArgumentType]
 
 
 def log_density_of(prior: Any) -> Callable[[Tensor], Tensor]:
@@ -142,17 +144,19 @@ def log_density_of(prior: Any) -> Callable[[Tensor], Tensor]:
         if callable(function):
             return function  # pyright: ignore[reportReturnType]
     must = "be a distribution, an Equivalence, a penalty or a function that is a log density"
-    require(callable(prior), "prior", OWNER, must, type(prior).__name__)
+    require(callable(prior), "prior", CALLER_NAME, must, type(prior).__name__)
     return prior
 
 
-def centres(prior: Any) -> tuple[Tensor | float, ...]:
+def corner_points(prior: Any) -> tuple[Tensor | float, ...]:
     """Where a density has its peaks, corners and ends."""
     if not isinstance(prior, Distribution):
         return (0.0,)
     if isinstance(prior, MixtureSameFamily):
         parts = prior.component_distribution
-        return tuple(c for peak in centres(parts) for c in torch.as_tensor(peak).expand(parts.batch_shape).unbind(-1))
+        return tuple(
+            c for peak in corner_points(parts) for c in torch.as_tensor(peak).expand(parts.batch_shape).unbind(-1)
+        )
     ends = (getattr(prior.support, end, math.inf) for end in ("lower_bound", "upper_bound"))
     finite = tuple(end for end in ends if bool(torch.as_tensor(end).isfinite().all()))
     return (getattr(prior, "loc", 0.0), *finite)

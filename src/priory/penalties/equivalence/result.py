@@ -12,11 +12,11 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from priory.penalties.equivalence.certificate import Certificate
-    from priory.penalties.equivalence.reading import Function
+    from priory.penalties.equivalence.inputs import Function
 
 
 @dataclass(frozen=True)
-class Look:
+class InversionSettings:
     """Where a penalty is looked at, and how far from a KL it may be."""
 
     centre: float

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from priory.penalties.equivalence.families import LocationScale
-    from priory.penalties.equivalence.reading import Table
+    from priory.penalties.equivalence.families import LocationScaleFamily
+    from priory.penalties.equivalence.inputs import Table
 
-LAMBDAS = 10.0 ** torch.arange(2.0, -16.5, -0.5, dtype=torch.float64)
-KNOTS = 81
+SMOOTHING_GRID = 10.0 ** torch.arange(2.0, -16.5, -0.5, dtype=torch.float64)
+KNOT_COUNT = 81
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class NaturalSpline:
         return torch.stack([first, last])
 
     @cached_property
-    def roughness(self) -> Tensor:
+    def second_derivative_root(self) -> Tensor:
         """A square root L of the curvature: |L y|^2 = int spline''^2, (n, n)."""
         h = self.knots.diff()
         n = len(self.knots)
@@ -83,13 +83,13 @@ class NaturalSpline:
         return torch.linalg.cholesky(gram).T @ self.second
 
     @cached_property
-    def bending(self) -> Tensor:
+    def third_derivative_root(self) -> Tensor:
         """A square root L of how the curvature changes: |L y|^2 = int spline'''^2, (n - 1, n)."""
         return self.second.diff(dim=0) / self.knots.diff().sqrt()[:, None]
 
 
 @dataclass(frozen=True)
-class Fit:
+class SplineFit:
     """A spline with its values at the knots (n,) and c, its lambda, residuals (M, S), and rms curvature.
 
     `slope` is the coefficient of log s that was fitted beside the spline, 0 if none was.
@@ -126,15 +126,15 @@ class Fit:
         return float(self.residual.abs().max())
 
 
-class Problem:
+class SplineProblem:
     """The least squares of one table and one family, solved for any lambda; `free_entropy` adds a multiple of log s."""
 
-    def __init__(self, table: Table, family: LocationScale, free_entropy: bool = False) -> None:
+    def __init__(self, table: Table, family: LocationScaleFamily, free_entropy: bool = False) -> None:
         self.table, self.free_entropy = table, free_entropy
         self.spline = NaturalSpline(graded_knots(table.mu))
         mu, s = torch.broadcast_tensors(table.mu[:, None], table.scales[None])
         flat_mu, flat_s = mu.reshape(-1), s.reshape(-1)
-        z, weights = family.rule
+        z, weights = family.quadrature
         t = flat_mu[:, None] + flat_s[:, None] * z  # (M S, K)
         design = torch.cat([self.spline.basis(t, weights), t.square() @ weights[:, None]], 1)
         columns = [design, -flat_s.log()[:, None]] if free_entropy else [design]
@@ -144,16 +144,16 @@ class Problem:
         q, self.factor = torch.linalg.qr(self.design)
         self.projected = q.T @ self.target
 
-    def solve(self, smoothing: float) -> Fit:
+    def solve(self, smoothing: float) -> SplineFit:
         """The fit for one lambda, which is per value of the table."""
         n, rows = len(self.spline.knots), self._rows(smoothing)
         right = torch.cat([self.projected, self.projected.new_zeros(len(rows) - len(self.projected))])
         size = rows.norm(dim=0)  # the square's column is far larger than the others
         found = torch.linalg.lstsq(rows / size, right[:, None], driver="gelsd").solution[:, 0] / size
         residual = (self.design @ found - self.target).reshape(self.table.values.shape)
-        bend = self.spline.roughness @ found[:n]
+        bend = self.spline.second_derivative_root @ found[:n]
         curvature = float((bend.square().sum() / self.length).sqrt() + 2 * found[n].abs())
-        return Fit(
+        return SplineFit(
             self.spline, found[:n], found[n], residual, curvature, float(found[n + 1]) if self.free_entropy else 0.0
         )
 
@@ -161,43 +161,43 @@ class Problem:
         """The design, reduced to its triangle, above what lambda multiplies."""
         n = len(self.spline.knots)
         rough = torch.zeros(n - 1, self.design.shape[1], dtype=torch.float64)
-        rough[:, :n] = self.spline.bending * (smoothing * len(self.target)) ** 0.5
+        rough[:, :n] = self.spline.third_derivative_root * (smoothing * len(self.target)) ** 0.5
         return torch.cat([self.factor, rough])
 
-    def fit(self) -> Fit:
+    def fit(self) -> SplineFit:
         """The fit of least expected error: residual^2 + 2 noise^2 (degrees of freedom) / (values), Mallows' C_p."""
         if self.table.noise == 0:
-            return self.solve(float(LAMBDAS[-1]))
+            return self.solve(float(SMOOTHING_GRID[-1]))
         scores = []
-        for smoothing in LAMBDAS.tolist():
-            freedom = self.freedom(smoothing)
+        for smoothing in SMOOTHING_GRID.tolist():
+            freedom = self.degrees_of_freedom(smoothing)
             scores.append(self.solve(smoothing).rms ** 2 + 2 * self.table.noise**2 * freedom / len(self.target))
-        return self.solve(float(LAMBDAS[int(torch.tensor(scores).argmin())]))
+        return self.solve(float(SMOOTHING_GRID[int(torch.tensor(scores).argmin())]))
 
-    def nearest(self) -> Fit:
+    def smoothest_fit(self) -> SplineFit:
         """For a table that no spline explains: the smoothest that is nearly as close as any."""
-        enough = 1.05 * self.solve(float(LAMBDAS[-1])).rms
-        fits = (self.solve(smoothing) for smoothing in LAMBDAS.tolist())
+        enough = 1.05 * self.solve(float(SMOOTHING_GRID[-1])).rms
+        fits = (self.solve(smoothing) for smoothing in SMOOTHING_GRID.tolist())
         return next(fit for fit in fits if fit.rms <= enough)
 
-    def freedom(self, smoothing: float) -> float:
+    def degrees_of_freedom(self, smoothing: float) -> float:
         """How many numbers the fit takes from the data: the trace of its hat matrix."""
         rows = self._rows(smoothing)
         q, _ = torch.linalg.qr(rows / rows.norm(dim=0))
         return float(q[: len(self.factor)].square().sum())
 
 
-def interpolated(t: Tensor, values: Tensor) -> Fit:
+def interpolate(t: Tensor, values: Tensor) -> SplineFit:
     """The spline plus c t^2 through all values, with the c whose third derivative is least."""
     spline = NaturalSpline(t)
-    bend, square = spline.bending @ values, spline.bending @ t.square()
+    bend, square = spline.third_derivative_root @ values, spline.third_derivative_root @ t.square()
     c = (bend @ square) / (square @ square)
     left = values - c * t.square()
-    curvature = (spline.roughness @ left).square().sum() / (t[-1] - t[0])
-    return Fit(spline, left, c, torch.zeros_like(values), float(curvature.sqrt() + 2 * c.abs()))
+    curvature = (spline.second_derivative_root @ left).square().sum() / (t[-1] - t[0])
+    return SplineFit(spline, left, c, torch.zeros_like(values), float(curvature.sqrt() + 2 * c.abs()))
 
 
-def graded_knots(mu: Tensor, knots: int = KNOTS) -> Tensor:
+def graded_knots(mu: Tensor, knots: int = KNOT_COUNT) -> Tensor:
     """Knots from one end of the locations to the other, closest around 0, where priors have their corners."""
     low, high = float(mu[0]), float(mu[-1])
     centre = min(max(0.0, low), high)

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from priory.core.errors import InputError, require
-from priory.penalties.as_prior.base import is_function, positive
-from priory.penalties.as_prior.densities import Unnormalised, each
-from priory.penalties.as_prior.places import places
+from priory.penalties.as_prior.base import is_function, is_positive
+from priory.penalties.as_prior.densities import UnnormalisedDensity, map_members
+from priory.penalties.as_prior.parameters import describe_parameters
 from priory.penalties.equivalence.from_penalty import prior_from_penalty
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Variational:
     def __post_init__(self) -> None:
         ok = is_function(self.function)
         require(ok, "function", "Variational", "be a function of means and scales", repr(self.function))
-        require(positive(self.factor), "factor", "Variational", "be a positive number", self.factor)
+        require(is_positive(self.factor), "factor", "Variational", "be a positive number", self.factor)
 
     def __repr__(self) -> str:
         name = getattr(self.function, "__name__", repr(self.function))
@@ -68,11 +68,11 @@ class Variational:
         require(single, "function", "Variational", "return a value for each weight to be certified", "their sum")
         return prior_from_penalty(self, family)
 
-    def beliefs(self, net: nn.Module, dtype: torch.dtype) -> dict[str, OnQ]:
+    def beliefs(self, net: nn.Module, dtype: torch.dtype) -> dict[str, VariationalTerm]:
         """The penalty of each trainable parameter."""
         found = {}
-        for name, place in places(net).items():
-            trial = torch.full(place.shape, 0.5, dtype=dtype)
+        for name, parameter in describe_parameters(net).items():
+            trial = torch.full(parameter.shape, 0.5, dtype=dtype)
             try:
                 value = self.function(trial, trial)
             except Exception as error:
@@ -81,14 +81,14 @@ class Variational:
                     f"The 'function' argument of Variational must take the means and scales of '{name}'. It "
                     f"raised {reason}"
                 ) from error
-            ok = isinstance(value, Tensor) and tuple(value.shape) in ((), place.shape)
+            ok = isinstance(value, Tensor) and tuple(value.shape) in ((), parameter.shape)
             got = f"the shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             require(ok, "function", "Variational", f"return a number, or one for each weight of '{name}'", got)
-            found[name] = OnQ(self, place.shape)
+            found[name] = VariationalTerm(self, parameter.shape)
         return found
 
 
-class OnQ(Distribution):
+class VariationalTerm(Distribution):
     """A penalty on q where a prior is expected: it has no density at one w, and says so."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {}  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -102,11 +102,11 @@ class OnQ(Distribution):
     def support(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         return constraints.independent(constraints.real, len(self.event_shape))
 
-    def of(self, mu: Tensor, scale: Tensor) -> Tensor:
+    def value(self, mu: Tensor, scale: Tensor) -> Tensor:
         """The penalty of locations and scales (*B, n): (*B,)."""
         shape = self.event_shape
         mu, scale = (t.reshape((*t.shape[:-1], *shape)) for t in (mu, scale))
-        return each(lambda m, s: self.penalty(m, s).sum(), shape, mu, scale)
+        return map_members(lambda m, s: self.penalty(m, s).sum(), shape, mu, scale)
 
     def log_prob(self, value: Tensor) -> Tensor:
         raise InputError(
@@ -115,15 +115,17 @@ class OnQ(Distribution):
         )
 
 
-def at_unit_scales(prior: Prior) -> Prior:
+def with_unit_scale_penalties(prior: Prior) -> Prior:
     """The prior with e^{-r(w, 1)} for each penalty on q: no belief, but a number at each w that tells penalties apart.
 
     Files keep such numbers, to know a posterior's model again.
     """
     plain = copy.copy(prior)
-    plain.others = [(block, _at_one(d) if isinstance(d, OnQ) else d) for block, d in prior.others]
+    plain.others = [
+        (block, _unit_scale_density(d) if isinstance(d, VariationalTerm) else d) for block, d in prior.others
+    ]
     return plain
 
 
-def _at_one(believed: OnQ) -> Unnormalised:
-    return Unnormalised(lambda w: believed.penalty(w, torch.ones_like(w)), 1.0, tuple(believed.event_shape))
+def _unit_scale_density(believed: VariationalTerm) -> UnnormalisedDensity:
+    return UnnormalisedDensity(lambda w: believed.penalty(w, torch.ones_like(w)), 1.0, tuple(believed.event_shape))

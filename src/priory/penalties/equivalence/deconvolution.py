@@ -24,20 +24,20 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from priory.penalties.equivalence.families import LocationScale
+    from priory.penalties.equivalence.families import LocationScaleFamily
 
-Penalty = Callable[[Tensor, Tensor], Tensor]
-LADDER = (0.2, 0.05, 0.02, 0.005, 0.002, 0.0005, 0.0001)  # scales to try, in units of the prior's width
-SMOOTH = 16.0  # how much smaller each step of an extrapolation is than the one before, where there is no corner
-STEP = {"laplace": 2e-3, "uniform": 1e-3}  # of a difference, in units of the scale
+PenaltyFunction = Callable[[Tensor, Tensor], Tensor]
+CANDIDATE_SCALES = (0.2, 0.05, 0.02, 0.005, 0.002, 0.0005, 0.0001)  # scales to try, in units of the prior's width
+SMOOTH_RATIO = 16.0  # how much smaller each step of an extrapolation is than the one before, where there is no corner
+STEP_SCALES = {"laplace": 2e-3, "uniform": 1e-3}  # of a difference, in units of the scale
 
 
 @dataclass(frozen=True)
-class Inversion:
+class Deconvolution:
     """The log prior up to its constant, as a function that also gives its error: theta -> (A, error)."""
 
-    penalty: Penalty
-    family: LocationScale
+    penalty: PenaltyFunction
+    family: LocationScaleFamily
     scale: float
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,13 +56,13 @@ class Inversion:
         scales = self.scale * 2.0 ** torch.arange(len(powers) + 1, dtype=torch.float64)
         lead = scales.reshape(-1, *[1] * theta.ndim)
         g = self.smoothed(theta - self.family.mean * lead, lead.expand(-1, *theta.shape))
-        steps = [torch.tensordot(extrapolation(powers[:k]), g[: k + 1], 1) for k in range(len(powers) + 1)]
+        steps = [torch.tensordot(richardson_weights(powers[:k]), g[: k + 1], 1) for k in range(len(powers) + 1)]
         before, last = ((b - a).abs() for a, b in pairwise(steps[-3:]))
         # at a corner the series is in s itself, and extrapolation gains little: its last step says too little
-        return steps[-1], torch.where(before < SMOOTH * last, torch.maximum(2 * before, last), last)
+        return steps[-1], torch.where(before < SMOOTH_RATIO * last, torch.maximum(2 * before, last), last)
 
     def _laplace(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        step = STEP["laplace"]
+        step = STEP_SCALES["laplace"]
         at = torch.stack([theta + k * step * self.scale for k in (-4, -2, -1, 0, 1, 2, 4)])
         g = self.smoothed(at, torch.full_like(at, self.scale))
 
@@ -86,14 +86,14 @@ class Inversion:
                 mean.append((areas[1] - areas[0]) / (reach * self.scale))
             return (4 * mean[0] - mean[1]) / 3
 
-        best = inverse(STEP["uniform"])
-        return best, (best - inverse(2 * STEP["uniform"])).abs()
+        best = inverse(STEP_SCALES["uniform"])
+        return best, (best - inverse(2 * STEP_SCALES["uniform"])).abs()
 
 
-def extrapolation(powers: tuple[int, ...]) -> Tensor:
+def richardson_weights(powers: tuple[int, ...]) -> Tensor:
     """Weights at the scales 1, 2, 4, ... that add up to 1 and cancel the powers.
 
-    >>> 45 * extrapolation((2, 4))
+    >>> 45 * richardson_weights((2, 4))
     tensor([ 64., -20.,   1.], dtype=torch.float64)
     """
     scales = 2.0 ** torch.arange(len(powers) + 1, dtype=torch.float64)
@@ -103,12 +103,12 @@ def extrapolation(powers: tuple[int, ...]) -> Tensor:
     return torch.linalg.solve(rows, right)
 
 
-def invert(penalty: Penalty, family: LocationScale, theta: Tensor, unit: float) -> Inversion:
+def deconvolve(penalty: PenaltyFunction, family: LocationScaleFamily, theta: Tensor, unit: float) -> Deconvolution:
     """The inversion at the scale of a ladder whose own estimate of its error over `theta` is the smallest.
 
     It is the mean error that counts: at a pole of the log prior the largest is the same at every scale.
     """
-    tried = [Inversion(penalty, family, unit * step) for step in LADDER]
+    tried = [Deconvolution(penalty, family, unit * step) for step in CANDIDATE_SCALES]
     with torch.no_grad():
         errors = torch.stack([one(theta)[1].nan_to_num(torch.inf).mean() for one in tried])
     return tried[int(errors.argmin())]

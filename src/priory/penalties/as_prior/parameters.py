@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterInfo:
     """One parameter: its shape, whether it is a weight (not a bias, an embedding, a normalisation), fans and blocks."""
 
     name: str
     shape: tuple[int, ...]
-    weight: bool
+    is_weight: bool
     fan_in: int
     fan_out: int
     blocks: int
@@ -35,16 +35,16 @@ class Place:
         """How many numbers it holds."""
         return math.prod(self.shape)
 
-    def groups(self, incoming: bool) -> Groups:
+    def groups(self, incoming: bool) -> WeightGroups:
         """The incoming or the outgoing weights of each unit; each entry alone where there is no matrix."""
         if len(self.shape) < 2:
-            return Groups(self.shape, 1, self.size, 1, rows=True)
+            return WeightGroups(self.shape, 1, self.size, 1, rows=True)
         a, b = self.shape[0] // self.blocks, self.shape[1]
-        return Groups(self.shape, self.blocks, a, b, rows=incoming != self.transposed)
+        return WeightGroups(self.shape, self.blocks, a, b, rows=incoming != self.transposed)
 
 
 @dataclass(frozen=True)
-class Groups:
+class WeightGroups:
     """A tensor of this shape as groups: (blocks, a, b, window), grouped by rows (block, a) or by columns (block, b)."""
 
     shape: tuple[int, ...]
@@ -75,11 +75,11 @@ class Groups:
         return cells.transpose(-3, -2).reshape(*lead, *self.shape)
 
 
-def places(net: nn.Module) -> dict[str, Place]:
+def describe_parameters(net: nn.Module) -> dict[str, ParameterInfo]:
     """Each trainable parameter of a network, by its name.
 
     >>> from torch import nn
-    >>> places(nn.Conv2d(3, 8, 5))["weight"].groups(incoming=False).size
+    >>> describe_parameters(nn.Conv2d(3, 8, 5))["weight"].groups(incoming=False).size
     200
     """
     found, seen = {}, set()
@@ -90,5 +90,7 @@ def places(net: nn.Module) -> dict[str, Place]:
         weight = is_weight(module, key, p)
         fan_in, fan_out = fans(module, key, p) if weight else (1, 1)
         blocks = int(getattr(module, "groups", 1)) if weight else 1
-        found[name] = Place(name, tuple(p.shape), weight, fan_in, fan_out, blocks, isinstance(module, TRANSPOSED))
+        found[name] = ParameterInfo(
+            name, tuple(p.shape), weight, fan_in, fan_out, blocks, isinstance(module, TRANSPOSED)
+        )
     return found

@@ -20,26 +20,34 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import InputError, require
-from priory.penalties.equivalence.certificate import ENTROPY, IMPROPER, TEMPERED, VALID, Certificate, certify, kind_of
+from priory.penalties.equivalence.certificate import (
+    KIND_ENTROPY_MISSING,
+    KIND_NOT_INTEGRABLE,
+    KIND_TEMPERED,
+    KIND_VALID,
+    Certificate,
+    classify,
+    make_certificate,
+)
+from priory.penalties.equivalence.deconvolution import Deconvolution, deconvolve
 from priory.penalties.equivalence.families import FAMILIES
-from priory.penalties.equivalence.grid import CORE, find_unit, log_integral, make_grid, tail_slopes
-from priory.penalties.equivalence.heat import heat_residual
-from priory.penalties.equivalence.inversion import Inversion, invert
-from priory.penalties.equivalence.reading import OWNER
-from priory.penalties.equivalence.result import Equivalence, Look, like_input, normalised
-from priory.penalties.equivalence.tables import NO_ENTROPY, nearest
+from priory.penalties.equivalence.from_table import TEMPERATURE_MARGIN, nearest_bayesian_penalty
+from priory.penalties.equivalence.grid import CORE_HALF_WIDTH, find_width, log_integral, make_grid, tail_slopes
+from priory.penalties.equivalence.heat_equation import heat_residual
+from priory.penalties.equivalence.inputs import CALLER_NAME
+from priory.penalties.equivalence.result import Equivalence, InversionSettings, like_input, normalised
 
 if TYPE_CHECKING:
-    from priory.penalties.equivalence.families import LocationScale
+    from priory.penalties.equivalence.families import LocationScaleFamily
     from priory.penalties.equivalence.grid import Grid
-    from priory.penalties.equivalence.reading import Function
+    from priory.penalties.equivalence.inputs import Function
 
 
 @dataclass(frozen=True)
 class Examination:
     """The inversion of a penalty with what the tests say of it."""
 
-    inversion: Inversion
+    inversion: Deconvolution
     round_trip: float
     missing_entropy: float
     tails: tuple[float, float]
@@ -48,32 +56,32 @@ class Examination:
     peak: float
 
 
-def from_function(penalty: Function, family: LocationScale, look: Look) -> Equivalence:
+def from_function(penalty: Function, family: LocationScaleFamily, settings: InversionSettings) -> Equivalence:
     """The equivalence for a penalty of locations and learnt scales."""
-    unit = find_unit(penalty, look.centre) if look.width is None else look.width
-    grid = make_grid(look.centre, unit, look.corners)
+    unit = find_width(penalty, settings.centre) if settings.width is None else settings.width
+    grid = make_grid(settings.centre, unit, settings.corners)
     with torch.no_grad():
         found = examine(penalty, family, grid)
-        mended, better = _mended(penalty, family, grid, found, look.tolerance)
-        kind = kind_of(found.round_trip, look.tolerance, better.log_kappa, mended)
-        if kind in (VALID, ENTROPY, TEMPERED):
-            refuse_far(better.peak, better.log_kappa, grid)
+        mended, better = _repair(penalty, family, grid, found, settings.tolerance)
+        kind = classify(found.round_trip, settings.tolerance, better.log_kappa, mended)
+        if kind in (KIND_VALID, KIND_ENTROPY_MISSING, KIND_TEMPERED):
+            require_peak_in_core(better.peak, better.log_kappa, grid)
         certificate = _certificate(kind, penalty, family, grid, found, better)
     closest, constant = penalty, -better.log_kappa
     log_prior = normalised(lambda theta: better.inversion(theta)[0], better.log_kappa)
-    if kind not in (VALID, IMPROPER):
-        closest, other, other_constant = nearest(penalty, family, grid)
+    if kind not in (KIND_VALID, KIND_NOT_INTEGRABLE):
+        closest, other, other_constant = nearest_bayesian_penalty(penalty, family, grid)
         if mended is None:
             log_prior, constant = other, other_constant
     error = like_input(lambda theta: better.inversion(theta)[1])
-    return Equivalence(log_prior, constant, certificate, family.name, penalty, error, closest, look.centre, unit)
+    return Equivalence(log_prior, constant, certificate, family.name, penalty, error, closest, settings.centre, unit)
 
 
-def examine(penalty: Function, family: LocationScale, grid: Grid) -> Examination:
+def examine(penalty: Function, family: LocationScaleFamily, grid: Grid) -> Examination:
     """Invert and test."""
-    inversion = invert(penalty, family, grid.middle[::3], grid.unit)
+    inversion = deconvolve(penalty, family, grid.middle[::3], grid.unit)
     values, _ = inversion(grid.points)
-    refuse_gaps(values, grid)
+    require_finite_core(values, grid)
     values = torch.where(values.isfinite(), values, -math.inf)  # far out, a penalty may be too large for a number
     again = -family.entropy(grid.scales) - grid.smoothed(values[grid.near], family, grid.scales)
     difference = penalty(*torch.broadcast_tensors(grid.mu, grid.scales)) - again  # (M, S)
@@ -109,29 +117,29 @@ def semigroup(penalty: Function, grid: Grid) -> float:
     return float(torch.stack(total).square().mean().sqrt())
 
 
-def _mended(
-    penalty: Function, family: LocationScale, grid: Grid, found: Examination, tolerance: float
+def _repair(
+    penalty: Function, family: LocationScaleFamily, grid: Grid, found: Examination, tolerance: float
 ) -> tuple[str | None, Examination]:
     """What makes a KL of a penalty that is none: its entropy, or a division by T; and the tests of that."""
     temperature = 1 - found.missing_entropy
-    if found.round_trip <= tolerance or temperature < -NO_ENTROPY or abs(1 - temperature) < NO_ENTROPY:
+    if found.round_trip <= tolerance or temperature < -TEMPERATURE_MARGIN or abs(1 - temperature) < TEMPERATURE_MARGIN:
         return None, found
-    if abs(temperature) <= NO_ENTROPY:
-        kind, other = ENTROPY, lambda mu, s: penalty(mu, s) - family.entropy(s)
+    if abs(temperature) <= TEMPERATURE_MARGIN:
+        kind, other = KIND_ENTROPY_MISSING, lambda mu, s: penalty(mu, s) - family.entropy(s)
     else:
-        kind, other = TEMPERED, lambda mu, s: penalty(mu, s) / temperature
+        kind, other = KIND_TEMPERED, lambda mu, s: penalty(mu, s) / temperature
     better = examine(other, family, grid)
     return (kind, better) if better.round_trip <= tolerance else (None, found)
 
 
 def _certificate(
-    kind: str, penalty: Function, family: LocationScale, grid: Grid, found: Examination, better: Examination
+    kind: str, penalty: Function, family: LocationScaleFamily, grid: Grid, found: Examination, better: Examination
 ) -> Certificate:
     heat = between = None
     if family.name == "gaussian":
         rho = heat_residual(penalty, *torch.broadcast_tensors(grid.mu, grid.scales))
         heat, between = (float(rho.min()), float(rho.max())), semigroup(penalty, grid)
-    return certify(
+    return make_certificate(
         kind,
         found.round_trip,
         better.tails,
@@ -143,18 +151,19 @@ def _certificate(
     )
 
 
-def refuse_gaps(values: Tensor, grid: Grid) -> None:
+def require_finite_core(values: Tensor, grid: Grid) -> None:
     """Refuse a penalty that is not finite where the tests look."""
     bad = ~values[grid.near].isfinite()
     if bool(bad.any()):
         where = float(grid.points[grid.near][bad].abs().min())
         raise InputError(
-            f"The 'r' argument of {OWNER} must be finite around its centre, got a value that is not at {where:.3g}."
+            f"The 'r' argument of {CALLER_NAME} must be finite around its centre, got a value that is not at "
+            f"{where:.3g}."
         )
 
 
-def refuse_far(peak: float, log_kappa: float, grid: Grid) -> None:
+def require_peak_in_core(peak: float, log_kappa: float, grid: Grid) -> None:
     """Refuse a prior whose peak lies where the points are too sparse for its integral."""
-    near = abs(peak - grid.centre) <= CORE * grid.unit or not log_kappa < math.inf
-    must = f"lie within {CORE:g} widths of the prior's peak, which is near {peak:.4g}"
-    require(near, "centre", OWNER, must, f"{grid.centre:g} with a width of {grid.unit:.3g}")
+    near = abs(peak - grid.centre) <= CORE_HALF_WIDTH * grid.unit or not log_kappa < math.inf
+    must = f"lie within {CORE_HALF_WIDTH:g} widths of the prior's peak, which is near {peak:.4g}"
+    require(near, "centre", CALLER_NAME, must, f"{grid.centre:g} with a width of {grid.unit:.3g}")

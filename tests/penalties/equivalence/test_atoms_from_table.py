@@ -8,10 +8,10 @@ from torch.distributions import Normal
 
 from priory.core.errors import InputError
 from priory.distributions import SpikeAndSlab
-from priory.penalties.equivalence.atom_tables import lines
+from priory.penalties.equivalence.atoms_from_table import fit_affine_in_keep
 from priory.penalties.equivalence.from_penalty import prior_from_penalty
 from priory.penalties.equivalence.from_prior import penalty_from_prior
-from priory.penalties.equivalence.reading import Table
+from priory.penalties.equivalence.inputs import Table
 
 from .cases import PRIORS, d, grid
 
@@ -124,7 +124,7 @@ def test_a_table_of_spikes_that_no_coin_prices_is_refused() -> None:
 
 def test_the_lines_of_a_table_are_those_of_least_squares() -> None:
     values = noise_like(torch.zeros(3, 4), 1.0)
-    found = lines(values, KEEP, 0.5)
+    found = fit_affine_in_keep(values, KEEP, 0.5)
     design = torch.zeros(3, 4, 4, dtype=torch.float64)  # three v, and c_0
     for i in range(3):
         design[i, :, i], design[i, :, 3] = KEEP, 1 - KEEP

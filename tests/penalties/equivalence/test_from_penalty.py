@@ -128,7 +128,7 @@ def test_the_entropy_has_a_minus_and_the_density_is_mirrored() -> None:
     forward = penalty_from_prior(PRIORS["student"], "gumbel")
     found = prior_from_penalty(forward, "gumbel")
     mu, s = d([0.4, -1.0]), d([0.5, 0.8])
-    z, weights = FAMILIES["gumbel"].rule
+    z, weights = FAMILIES["gumbel"].quadrature
     entropy = Gumbel(d([0.0, 0.0]), s).entropy()
     for sign, same in ((1, True), (-1, False)):
         smoothed = (weights * found.log_prior(mu[:, None] + sign * s[:, None] * z)).sum(-1)

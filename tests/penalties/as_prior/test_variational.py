@@ -11,7 +11,7 @@ from priory.core.streams import stream
 from priory.fitting.loop import make_target
 from priory.methods.base import Plan
 from priory.penalties import Variational, penalty_from_prior
-from priory.penalties.as_prior.on_q import at_unit_scales
+from priory.penalties.as_prior.variational import with_unit_scale_penalties
 
 F64 = torch.float64
 NORMAL = Normal(torch.zeros((), dtype=F64), torch.tensor(0.7, dtype=F64))
@@ -190,7 +190,7 @@ def test_penalties_have_a_number_at_each_w_that_tells_them_apart() -> None:
     w = torch.randn(2, 21, generator=stream(0, "w"), dtype=F64)
     penalty = Variational(lambda mu, s: 0.5 * (mu.square() + s.square()) - s.log(), factor=3.0)
     prior = model({"0.*": penalty, "*": NORMAL}).prior
-    found = at_unit_scales(prior).log_prob(w)
+    found = with_unit_scale_penalties(prior).log_prob(w)
     wanted = -1.5 * (w[:, :16].square() + 1).sum(-1) + NORMAL.log_prob(w[:, 16:]).sum(-1)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
     with pytest.raises(pr.InputError, match="has no density at one w"):

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from priory.core.errors import require
 from priory.core.linalg import try_cholesky
-from priory.penalties.equivalence.from_prior import numbers
+from priory.penalties.equivalence.from_prior import as_float_tensors
 
-STEP = 0.02  # of the scale
-OWNER = "heat_residual"
+STEP_SCALES = 0.02  # of the scale
+CALLER_NAME = "heat_residual"
 
 
 def heat_residual(r: Any, mu: Any, scale: Any, *, vector: bool = False) -> Tensor:
@@ -38,17 +38,17 @@ def heat_residual(r: Any, mu: Any, scale: Any, *, vector: bool = False) -> Tenso
     >>> round(rho.item(), 6)
     1.0
     """
-    require(callable(r), "r", OWNER, "be a function of a location and a scale", type(r).__name__)
-    loc, s = numbers(mu, scale)
+    require(callable(r), "r", CALLER_NAME, "be a function of a location and a scale", type(r).__name__)
+    loc, s = as_float_tensors(mu, scale)
     loc, s = loc.double(), s.double()
-    require(bool((s > 0).all()), "scale", OWNER, "be above zero", float(s.min()))
+    require(bool((s > 0).all()), "scale", CALLER_NAME, "be above zero", float(s.min()))
     if not vector:
-        return 1 + _first(lambda t: r(loc, s * t.exp())) - _second(lambda t: r(loc + t * s, s))
-    require(loc.ndim >= 1, "mu", OWNER, "have a last dimension with `vector`", tuple(loc.shape))
+        return 1 + _first_derivative(lambda t: r(loc, s * t.exp())) - _second_derivative(lambda t: r(loc + t * s, s))
+    require(loc.ndim >= 1, "mu", CALLER_NAME, "have a last dimension with `vector`", tuple(loc.shape))
     n = loc.shape[-1]
     eye = torch.eye(n, dtype=torch.float64)
-    bends = sum(_second(lambda t, e=e: r(loc + t * s * e, s)) for e in eye)
-    return 1 + (_first(lambda t: r(loc, s * t.exp())) - bends) / n
+    bends = sum(_second_derivative(lambda t, e=e: r(loc + t * s * e, s)) for e in eye)
+    return 1 + (_first_derivative(lambda t: r(loc, s * t.exp())) - bends) / n
 
 
 def heat_residual_matrix(r: Any, mu: Any, covariance: Any) -> Tensor:
@@ -63,36 +63,38 @@ def heat_residual_matrix(r: Any, mu: Any, covariance: Any) -> Tensor:
     """
     owner = "heat_residual_matrix"
     require(callable(r), "r", owner, "be a function of a location and a covariance", type(r).__name__)
-    loc, v = (t.double() for t in numbers(mu, covariance))
+    loc, v = (t.double() for t in as_float_tensors(mu, covariance))
     n = loc.shape[-1] if loc.ndim else 0
     square = v.ndim >= 2 and tuple(v.shape[-2:]) == (n, n)
     require(square, "covariance", owner, f"be of {n} by {n} numbers, as the location has {n}", tuple(v.shape))
     factor, definite = try_cholesky(v)
     require(bool(definite.all()), "covariance", owner, "be positive definite", "one that is not")
     eye = torch.eye(n, dtype=torch.float64)
-    rows = torch.stack([torch.stack([_entry(r, loc, factor, a, b) for b in eye], -1) for a in eye], -2)
+    rows = torch.stack([torch.stack([_matrix_entry(r, loc, factor, a, b) for b in eye], -1) for a in eye], -2)
     return eye + rows
 
 
-def _entry(r: Any, loc: Tensor, factor: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _matrix_entry(r: Any, loc: Tensor, factor: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """a' L' [2 dr/dV - Hessian r] L b: along V = L (1 + t (ab' + ba')) L', and by polarisation of the bends."""
     outer = torch.outer(a, b) + torch.outer(b, a)
-    slope = _first(lambda t: r(loc, factor @ torch.matrix_exp(t * outer) @ factor.mT))
-    plus, minus = (_second(lambda t, d=d: r(loc + t * factor @ d, factor @ factor.mT)) for d in (a + b, a - b))
+    slope = _first_derivative(lambda t: r(loc, factor @ torch.matrix_exp(t * outer) @ factor.mT))
+    plus, minus = (
+        _second_derivative(lambda t, d=d: r(loc + t * factor @ d, factor @ factor.mT)) for d in (a + b, a - b)
+    )
     return slope - (plus - minus) / 4
 
 
-def _at(function: Any, steps: tuple[int, ...]) -> list[Tensor]:
-    return [function(torch.tensor(STEP * k, dtype=torch.float64)) for k in steps]
+def _evaluate_at_steps(function: Any, steps: tuple[int, ...]) -> list[Tensor]:
+    return [function(torch.tensor(STEP_SCALES * k, dtype=torch.float64)) for k in steps]
 
 
-def _first(function: Any) -> Tensor:
+def _first_derivative(function: Any) -> Tensor:
     """The slope at 0."""
-    a, b, d, e = _at(function, (-2, -1, 1, 2))
-    return (a - 8 * b + 8 * d - e) / (12 * STEP)
+    a, b, d, e = _evaluate_at_steps(function, (-2, -1, 1, 2))
+    return (a - 8 * b + 8 * d - e) / (12 * STEP_SCALES)
 
 
-def _second(function: Any) -> Tensor:
+def _second_derivative(function: Any) -> Tensor:
     """The second derivative at 0."""
-    a, b, c, d, e = _at(function, (-2, -1, 0, 1, 2))
-    return (-a + 16 * b - 30 * c + 16 * d - e) / (12 * STEP**2)
+    a, b, c, d, e = _evaluate_at_steps(function, (-2, -1, 0, 1, 2))
+    return (-a + 16 * b - 30 * c + 16 * d - e) / (12 * STEP_SCALES**2)

@@ -9,8 +9,8 @@ from torch.distributions import Normal
 from priory.core.errors import InputError
 from priory.penalties.equivalence.from_penalty import Equivalence, prior_from_penalty
 from priory.penalties.equivalence.from_prior import penalty_from_prior
-from priory.penalties.equivalence.reading import Table
-from priory.penalties.equivalence.spline import NaturalSpline, interpolated
+from priory.penalties.equivalence.inputs import Table
+from priory.penalties.equivalence.spline import NaturalSpline, interpolate
 
 from .cases import PRIORS, d, grid
 
@@ -115,10 +115,10 @@ def test_the_spline_knows_how_its_curvature_changes_and_leaves_parabolas_free() 
     t = grid(-2, 3, 50_001)
     third = (spline.basis(t[:, None]) @ y).diff(n=3) / (t[1] - t[0]) ** 3
     exact = float((third**2).sum() * (t[1] - t[0]))
-    assert float((spline.bending @ y).square().sum()) == pytest.approx(exact, rel=1e-3)
-    parabola = interpolated(knots, 3 * knots**2 - knots + 2)
+    assert float((spline.third_derivative_root @ y).square().sum()) == pytest.approx(exact, rel=1e-3)
+    parabola = interpolate(knots, 3 * knots**2 - knots + 2)
     assert torch.allclose(parabola(THETA), 3 * THETA**2 - THETA + 2, atol=1e-12)
-    assert torch.allclose(interpolated(knots, y)(knots), y, atol=1e-12)
+    assert torch.allclose(interpolate(knots, y)(knots), y, atol=1e-12)
 
 
 def test_the_spline_is_natural_interpolates_and_knows_its_curvature() -> None:
@@ -131,7 +131,7 @@ def test_the_spline_is_natural_interpolates_and_knows_its_curvature() -> None:
     bend = values.diff().diff() / (t[1] - t[0]) ** 2
     assert float(bend[t[1:-1] < -2.001].abs().max()) < 1e-5
     assert float((bend**2).sum() * (t[1] - t[0])) == pytest.approx(
-        float((spline.roughness @ y).square().sum()), rel=1e-4
+        float((spline.second_derivative_root @ y).square().sum()), rel=1e-4
     )
 
 

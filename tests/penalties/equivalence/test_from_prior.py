@@ -14,7 +14,7 @@ from priory.distributions import GroupLasso, SpikeAndSlab
 from priory.penalties.as_prior.norms import L1, L2
 from priory.penalties.equivalence.families import FAMILIES
 from priory.penalties.equivalence.from_penalty import prior_from_penalty
-from priory.penalties.equivalence.from_prior import coin_entropy, penalty_from_prior
+from priory.penalties.equivalence.from_prior import bernoulli_entropy, penalty_from_prior
 
 from .cases import PRIORS, d
 
@@ -104,8 +104,8 @@ def test_dropout_pays_for_both_atoms_and_gains_the_entropy_of_its_coin() -> None
     p, log = d(0.3), PRIORS["laplace"].log_prob
     expected = p.log() * p + (1 - p).log() * (1 - p) - p * log(MU) - (1 - p) * log(d(0.0))
     assert torch.allclose(r(MU, p), expected, atol=1e-14)
-    assert float(coin_entropy(d(0.5))) == pytest.approx(math.log(2))
-    assert coin_entropy(d([0.0, 1.0])).tolist() == [0.0, 0.0]
+    assert float(bernoulli_entropy(d(0.5))) == pytest.approx(math.log(2))
+    assert bernoulli_entropy(d([0.0, 1.0])).tolist() == [0.0, 0.0]
 
 
 def test_spike_and_slab_pays_for_its_coin_and_for_the_slab_when_it_is_drawn() -> None:

@@ -7,7 +7,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from priory.core.errors import InputError
 from priory.distributions import GroupLasso
 from priory.penalties.equivalence.from_prior import penalty_from_prior
-from priory.penalties.equivalence.heat import heat_residual, heat_residual_matrix
+from priory.penalties.equivalence.heat_equation import heat_residual, heat_residual_matrix
 
 from .cases import PRIORS, d, grid
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from priory.core.errors import InputError, require
 
-OWNER = "prior_from_penalty"
+CALLER_NAME = "prior_from_penalty"
 Function = Callable[..., Tensor]
 
 
@@ -72,7 +72,7 @@ def as_table(r: Any) -> Table | None:
         return r
     if isinstance(r, (tuple, list)):
         must = "be (mu, scales, values), (mu, scales, values, noise) or (mu, scales, values, noise, keep)"
-        require(len(r) in (3, 4, 5), "r", OWNER, must, f"{len(r)} parts")
+        require(len(r) in (3, 4, 5), "r", CALLER_NAME, must, f"{len(r)} parts")
         return Table(*r)
     return None
 
@@ -83,7 +83,7 @@ def as_function(r: Any, arguments: int) -> Function:
     Arguments with a default keep it, unless all of them have one.
     """
     must = "be a function of a location and a scale, or a table (mu, scales, values)"
-    require(callable(r), "r", OWNER, must, type(r).__name__)
+    require(callable(r), "r", CALLER_NAME, must, type(r).__name__)
     taken = min(arguments, _positional(r, arguments))
 
     def function(*given: Tensor) -> Tensor:
@@ -113,7 +113,9 @@ def _elementwise(r: Any, inputs: tuple[Tensor, ...]) -> Tensor:
         values = [float(r(*row)) for row in rows]
     except Exception as error:
         must = "return one number for one location and scale"
-        raise InputError(f"The 'r' argument of {OWNER} must {must}, got {type(error).__name__}: {error}.") from error
+        raise InputError(
+            f"The 'r' argument of {CALLER_NAME} must {must}, got {type(error).__name__}: {error}."
+        ) from error
     return inputs[0].new_tensor(values).reshape(shape)
 
 
@@ -126,7 +128,7 @@ def _positional(r: Any, otherwise: int) -> int:
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return otherwise
     by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    require(bool(by_place), "r", OWNER, "take a location", "a function without arguments")
+    require(bool(by_place), "r", CALLER_NAME, "take a location", "a function without arguments")
     return len([p for p in by_place if p.default is p.empty]) or len(by_place)
 
 

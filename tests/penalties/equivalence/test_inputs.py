@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from priory.penalties.equivalence.reading import as_function
+from priory.penalties.equivalence.inputs import as_function
 
 from .cases import d
 
