@@ -11,11 +11,12 @@ from priory.core.data import Data
 from priory.core.errors import MissingExtra
 from priory.core.streams import stream
 from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, r_hat
+from priory.diagnostics.summary import COLUMNS, ROWS, Summary
 from priory.fitting.loop import make_target
 from priory.models.target import Target
 from priory.posteriors import Draws, base
 from priory.posteriors import chains as module
-from priory.posteriors.chains import COLUMNS, Chains, Summary
+from priory.posteriors.chains import Chains
 from priory.testing import LinearRegression, assert_mean_close
 
 DOUBLE = torch.float64
@@ -214,7 +215,7 @@ def test_of_many_quantities_those_of_the_highest_r_hat_are_shown():
     w = torch.randn(2, 50, 80, generator=stream(0, "many"), dtype=DOUBLE)
     w[0, :, 77] += 5
     summary = Chains(Target(density, None), w).summary()
-    assert len(summary.cells) == module.ROWS
+    assert len(summary.cells) == ROWS
     assert "x[77]" in [row[0] for row in summary.cells]
     assert "Shown are the 50 of 80 quantities with the highest R-hat." in str(summary)
 

@@ -1,6 +1,7 @@
 """How far draws can be believed: of importance sampling, and of Markov chains."""
 
 from priory.diagnostics.convergence import (
+    Measures,
     bfmi,
     ess_bulk,
     ess_mean,
@@ -10,13 +11,17 @@ from priory.diagnostics.convergence import (
     mcse_mean,
     mcse_quantile,
     mcse_sd,
+    measures,
     nested_r_hat,
     quantile,
     r_hat,
 )
 from priory.diagnostics.importance import importance_resample, k_hat, psis
+from priory.diagnostics.summary import Summary
 
 __all__ = [
+    "Measures",
+    "Summary",
     "bfmi",
     "ess_bulk",
     "ess_mean",
@@ -28,6 +33,7 @@ __all__ = [
     "mcse_mean",
     "mcse_quantile",
     "mcse_sd",
+    "measures",
     "nested_r_hat",
     "psis",
     "quantile",

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import torch
@@ -20,6 +20,8 @@ from priory.core.data import Data, tensor_of
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
 from priory.models.model import Model
+from priory.posteriors.status import UNKNOWN, Status, of_history, worst
+from priory.posteriors.summaries import summarise
 from priory.predictive.prediction import Prediction, predict
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from priory.core.data import Batch
+    from priory.diagnostics import Summary
     from priory.models.target import Target
 
 P = ParamSpec("P")
@@ -84,6 +87,9 @@ class Posterior(ABC):
         self.data: Data | None = None  # what it was fitted to; not stored
         self._evidence: Evidence | None = None
         self._generator: torch.Generator | None = None
+        self._known: Status | None = None  # what its method, or its file, says of the fit
+        self._stopped: Status | None = None  # what the driver says of a fit that did not come to its end
+        self._warned = False  # whether a warning has said so already
 
     # What a subclass says.
 
@@ -136,6 +142,22 @@ class Posterior(ABC):
         )
 
     point: ClassVar[bool] = False  # whether all draws are equal
+    stored_draws: int | None = None  # how many there are, of a posterior that is a set of them
+
+    def gaussian_coordinates(self) -> tuple[Tensor, Tensor] | None:
+        """The mean and the standard deviation of each unconstrained coordinate, (P,) both, where it is Gaussian."""
+        return None
+
+    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
+        """What the posterior itself says of its fit: what its method said, and the history of its objective.
+
+        A subclass that knows more, as chains know R-hat, or for which the history is no objective, overrides it.
+        `history` is that of the members of an ensemble, if they were fitted as one.
+        """
+        found = of_history(self.history if history is None else history)
+        if self._known is None or found is UNKNOWN:
+            return self._known or found
+        return worst([self._known, found])
 
     # What every posterior does.
 
@@ -215,6 +237,28 @@ class Posterior(ABC):
         shapes = [tuple(t.shape) for t in inputs]
         require(count == len(inputs[0]), "x", "predict", "have a row for each prediction", shapes)
 
+    @property
+    def status(self) -> Status:
+        """Whether the fit converged: `.name` is "converged", "doubtful" or "not_converged", `.reason` a sentence."""
+        return worst([self.judged(), *([self._stopped] if self._stopped else [])])
+
+    def know(self, status: Status, warned: bool = False) -> None:
+        """Take what the method says of the fit; `warned` if a warning has said it already."""
+        self._known = status if self._known is None else worst([self._known, status])
+        self._warned = self._warned or warned
+
+    def summary(self) -> Summary:
+        """Means, standard deviations and quantiles (5, 50, 95 %) of every parameter by name, to be printed.
+
+        They are exact where closed forms are known, and otherwise those of draws with a fixed seed. Of a tensor with
+        more than 50 entries the first 10 are in the table.
+
+        Returns
+        -------
+            A `Summary`: `print` it, or read `summary["sd"]`, `summary.row("theta[0]")`, `summary.to_dict()`.
+        """
+        return replace(summarise(self), status=str(self.status))
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write the posterior to a file that `load` reads: safetensors and JSON, no pickle."""
         from priory.fitting.store import save
@@ -223,7 +267,13 @@ class Posterior(ABC):
 
     def __repr__(self) -> str:
         data = "no data" if self.num_data is None else f"{self.num_data:,} rows"
-        return f"{type(self).__name__}({self.model.layout.size:,} parameters, {data}, by {self.method})"
+        size = f"{self.model.layout.size:,} parameters"
+        return f"{type(self).__name__}({size}, {data}, by {self.method}{self._status_text()})"
+
+    def _status_text(self) -> str:
+        """The status as the end of a repr; nothing where nothing is known of the fit."""
+        status = self.status
+        return "" if status is UNKNOWN else f", {status}"
 
 
 def chosen(stored: int, n: int, generator: torch.Generator) -> Tensor:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -14,20 +12,21 @@ from torch import Tensor
 from priory.core.data import Data, as_batch
 from priory.core.errors import InputError, extra, require
 from priory.core.streams import stream
-from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, quantile, r_hat
+from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, r_hat
+from priory.diagnostics.flatness import name_of
+from priory.diagnostics.summary import Summary, labels
 from priory.models.model import Model
 from priory.posteriors.base import Evidence, Posterior, chosen
+from priory.posteriors.status import CONVERGED, Status
+from priory.posteriors.summaries import varying
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from priory.core.data import Batch
     from priory.models.target import Target
 
-GOOD_R_HAT = 1.01
-GOOD_ESS, ENOUGH = 100, 400  # effective draws a chain; and of all chains, however many
-GOOD_BFMI = 0.3
-ROWS = 50  # of a table; of more quantities those of the highest R-hat are shown
+STATUS_NUMBERS = 1 << 22  # draws x coordinates that a status looks at; of more, coordinates at even distances
 AT_A_TIME = 1 << 24  # numbers of predictions or likelihoods that are made together
 ARVIZ_NAMES = {"divergent": "diverging", "acceptance": "acceptance_rate", "steps": "n_steps"}
 
@@ -58,6 +57,8 @@ class Chains(Posterior):
         require(finite(w), "w", "Chains", "be finite", "a draw that is not")
         on_disk = w.untyped_storage().filename is not None  # mapped from a file: larger, maybe, than the memory
         self.w = w.detach() if on_disk else w.detach().clone()
+        self._measured: Summary | None = None
+        self._summary: Summary | None = None
         self.statistics: dict[str, Tensor] = {}
         for name, t in (statistics or {}).items():
             got = f"'{name}' of the shape {tuple(t.shape)}"
@@ -129,17 +130,56 @@ class Chains(Posterior):
         return torch.empty(0, 2, dtype=torch.long) if found is None else found.bool().nonzero()
 
     def summary(self) -> Summary:
-        """Mean, sd, quantiles and diagnostics of every parameter, to be printed."""
-        columns = [x.reshape(*x.shape[:2], -1) for x in self.draws.values()]
-        names = [label for name, x in self.draws.items() for label in labels(name, x.shape[2:])]
-        energy = self.statistics.get("energy") if self.momenta else None
-        return Summary.of(
-            names,
-            torch.cat(columns, 2),
-            divergences=len(self.divergences) if "divergent" in self.statistics else None,
-            bfmi=None if energy is None else bfmi(energy),
-            title=self.method,
-        )
+        """Mean, sd, quantiles and diagnostics of every entry of every parameter, to be printed; worked out once.
+
+        Entries that a support keeps constant, as those above the diagonal of a Cholesky factor, are left out.
+        """
+        if self._summary is None:
+            status = self.status
+            self._summary = replace(self._table(), status=str(status))
+        return self._summary
+
+    def _table(self) -> Summary:
+        """The table without a status."""
+        if self._measured is None:
+            columns, names = [], []
+            for block in self.model.layout.blocks:
+                x = self.draws[block.name]
+                flat, free = x.reshape(*x.shape[:2], -1), varying(block.bijector).to(x.device)
+                columns.append(flat if bool(free.all()) else flat[..., free])
+                names += [n for n, varies in zip(labels(block.name, x.shape[2:]), free.tolist(), strict=True) if varies]
+            energy = self.statistics.get("energy") if self.momenta else None
+            self._measured = Summary.of(
+                names,
+                columns,
+                divergences=len(self.divergences) if "divergent" in self.statistics else None,
+                bfmi=None if energy is None else bfmi(energy),
+                title=self.method,
+            )
+        return self._measured
+
+    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
+        """R-hat and ESS of every entry, or of some coordinates where there are many; then what the sampler met."""
+        if self.num_draws < 4:
+            few = f"{self.num_draws} draws per chain say nothing about convergence: give the fit more steps."
+            return Status("not_converged", few.replace("1 draws per chain say", "1 draw per chain says"))
+        table = self._table() if self.w.numel() <= STATUS_NUMBERS else self._some()
+        if bool(torch.isnan(table["r_hat"]).all()):
+            return Status("not_converged", "No quantity varies: the chains have not moved. Try another start.")
+        problem = table.disagreement or table.shortage
+        if problem and self.model.layout.size > 1 and isinstance(self.model, Model):
+            look = "Weights have symmetries that chains need not cross, so look at function_space(x)."
+            return Status("doubtful", f"{problem} {look}")
+        if problem:
+            return Status("not_converged", problem)
+        return Status("doubtful", " ".join(table.trouble)) if table.trouble else CONVERGED
+
+    def _some(self) -> Summary:
+        """The table of some coordinates at even distances, in unconstrained space: ranks are the same there."""
+        few = max(1, STATUS_NUMBERS // (self.num_chains * self.num_draws))
+        places = torch.linspace(0, self.w.shape[2] - 1, few).long().unique()
+        names = [name_of(self.target, int(place)) for place in places]
+        return Summary.of(names, self.w[..., places], len(self.divergences))
 
     def function_space(self, x: Any) -> Summary:
         """The same of the mean predictions at inputs x.
@@ -226,140 +266,10 @@ class Chains(Posterior):
         return cls(target, tensors["w"], buffers, statistics, own.get("momenta", True))  # older files don't have it
 
 
-COLUMNS = ("mean", "mcse", "sd", "5%", "50%", "95%", "ess_bulk", "ess_tail", "r_hat")
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What is known of some quantities, and whether it may be believed: a table to print, and its columns, (n,)."""
-
-    names: list[str]
-    columns: dict[str, Tensor]
-    chains: int
-    draws: int
-    divergences: int | None = None
-    bfmi: Tensor | None = None
-    title: str = ""
-
-    @classmethod
-    def of(
-        cls,
-        names: list[str],
-        x: Tensor,
-        divergences: int | None = None,
-        bfmi: Tensor | None = None,
-        title: str = "",
-    ) -> Summary:
-        """Of draws (chain, draw, quantity)."""
-        flat = x.double().flatten(0, 1)
-        values = (flat.mean(0), mcse_mean(x), flat.std(0), *[quantile(x, q) for q in (0.05, 0.5, 0.95)])
-        columns = dict(zip(COLUMNS, (*values, ess_bulk(x), ess_tail(x), r_hat(x)), strict=True))
-        chains, draws = x.shape[:2]
-        return cls(names, {n: c.cpu() for n, c in columns.items()}, chains, draws, divergences, bfmi, title)
-
-    def __getitem__(self, column: str) -> Tensor:
-        require(column in self.columns, "column", "Summary", f"be among {', '.join(self.columns)}", repr(column))
-        return self.columns[column]
-
-    @property
-    def verdict(self) -> list[str]:
-        """What speaks against the draws, a sentence each; nothing where they are good."""
-        r, ess = self["r_hat"], torch.fmin(self["ess_bulk"], self["ess_tail"])
-        wanted, total = min(GOOD_ESS * self.chains, ENOUGH), len(self.names)
-        said = []
-        if self.draws < 4:
-            return ["Fewer than 4 draws a chain say nothing about convergence."]
-        if bool((r > GOOD_R_HAT).any()):
-            place = int(r.nan_to_num(nan=0.0).argmax())
-            said.append(
-                f"R-hat is above {GOOD_R_HAT} for {int((r > GOOD_R_HAT).sum())} of {total} quantities, and largest "
-                f"({float(r[place]):.4g}) for {self.names[place]}: the chains disagree. Let them run longer."
-            )
-        if bool((ess < wanted).any()):
-            place = int(ess.nan_to_num(nan=torch.inf).argmin())
-            said.append(
-                f"ESS is below {wanted} for {int((ess < wanted).sum())} of {total} quantities, and "
-                f"smallest ({float(ess[place]):.0f}) for {self.names[place]}: take more draws."
-            )
-        still = int(torch.isnan(r).sum())
-        if still:
-            said.append(f"{still} of {total} quantities never vary, or are not finite: nothing is said of them.")
-        if self.divergences:
-            share = 100 * self.divergences / (self.chains * self.draws)
-            said.append(
-                f"{self.divergences} draws diverged ({share:.2g} %): the sampler could not follow the density there, "
-                "and draws near it are missing. Raise the wanted acceptance, or give the parameters another form."
-            )
-        if self.bfmi is not None and bool((self.bfmi < GOOD_BFMI).any()):
-            said.append(
-                f"E-BFMI is below {GOOD_BFMI} for {int((self.bfmi < GOOD_BFMI).sum())} of {self.chains} chains: the "
-                "energy wanders too slowly to reach the tails. Give the parameters another form."
-            )
-        return said
-
-    @property
-    def notes(self) -> list[str]:
-        """The lines under the table."""
-        said = [f"{self.chains} chains of {self.draws:,} draws."]
-        if self.divergences is not None:
-            said[0] += f" Divergences: {self.divergences}."
-        if self.bfmi is not None:
-            said[0] += f" E-BFMI: {float(self.bfmi.min()):.2f} at the least."
-        if len(self.names) > ROWS:
-            said.append(f"Shown are the {ROWS} of {len(self.names):,} quantities with the highest R-hat.")
-        return said + self.verdict
-
-    @property
-    def cells(self) -> list[list[str]]:
-        """The rows of the table as texts."""
-        shown: Sequence[int] = range(len(self.names))
-        if len(self.names) > ROWS:
-            worst = self["r_hat"].nan_to_num(nan=-1.0).argsort(descending=True, stable=True)[:ROWS]
-            shown = sorted(worst.tolist())
-        return [[self.names[i], *[written(name, float(self[name][i])) for name in COLUMNS]] for i in shown]
-
-    def __str__(self) -> str:
-        rows = [["", *COLUMNS], *self.cells]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *[c.rjust(n) for c, n in zip(row[1:], widths[1:], strict=True)]])
-            for row in rows
-        ]
-        return "\n".join([*([self.title] if self.title else []), *lines, "", *self.notes])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(c)}</th>" for c in ("", *COLUMNS))
-        rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in self.cells)
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        return f"<table><caption>{escape(self.title)}</caption><tr>{head}</tr>{rows}</table>{notes}"
-
-
 def finite(w: Tensor) -> bool:
     """Whether all draws (K, S, P) are numbers, some of them looked at at a time."""
     rows = max(1, AT_A_TIME // w.shape[-1])
     return all(bool(torch.isfinite(some).all()) for some in w.flatten(0, 1).split(rows))
-
-
-def labels(name: str, shape: torch.Size) -> list[str]:
-    """A name for each entry of a tensor.
-
-    >>> labels("theta", torch.Size([2, 2]))
-    ['theta[0, 0]', 'theta[0, 1]', 'theta[1, 0]', 'theta[1, 1]']
-    >>> labels("mu", torch.Size())
-    ['mu']
-    """
-    if not shape:
-        return [name]
-    return [f"{name}[{', '.join(map(str, place))}]" for place in itertools.product(*map(range, shape))]
-
-
-def written(column: str, value: float) -> str:
-    """A number as the table has it."""
-    if column.startswith("ess"):
-        return f"{value:.0f}"
-    return f"{value:.3f}" if column == "r_hat" else f"{value:.3g}"
 
 
 def as_array(t: Tensor) -> Any:

@@ -14,6 +14,7 @@ from priory.core.streams import stream
 from priory.latent.conjugate import Conjugate
 from priory.likelihoods import Gaussian
 from priory.posteriors.base import Evidence, Posterior
+from priory.posteriors.status import Status, of_ascent, worst
 from priory.predictive.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ class ConjugatePosterior(Posterior):
         self.latent = model
         self.phi = {name: t.detach().clone() for name, t in phi.items()}
         self.bound, self.converged = bound, converged
+
+    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
+        """Whether the bound has settled within the tolerance, and what the model thinks of where."""
+        found = of_ascent(self.converged, self.history if history is None else history)
+        return found if self._known is None else worst([found, self._known])
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         return self.latent.layout.unconstrain(self.latent.sample_q(self.phi, n, generator))

@@ -8,6 +8,7 @@ import torch
 
 from priory.core.errors import InputError, require
 from priory.posteriors.base import Evidence, Posterior, chosen
+from priory.posteriors.status import UNKNOWN, Status, of_k_hat, worst
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,6 +41,16 @@ class Draws(Posterior):
         require(ok, "w", "Draws", f"be one draw or more of {size} coordinates", f"the shape {tuple(w.shape)}")
         require(bool(torch.isfinite(w).all()), "w", "Draws", "be finite", "a draw that is not")
         self.w, self.k_hat, self._evidence = w.detach().clone(), k_hat, evidence
+
+    @property
+    def stored_draws(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] - read only
+        """S."""
+        return len(self.w)
+
+    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
+        """What the method said, and k-hat."""
+        remedy = "the draws are not the posterior's, so use NUTS, or give the parameters another form"
+        return worst([self._known or UNKNOWN, of_k_hat(self.k_hat, remedy)])
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """n of the draws, (n, P): no one twice where there are enough, and with replacement otherwise."""

@@ -29,6 +29,7 @@ from priory.models.model import Model
 from priory.network.skeleton import MEMORY_LIMIT
 from priory.posteriors.base import Evidence, Posterior, taking
 from priory.posteriors.point import FACTOR
+from priory.posteriors.status import UNKNOWN, Status
 from priory.predictive.prediction import LINKS, Linearised, Prediction
 
 if TYPE_CHECKING:
@@ -77,9 +78,19 @@ class LaplacePosterior(Posterior):
         rows = "no data" if self.num_data is None else f"{self.num_data:,} rows"
         over = f"{self.selection.size:,} of {self.model.layout.size:,} parameters"
         notes = f"; {' '.join(self.notes)}" if self.notes else ""
-        return f"LaplacePosterior({self.curvature.structure} over {over}, {rows}, by {self.method}{notes})"
+        kind, by = self.curvature.structure, f"by {self.method}{notes}{self._status_text()}"
+        return f"LaplacePosterior({kind} over {over}, {rows}, {by})"
 
     # The distribution.
+
+    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
+        """What the method found at the mode: the history is that of the fit, or of one pass over the data."""
+        return self._known or UNKNOWN
+
+    def gaussian_coordinates(self) -> tuple[Tensor, Tensor]:
+        scale = torch.zeros_like(self.w)
+        scale[self.selection.places] = self.gaussian.variance().sqrt().to(scale.dtype)
+        return self.w, scale
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         return self._around(self.gaussian.draw(n, generator))
@@ -103,8 +114,7 @@ class LaplacePosterior(Posterior):
         curved = [b for b in layout.constrained if b.name in drawn]
         at_mode = {b.name: b.bijector.forward(b.free(self.w)) for b in layout.constrained if b.name not in drawn}
         if curved:
-            scale = torch.zeros_like(self.w)
-            scale[self.selection.places] = self.gaussian.variance().sqrt()
+            scale = self.gaussian_coordinates()[1]
             draws = layout.constrain(self.draw(MEANS, stream(0, "mean", device=self.model.device)))
             for b in curved:
                 alone = b.stop - b.start == 1 or b.bijector.exponential  # coordinates don't meet in its map

@@ -16,6 +16,7 @@ from priory.core.errors import require, whole
 from priory.curvature.last_layer import Belief, Layer, newton, precision_root
 from priory.models.model import Model, rows_given
 from priory.posteriors.base import Evidence, Posterior, taking
+from priory.posteriors.status import UNKNOWN, Status
 from priory.predictive.prediction import LINKS, Linearised
 
 if TYPE_CHECKING:
@@ -45,6 +46,15 @@ class LastLayerPosterior(Posterior):
         self.w, self.belief, self.layer, self._value = w.detach().clone(), belief, layer, log_evidence
         self.root = precision_root(belief.precision)
         self.covariance = torch.cholesky_inverse(self.root)
+
+    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
+        """What the method said: Newton's steps end at the mode, so that the layers before are all that is in doubt."""
+        return self._known or UNKNOWN
+
+    def gaussian_coordinates(self) -> tuple[Tensor, Tensor]:
+        scale = torch.zeros_like(self.w)
+        scale[self.layer.places] = self.covariance.diagonal().sqrt().to(scale.dtype)
+        return self.w, scale
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         mean = self.belief.mean
@@ -92,7 +102,7 @@ class LastLayerPosterior(Posterior):
         w, belief, gained = newton(model, self.layer, self.w, rows, self.belief, self.buffers, power)
         target = replace(self.target, num_data=(self.num_data or 0) + (rows.num_data or 0))
         found = LastLayerPosterior(target, w, belief, self.layer, self._value + gained, self.buffers)
-        found.method, found.seed = self.method, self.seed
+        found.method, found.seed, found._known = self.method, self.seed, self._known
         return found
 
     def evidence(self) -> Evidence:

@@ -16,6 +16,7 @@ from priory.core.streams import stream
 from priory.latent.base import Latent
 from priory.latent.sequences import SequenceModel
 from priory.posteriors.base import Evidence, Posterior
+from priory.posteriors.status import Status, of_ascent, worst
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,6 +100,11 @@ class LatentPoint(Posterior):
         self.latent = model
         self.theta = {name: t.detach().clone() for name, t in theta.items()}
         self.log_likelihood_at_theta, self.converged = log_likelihood, converged
+
+    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
+        """Whether the bound has settled within the tolerance, and what the model thinks of where."""
+        found = of_ascent(self.converged, self.history if history is None else history)
+        return found if self._known is None else worst([found, self._known])
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         return self.latent.layout.unconstrain(self.theta).expand(n, -1)

@@ -13,6 +13,7 @@ from priory.models.model import Model
 from priory.posteriors.base import DRAWN, KINDS, Evidence, Posterior, taking
 from priory.posteriors.point import Point
 from priory.posteriors.prior_function import PriorFunction, predicted
+from priory.posteriors.status import Status, of_members
 from priory.predictive.averaged import Averaged
 from priory.predictive.prediction import predict
 
@@ -48,6 +49,13 @@ class Mixture(Posterior):
         require(ok, "weights", "Mixture", f"be {len(members)} numbers from 0 that add up to one", got)
         self.weights = a / a.sum()
         self.one_model = all(same(self.model, member.model) for member in members)
+
+    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
+        """The worst of the members' statuses; members that were fitted as one share the history."""
+        if self._known is not None:
+            return self._known
+        shared = history or self.history
+        return of_members([m.status if m.history or not shared else m.judged(shared) for m in self.members])
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """n draws, each from a member that is drawn by its weight, (n, P)."""
@@ -171,7 +179,7 @@ class Mixture(Posterior):
             )
 
     def __repr__(self) -> str:
-        return f"Mixture({len(self.members)} x {self.members[0]!r})"
+        return f"Mixture({len(self.members)} x {self.members[0]!r}{self._status_text()})"
 
 
 def same(model: Model | Density, other: Model | Density) -> bool:

@@ -21,10 +21,11 @@ from priory.core.streams import stream
 from priory.diagnostics import psis
 from priory.diagnostics.importance import k_hat
 from priory.estimators.evidence_bound import assemble
-from priory.families import Family, Form, form_of
+from priory.families import Diagonal, Family, Form, FullRank, LowRank, form_of
 from priory.models.model import Model
 from priory.penalties.as_prior.variational import VariationalTerm
 from priory.posteriors.base import Evidence, Posterior
+from priory.posteriors.status import Status, of_k_hat, worst
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -67,6 +68,17 @@ class Variational(Posterior):
         self.form, self.theta = form, theta.detach().clone()
         self.family: Family = form.family(self.theta)
         self._k_hat: float | None = None
+
+    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
+        """The history of the bound, and k-hat where it has been asked for."""
+        remedy = "q misses part of the posterior, so use a richer family or NUTS"
+        return worst([super().judged(history), of_k_hat(self._k_hat, remedy)])
+
+    def gaussian_coordinates(self) -> tuple[Tensor, Tensor] | None:
+        if not isinstance(self.family, (Diagonal, FullRank, LowRank)):
+            return None
+        mean, variance = self.family.moments()
+        return mean, variance.sqrt()
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         with torch.no_grad():

@@ -1,0 +1,142 @@
+"""The table of any posterior: means, standard deviations and quantiles of its parameters by name.
+
+Of a Gaussian over unconstrained coordinates they are exact for every parameter whose entries are mapped one by one:
+quantiles go through a monotone map, and the moments of what is not Gaussian there are integrals of one variable. All
+else is counted from draws with a fixed seed, and the table says so.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from priory.constraints import gaussian_expectation
+from priory.core.streams import stream
+from priory.diagnostics.summary import PLAIN, QUANTILES, Summary, labels
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from priory.constraints import Bijector
+    from priory.core.flat import Block
+    from priory.posteriors.base import Posterior
+
+DRAWS, FEWEST_DRAWS = 4096, 256  # behind what no closed form is known for; fewer for many parameters
+NUMBERS = 1 << 26  # draws x parameters in all
+AT_A_TIME = 1 << 22  # draws x parameters that are made together
+LONGEST, SHOWN = 50, 10  # entries of a tensor that are all in the table, and of a longer one
+
+
+def summarise(posterior: Posterior) -> Summary:
+    """The table of a posterior that has parameters, without a status."""
+    layout, means = posterior.model.layout, posterior.mean
+    entries = {block.name: shown_entries(block) for block in layout.blocks}
+    exact = closed_forms(posterior, means)
+    drawn, count = {}, 0
+    if len(exact) < len(layout.blocks):
+        wanted = {name: places for name, places in entries.items() if name not in exact}
+        drawn, count = from_draws(posterior, wanted)
+    rows: list[Tensor] = []
+    names, remarks = [], []
+    for block in layout.blocks:
+        places = entries[block.name]
+        all_names = labels(block.name, block.shape) if math.prod(block.shape) <= LONGEST else first_labels(block)
+        names += [all_names[int(place)] for place in places]
+        if block.name in exact:
+            rows.append(torch.stack([column.reshape(-1)[places] for column in exact[block.name]], -1))
+        else:
+            mean = means[block.name].detach().double().cpu().reshape(-1)[places]
+            rows.append(torch.cat([mean[:, None], drawn[block.name]], -1))
+        size = math.prod(block.shape)
+        if size > LONGEST:
+            remarks.append(f"{block.name}: {len(places)} of {size:,} entries.")
+    if count:
+        some = "" if not exact else f" of {', '.join(name for name in layout.names if name not in exact)}"
+        remarks.append(f"Standard deviations and quantiles{some} are those of {count:,} draws.")
+    table = torch.cat(rows)
+    columns = dict(zip(PLAIN, table.unbind(-1), strict=True))
+    return Summary(names, columns, title=posterior.method, remarks=remarks)
+
+
+def closed_forms(posterior: Posterior, means: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, ...]]:
+    """The mean, the sd and the quantiles of each parameter for which they are exact, in the order of the columns."""
+    at = lambda x: x.detach().double().cpu()  # noqa: E731
+    if posterior.point:
+        still = {name: at(x) for name, x in means.items()}
+        return {name: (x, torch.zeros_like(x), x, x, x) for name, x in still.items()}
+    gaussian = posterior.gaussian_coordinates()
+    if gaussian is None:
+        return {}
+    loc, scale = (at(part) for part in gaussian)
+    found = {}
+    for block in posterior.model.layout.blocks:
+        f, u, s = block.bijector, block.free(loc), block.free(scale)
+        if not f.elementwise:
+            continue
+        ends = [f.forward(u + normal_quantile(q) * s) for q in QUANTILES]
+        ends = list(torch.stack(ends).sort(0).values)  # a map that falls turns the quantiles round
+        if f.identity:
+            found[block.name] = (u, s, *ends)
+            continue
+        mean = at(means[block.name])
+        variance = gaussian_expectation(lambda v, f=f, mean=mean: (f.forward(v) - mean).square(), u, s)
+        if f.exponential:
+            variance = (2 * u + s.square()).exp() * torch.expm1(s.square())
+        found[block.name] = (mean, variance.sqrt(), *ends)
+    return found
+
+
+def normal_quantile(q: float) -> float:
+    """Phi^-1(q)."""
+    return float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)))
+
+
+def from_draws(posterior: Posterior, entries: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+    """The sd and the quantiles of some entries of parameters, (n, 4) by name, and the number of draws."""
+    size = posterior.model.layout.size
+    wanted = min(posterior.stored_draws or DRAWS, max(FEWEST_DRAWS, NUMBERS // size))
+    some, parts = max(1, AT_A_TIME // size), []
+    for index, start in enumerate(range(0, wanted, some)):
+        draws = posterior.sample(min(some, wanted - start), seed=index)
+        parts.append(
+            {
+                name: draws[name].detach().flatten(1)[:, places.to(draws[name].device)].double().cpu()
+                for name, places in entries.items()
+            }
+        )
+    found = {}
+    for name in entries:
+        x = torch.cat([part[name] for part in parts])  # (draws, n)
+        ends = torch.quantile(x, x.new_tensor(QUANTILES), 0)
+        spread = x.std(0, correction=min(1, len(x) - 1))
+        found[name] = torch.stack([spread, *ends], -1)
+    return found, wanted
+
+
+def shown_entries(block: Block) -> Tensor:
+    """The places of a parameter's entries that the table has, (n,): all that vary, or the first of many."""
+    if math.prod(block.shape) > LONGEST:
+        return torch.arange(SHOWN)
+    return varying(block.bijector).nonzero()[:, 0]
+
+
+def first_labels(block: Block) -> list[str]:
+    """Names of the first entries of a long tensor."""
+    names, strides = [], [math.prod(block.shape[i + 1 :]) for i in range(len(block.shape))]
+    for place in range(SHOWN):
+        index = [place // stride % size for stride, size in zip(strides, block.shape, strict=True)]
+        names.append(f"{block.name}[{', '.join(map(str, index))}]")
+    return names
+
+
+def varying(bijector: Bijector) -> Tensor:
+    """Which entries of a parameter its support lets vary, (n,), as not those above a Cholesky factor's diagonal."""
+    size = math.prod(bijector.shape)
+    if bijector.elementwise:
+        return torch.ones(size, dtype=torch.bool)
+    u = torch.randn(3, *bijector.free_shape, generator=stream(0, "varying"), dtype=torch.float64)
+    x = bijector.forward(u).reshape(3, size)
+    return (x != x[0]).any(0)
