@@ -57,7 +57,7 @@ def summarise(posterior: Posterior) -> Summary:
         some = "" if not exact else f" of {', '.join(name for name in layout.names if name not in exact)}"
         remarks.append(f"Standard deviations and quantiles{some} are those of {count:,} draws.")
     table = torch.cat(rows)
-    columns = dict(zip(PLAIN, table.unbind(-1), strict=True))
+    columns: dict[str, Tensor] = dict(zip(PLAIN, table.unbind(-1), strict=True))
     return Summary(names, columns, title=posterior.method, remarks=remarks)
 
 
