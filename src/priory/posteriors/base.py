@@ -253,8 +253,7 @@ class Posterior(ABC):
         They are exact where closed forms are known, and otherwise those of draws with a fixed seed. Of a tensor with
         more than 50 entries the first 10 are in the table.
 
-        Returns
-        -------
+        Returns:
             A `Summary`: `print` it, or read `summary["sd"]`, `summary.row("theta[0]")`, `summary.to_dict()`.
         """
         return replace(summarise(self), status=str(self.status))

@@ -43,8 +43,7 @@ OBJECTIVES = {"loss": -1.0, "bound": 1.0, "elbo": 1.0}  # by name, and whether i
 class Status:
     """Whether a posterior's fit converged.
 
-    Attributes
-    ----------
+    Attributes:
         name: "converged", "doubtful" or "not_converged".
         reason: One sentence that says why, with the remedy; empty if converged.
 
