@@ -30,7 +30,7 @@ from sklearn.mixture import GaussianMixture as Peer
 from threadpoolctl import threadpool_limits
 
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.latent import GaussianMixture
 from priory.methods.base import Plan
 from priory.methods.em.em import EM

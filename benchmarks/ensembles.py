@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.likelihoods import Likelihood
 
 MEMBERS, DRAWS, BOUND = 8, 64, 2.5
@@ -50,7 +50,7 @@ def step_of(problem: Problem, method: Any) -> Work:
     net, likelihood, x, y = problem
     model = pr.Model(net, likelihood, prior="glorot")
     data = Data.of((x, y), batch_size=len(y)).prepared(model.prepare)
-    target = make_target(model, data, drops=getattr(getattr(method, "inner", method), "drops", False))
+    target = make_target(model, data, drops=method.traits.draws_masks)
     plan = method.plan(target, data, 10_000, 0)
     generator = stream(0, "noise")
     state = method.init(target, plan, generator, torch.Size())

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.latent.hidden_markov import HiddenMarkov
 from priory.methods.base import Plan
 from priory.methods.em.em import EM

@@ -33,7 +33,7 @@ from priory.core.streams import stream
 from priory.curvature import STRUCTURES, Gaussian, select
 from priory.curvature.base import Kind
 from priory.curvature.taps import rows
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 
 ROWS, BATCH, CLASSES = 5_000, 128, 10
 BOUNDS = {"kron, sampled Fisher": 1.8, "kron, exact GGN": 5.0}

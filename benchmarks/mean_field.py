@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.methods.base import Plan
 
 BOUNDS = {"tiny 13-50-2": (1.0, 1.25), "MLP 784-400-400-10": (1.8, 1.9), "LeNet": (1.05, 1.08)}

@@ -22,7 +22,7 @@ from torch.distributions import MultivariateNormal
 
 import priory as pr
 from priory.core.streams import stream
-from priory.fitting.callbacks import Moment
+from priory.fitting.callbacks import FitProgress
 from priory.posteriors import DiagonalGaussian
 from priory.testing import LinearRegression
 
@@ -71,7 +71,7 @@ def train(problem: LinearRegression, steps: int = FRAMES[-1]) -> list[Frame]:
     """Fit by MeanField, and look at q after every step."""
     frames = []
 
-    def look(moment: Moment) -> None:
+    def look(moment: FitProgress) -> None:
         posterior = moment.posterior()
         assert isinstance(posterior, DiagonalGaussian)
         q = posterior.family.loc, posterior.family.scale

@@ -32,7 +32,7 @@ from priory.posteriors import DiagonalGaussian
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from priory.fitting.callbacks import Moment
+    from priory.fitting.callbacks import FitProgress
 
 START = (-1.5, 0.7)  # loc and scale where the gradients are compared
 FRAMES = (1, 10, 25, 50, 100, 300)
@@ -112,7 +112,7 @@ def fitted(steps: int = FRAMES[-1]) -> Tensor:
     density = pr.Density(lambda v: P.log_prob(START[0] + v["z"].double()), {"z": pr.Param()})
     path = []
 
-    def look(moment: Moment) -> None:
+    def look(moment: FitProgress) -> None:
         q = moment.posterior()
         assert isinstance(q, DiagonalGaussian)
         path.append(torch.stack([START[0] + q.family.loc[0], q.family.scale[0]]).double())

@@ -12,14 +12,14 @@ Run it: python examples/new_method.py
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 import priory as pr
 from priory.core.errors import require
-from priory.methods.base import Info, Options, Plan
+from priory.methods.base import Info, Options, Plan, Traits
 from priory.posteriors import Point, Posterior
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class SGDPoint(Options):
     decay: float = 0.01
     start: Any = None
 
-    reads: ClassVar[Literal["batch", "pass"]] = "batch"
+    traits: ClassVar[Traits] = Traits()
 
     def __post_init__(self) -> None:
         require(self.learning_rate > 0, "learning_rate", "SGDPoint", "be positive", self.learning_rate)

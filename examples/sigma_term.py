@@ -18,7 +18,7 @@ from drawing import BLUE, COLOURS, VERMILION, dress, folder_for_pictures, legend
 from torch import Tensor, nn
 
 import priory as pr
-from priory.fitting.callbacks import Moment
+from priory.fitting.callbacks import FitProgress
 from priory.posteriors import DiagonalGaussian
 
 LAMBDAS = (0.25, 1.0, 4.0, 16.0)
@@ -55,7 +55,7 @@ def train(initial_scale: float, steps: int = 300) -> Tensor:
     model = pr.Model(net, pr.Gaussian(NOISE), prior=PRIOR_SCALE)
     scales = []
 
-    def look(moment: Moment) -> None:
+    def look(moment: FitProgress) -> None:
         q = moment.posterior()
         assert isinstance(q, DiagonalGaussian)
         scales.append(q.family.scale)

@@ -14,7 +14,7 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.errors import DivergedError
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.methods.base import Plan
 from priory.methods.variational.natural import NaturalGradient
 from priory.optim import VariationalOnlineNewton

@@ -62,7 +62,7 @@ _WHERE = {
     "average": "priory.analysis.stacking",
     "compare": "priory.analysis.comparison",
     "explain_kl": "priory.divergences",
-    "fit": "priory.fitting.loop",
+    "fit": "priory.fitting.fit",
     "jensen_shannon": "priory.divergences",
     "kl": "priory.divergences",
     "layer_factors": "priory.penalties",
@@ -185,7 +185,7 @@ if TYPE_CHECKING:
     from priory.divergences import explain_kl, jensen_shannon, kl, renyi
     from priory.fitting.callbacks import EarlyStop
     from priory.fitting.checkpoint import Checkpoint
-    from priory.fitting.loop import fit
+    from priory.fitting.fit import fit
     from priory.fitting.store import load
     from priory.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
     from priory.methods import (

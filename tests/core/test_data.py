@@ -28,7 +28,7 @@ from torch.utils.data import (
 import priory as pr
 from priory.core.data import Data
 from priory.core.errors import InputError
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 
 ROWS = 10
 X = torch.stack([torch.arange(float(ROWS)), torch.arange(float(ROWS)) ** 2 / 10], 1)

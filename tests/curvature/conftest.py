@@ -13,7 +13,7 @@ from torch.nn import functional
 import priory as pr
 from priory.core.data import Data
 from priory.curvature import Selection, select
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.likelihoods import Likelihood
 from priory.models.target import Target
 

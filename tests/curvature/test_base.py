@@ -12,7 +12,7 @@ from priory.core.errors import InputError
 from priory.core.flat import Param
 from priory.curvature import STRUCTURES, Curvature, select
 from priory.curvature.base import Roots
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.likelihoods import Categorical, Gaussian, Likelihood
 
 

@@ -49,7 +49,7 @@ def test_a_limit_that_nothing_meets_is_said():
 
 def test_the_driver_gets_a_plan_of_rows_from_the_same_function():
     from priory.core.data import Data
-    from priory.fitting.loop import make_target
+    from priory.fitting.prepare import make_target
 
     model = wide()
     rows = Data.of(DATA).prepared(model.prepare)

@@ -16,7 +16,7 @@ from priory.core.streams import stream
 from priory.curvature import select
 from priory.curvature.evidence import log_evidence, prior_precision, scaled, tune, weights
 from priory.curvature.full import Full
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.priors import Hierarchical
 
 F64 = torch.float64

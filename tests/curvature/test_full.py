@@ -15,7 +15,7 @@ from priory.core.errors import InputError, PrioryWarning
 from priory.curvature import Full, select
 from priory.curvature.full import factorise
 from priory.curvature.taps import Rows, rows
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, StudentT
 from priory.models.target import Target
 from priory.testing import assert_covariance_close, assert_mean_close

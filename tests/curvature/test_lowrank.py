@@ -12,7 +12,7 @@ from priory.core.errors import InputError
 from priory.curvature import Full, LowRank, select
 from priory.curvature.base import Kind
 from priory.curvature.taps import rows
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.likelihoods import Categorical, Gaussian
 from priory.testing import assert_covariance_close, assert_mean_close
 

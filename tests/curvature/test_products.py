@@ -10,7 +10,7 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.errors import InputError
 from priory.curvature import Full, product, products, select
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, StudentT
 from priory.models.target import Target
 

@@ -16,7 +16,7 @@ from priory.core.errors import InputError
 from priory.core.streams import stream
 from priory.estimators import ESTIMATORS, comparison, variance
 from priory.families import Diagonal, FactorisedForm, MixtureForm
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.posteriors import DiagonalGaussian, Variational
 from priory.testing import LinearRegression
 

@@ -13,7 +13,7 @@ from priory.core.data import Data
 from priory.core.streams import stream
 from priory.estimators import elbo
 from priory.families import Diagonal
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.methods.base import Plan
 from priory.testing import LinearRegression
 

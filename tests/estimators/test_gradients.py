@@ -17,7 +17,7 @@ from priory.estimators import elbo
 from priory.estimators.gradients import SCORES, estimate
 from priory.families import Diagonal, DiagonalForm, FactorisedForm, FlowForm, FullRankForm, LowRankForm, MixtureForm
 from priory.fitting.checkpoint import Checkpoint
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.methods.base import Plan
 from priory.testing import LinearRegression, assert_mean_close
 

@@ -13,7 +13,7 @@ from priory.core.streams import stream
 from priory.estimators.gradients import estimate
 from priory.estimators.importance import importance_weighted
 from priory.families import DiagonalForm, MixtureForm
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.testing import GaussianMean, LinearRegression, assert_mean_close
 
 F64 = torch.float64

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
 import priory as pr
-from priory.fitting.callbacks import Moment
+from priory.fitting.callbacks import FitProgress
 from priory.posteriors import Posterior
 
 SOURCE = Path(pr.__file__).parents[1]
@@ -109,7 +109,7 @@ class Interrupt:
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, moment: FitProgress) -> None:
         if moment.step >= self.step:
             raise KeyboardInterrupt
 
@@ -121,7 +121,7 @@ class StopAt(Exception):  # noqa: N818 - it stands for a kill
 class Kill(Interrupt):
     """A callback that ends the fit as a kill does: nothing is written any more."""
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, moment: FitProgress) -> None:
         if moment.step >= self.step:
             raise StopAt
 
@@ -213,7 +213,7 @@ class Arm:
     def __init__(self, step: int, passes: int) -> None:
         self.step, self.passes = step, passes
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, moment: FitProgress) -> None:
         if moment.step >= self.step and self.passes:
             Tripwire.left, self.passes = self.passes, 0
 
@@ -241,7 +241,7 @@ t.short_fit(sys.argv[3], checkpoint=pr.Checkpoint(sys.argv[1], every=5), callbac
 class KillTheProcess(Interrupt):
     """A callback that kills its own process, at the first epoch that ends at or after a step."""
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, moment: FitProgress) -> None:
         if moment.step >= self.step:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -284,7 +284,7 @@ def test_an_early_stop_goes_on_with_its_memory(tmp_path: Path) -> None:
 def test_a_fit_that_was_stopped_early_is_finished(tmp_path: Path) -> None:
     path, calls = tmp_path / "fit.checkpoint", []
 
-    def stop(moment: Moment) -> bool:
+    def stop(moment: FitProgress) -> bool:
         calls.append(moment.step)
         return moment.step >= 9
 
@@ -316,15 +316,15 @@ def test_a_checkpoint_changes_no_bit_of_a_fit(tmp_path: Path) -> None:
 
 
 def steps_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    from priory.fitting.checkpoint import Keeper
+    from priory.fitting.checkpoint import CheckpointWriter
 
-    found, write = [], Keeper.write
+    found, write = [], CheckpointWriter.write
 
     def noting(self: Any, step: int, *rest: Any) -> None:
         found.append(step)
         write(self, step, *rest)
 
-    monkeypatch.setattr(Keeper, "write", noting)
+    monkeypatch.setattr(CheckpointWriter, "write", noting)
     return found
 
 

@@ -19,7 +19,7 @@ from priory.core.distributed import gather, own_stream, rank, world
 from priory.core.errors import InputError
 from priory.core.streams import stream
 from priory.diagnostics import ess_bulk
-from priory.fitting.callbacks import Moment
+from priory.fitting.callbacks import FitProgress
 from priory.posteriors.chains import Chains
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -60,7 +60,7 @@ def ended_on_one(folder: Path, here: int) -> Chains:
     method, path = Autoregression(until_ess=400), folder / "ended.checkpoint"
     mine, kept = Path(f"{path}.{here}" if here else path), folder / f"kept.{here}"
 
-    def keep(moment: Moment) -> None:
+    def keep(moment: FitProgress) -> None:
         if moment.step == 70:
             shutil.copy(mine, kept)
 

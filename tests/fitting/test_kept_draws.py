@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +21,12 @@ from priory.core.data import Data
 from priory.core.errors import InputError, StoreError
 from priory.diagnostics import ess_bulk
 from priory.fitting import draws_store, progress
-from priory.fitting.callbacks import Moment
+from priory.fitting.callbacks import FitProgress
 from priory.fitting.draws_store import KeptDraws
-from priory.fitting.loop import FIRST_LOOK, Run, least_ess, make_target
-from priory.methods.base import Info, Options, Plan
+from priory.fitting.prepare import make_target
+from priory.fitting.run import Run
+from priory.methods.base import Info, Options, Plan, Traits
+from priory.methods.draw_policy import FIRST_CHECK_DRAWS, DrawPolicy, smallest_ess
 from priory.methods.mcmc import HMC, RandomWalk
 from priory.methods.mcmc.sgld import SGLD
 from priory.models.target import Target
@@ -50,7 +52,10 @@ class Autoregression(Options):
     store: Any = None
     start: Any = None
 
-    reads: ClassVar[Literal["batch", "pass"]] = "pass"
+    @property
+    def traits(self) -> Traits:
+        policy = DrawPolicy(self.until_ess, self.store)
+        return Traits(reads="pass", chains=True, spread=True, draws=policy)
 
     def length(self, data: Data) -> int:
         return 100
@@ -160,7 +165,7 @@ def test_draws_of_members_and_of_no_chain_are_kept_in_their_own_shape():
         assert found is not None
         assert found.shape == (*shape[:-1], 6, 3)
         assert kept.chains == chains
-        assert least_ess(kept) > 0
+        assert smallest_ess(kept) > 0
 
 
 def test_a_draw_is_a_copy_of_what_a_step_will_overwrite():
@@ -230,7 +235,7 @@ def test_a_fit_with_a_store_has_the_bits_of_one_in_memory(method, tmp_path, monk
 
 
 def test_a_store_holds_what_was_drawn_before_an_interrupt(tmp_path):
-    def interrupt(moment: Moment) -> None:
+    def interrupt(moment: FitProgress) -> None:
         if moment.step == 13:
             raise KeyboardInterrupt
 
@@ -287,7 +292,7 @@ class StopAt(BaseException):
 
 
 def kill_at(moment: int) -> Any:
-    def callback(now: Moment) -> None:
+    def callback(now: FitProgress) -> None:
         if now.step >= moment:
             raise StopAt
 
@@ -369,15 +374,15 @@ def test_a_checkpoint_that_was_removed_begins_anew_whatever_draws_lie_beside_it(
 def test_a_sampler_stops_when_its_draws_are_worth_as_many_as_are_wanted(monkeypatch):
     looked: list[int] = []
 
-    def counted(draws: KeptDraws, together: bool = False) -> float:
+    def counted(draws: KeptDraws, spread: bool = False) -> float:
         looked.append(len(draws))
-        return least_ess(draws, together)
+        return smallest_ess(draws, spread)
 
-    monkeypatch.setattr("priory.fitting.loop.least_ess", counted)
+    monkeypatch.setattr("priory.methods.draw_policy.smallest_ess", counted)
     found = fit(Autoregression(until_ess=1000), steps=100_000)
     reached = float(ess_bulk(found.w).min())
     assert 1000 <= reached < 1500
-    assert looked[0] == FIRST_LOOK
+    assert looked[0] == FIRST_CHECK_DRAWS
     assert looked[-1] == found.num_draws
     # a third of 4 S draws: 750 draws a chain, to which every look is as near as its number of draws allows
     assert 600 < found.num_draws < 1000
@@ -400,8 +405,8 @@ def test_the_least_ess_is_that_of_the_worst_coordinate_however_many_are_looked_a
         kept.append(draw.cumsum(-1))
     whole = torch.stack([d.cumsum(-1) for d in some_draws(80)], -2)
     for some in (1 << 22, 500, 1):
-        monkeypatch.setattr("priory.fitting.loop.AT_A_TIME", some)
-        assert least_ess(kept) == pytest.approx(float(ess_bulk(whole).min()), rel=1e-12)
+        monkeypatch.setattr("priory.methods.draw_policy.ESS_BLOCK_NUMBERS", some)
+        assert smallest_ess(kept) == pytest.approx(float(ess_bulk(whole).min()), rel=1e-12)
 
 
 @pytest.mark.parametrize("step", [40, 70, 160])
@@ -422,11 +427,11 @@ def test_an_interrupt_when_the_draws_are_looked_at_changes_no_bit(look, after, t
     looks, method = [0], Autoregression(until_ess=190)
     whole = fit(method, steps=5000)
 
-    def interrupted(draws: KeptDraws, together: bool = False) -> float:
+    def interrupted(draws: KeptDraws, spread: bool = False) -> float:
         looks[0] += 1
         if not after and looks[0] == look:
             raise KeyboardInterrupt
-        return least_ess(draws, together)
+        return smallest_ess(draws, spread)
 
     def due(bar: progress.Progress) -> bool:
         if looks[0] == look:
@@ -435,7 +440,7 @@ def test_an_interrupt_when_the_draws_are_looked_at_changes_no_bit(look, after, t
 
     checkpoint = pr.Checkpoint(tmp_path / "fit.checkpoint", every=9)
     with monkeypatch.context() as patch:
-        patch.setattr("priory.fitting.loop.least_ess", interrupted)
+        patch.setattr("priory.methods.draw_policy.smallest_ess", interrupted)
         patch.setattr(progress.Progress, "due", due)
         with pytest.raises(KeyboardInterrupt):
             fit(method, steps=5000, checkpoint=checkpoint)
@@ -445,7 +450,7 @@ def test_an_interrupt_when_the_draws_are_looked_at_changes_no_bit(look, after, t
 
 def test_a_real_sampler_stops_too_and_its_statistics_are_of_its_draws():
     found = fit(Walk(chains=16, warmup=50, until_ess=400), steps=4000)
-    assert FIRST_LOOK <= found.num_draws < 2000
+    assert FIRST_CHECK_DRAWS <= found.num_draws < 2000
     assert float(ess_bulk(found.w).min()) >= 400
     assert found.statistics["energy"].shape == found.w.shape[:2]
 
@@ -458,7 +463,7 @@ def test_thinned_draws_are_every_so_many_th_and_no_others_are_kept():
     assert torch.equal(thin.w, thick.w[:, 4::5])
     method, target = RandomWalk(chains=4, warmup=3, thin=5), make_target(density(), Data.of(None))
     run = Run(target, method, method.plan(target, Data.of(None), 8, 0), 0, None)
-    run.go(False, [])
+    run.run(False, [])
     assert run.step == 43
     assert len(run.draws) == 8
 
@@ -468,7 +473,7 @@ def test_a_callback_sees_the_chains_as_they_are_then(stored, tmp_path, monkeypat
     small_shards(monkeypatch, 5)
     seen: dict[int, Tensor] = {}
 
-    def look(moment: Moment) -> None:
+    def look(moment: FitProgress) -> None:
         if moment.step in (3, 10, 11, 18, 30):
             posterior = moment.posterior()
             assert isinstance(posterior, Chains)
@@ -519,7 +524,7 @@ def test_the_time_left_is_that_until_the_draws_are_enough(monkeypatch):
     assert isinstance(found, Chains)
     seen = [int(n) for n in re.findall(r" \d+/(\d+) ", terminal.getvalue())]
     assert seen[0] == 100_000
-    assert 150 < seen[FIRST_LOOK] < 400  # 225 draws a chain on average
+    assert 150 < seen[FIRST_CHECK_DRAWS] < 400  # 225 draws a chain on average
     assert seen[-1] == found.num_draws
 
 
@@ -544,6 +549,6 @@ def cliff() -> pr.Density:
 
 
 def test_nothing_is_drawn_or_looked_at_off_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch):
-    monkeypatch.setattr("priory.fitting.loop.least_ess", None)
+    monkeypatch.setattr("priory.methods.draw_policy.smallest_ess", None)
     pr.fit(density(), None, Autoregression(), steps=120)
     assert capfd.readouterr() == ("", "")

@@ -7,7 +7,7 @@ from torch import nn
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 
 
 def problem(dtype=torch.float64):

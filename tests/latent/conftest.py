@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from priory.fitting.loop import Run, make_target
+from priory.fitting.prepare import make_target
+from priory.fitting.run import Run
 from priory.latent import Latent
 from priory.methods.em.em import EM
 from priory.posteriors.latent import LatentPoint
@@ -20,7 +21,7 @@ def fitted(
     model, rows = model.meet(data, batch_size)
     target = make_target(model, rows)
     run = Run(target, method, method.plan(target, rows, steps, seed), seed, None)
-    run.go(False, [])
+    run.run(False, [])
     posterior = run.posterior()
     assert isinstance(posterior, LatentPoint)
     return posterior

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Dirichlet, MultivariateNormal, Wishart
 
 from priory.core.errors import InputError
-from priory.fitting.loop import fit
+from priory.fitting.fit import fit
 from priory.fitting.store import load
 from priory.latent.base import Rows
 from priory.latent.bayesian_mixture import BayesianGaussianMixture, discounts

@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor
 
 from priory.core.errors import InputError
-from priory.fitting.loop import fit
+from priory.fitting.fit import fit
 from priory.fitting.store import load
 from priory.latent.base import Rows
 from priory.latent.bayesian_regression import BayesianRegression

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import InputError, PrioryWarning
-from priory.fitting.loop import fit
+from priory.fitting.fit import fit
 from priory.latent import (
     BayesianGaussianMixture,
     BayesianRegression,

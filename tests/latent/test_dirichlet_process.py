@@ -8,7 +8,7 @@ from scipy import stats
 from torch import Tensor
 
 from priory.core.errors import InputError
-from priory.fitting.loop import fit
+from priory.fitting.fit import fit
 from priory.latent.base import Rows
 from priory.latent.dirichlet_process import DirichletProcessMixture, broken
 from priory.methods.em.em import EM

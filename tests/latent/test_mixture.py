@@ -16,7 +16,8 @@ from torch import Tensor
 
 from priory.core.errors import InputError, PrioryWarning
 from priory.core.streams import stream
-from priory.fitting.loop import Run, make_target
+from priory.fitting.prepare import make_target
+from priory.fitting.run import Run
 from priory.latent import (
     BernoulliMixture,
     GaussianMixture,
@@ -169,7 +170,7 @@ def test_the_bound_never_falls_from_any_start(kind, seed, accelerate, k):
     run = Run(target, method, method.plan(target, rows, 30, seed), seed, None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrioryWarning)
-        run.go(False, [])
+        run.run(False, [])
         history = run.posterior().history
     rise = history["bound"].diff()
     assert float((rise / history["bound"][:-1].abs()).min()) > -1e-10

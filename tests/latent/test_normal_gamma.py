@@ -11,7 +11,9 @@ from scipy import stats
 from torch import Tensor
 
 from priory.core.errors import InputError
-from priory.fitting.loop import Run, fit, make_target
+from priory.fitting.fit import fit
+from priory.fitting.prepare import make_target
+from priory.fitting.run import Run
 from priory.fitting.store import load
 from priory.latent.base import Rows, expect
 from priory.latent.conjugate import OverPhi
@@ -32,7 +34,7 @@ def fitted(model: NormalGamma, y: Tensor, method: VariationalEM | None = None, s
     met, rows = model.meet(y)
     target = make_target(met, rows)
     run = Run(target, method, method.plan(target, rows, steps, 0), 0, None)
-    run.go(False, [])
+    run.run(False, [])
     return run.posterior()  # pyright: ignore[reportReturnType]
 
 

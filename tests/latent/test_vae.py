@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
 from priory.core.errors import InputError
-from priory.fitting.loop import fit, make_target
+from priory.fitting.fit import fit
+from priory.fitting.prepare import make_target
 from priory.fitting.store import load
 from priory.latent.base import Rows
 from priory.latent.vae import VAE

@@ -17,7 +17,7 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.errors import DivergedError, InputError, StoreError
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.models.target import Target
 from priory.network.skeleton import BATCHED_WORK, Network, pool_by_maxima
 

@@ -12,7 +12,7 @@ from priory.core.errors import MissingExtra
 from priory.core.streams import stream
 from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, r_hat
 from priory.diagnostics.summary import COLUMNS, ROWS, Summary
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.models.target import Target
 from priory.posteriors import Draws, base
 from priory.posteriors import chains as module

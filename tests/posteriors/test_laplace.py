@@ -11,7 +11,7 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.errors import InputError
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.methods.laplace.laplace import Laplace, Subnetwork
 from priory.posteriors import Point
 from priory.posteriors import laplace as of_laplace

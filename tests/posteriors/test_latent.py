@@ -7,7 +7,7 @@ import torch
 
 from priory.core.errors import InputError, StoreError
 from priory.core.flat import Param
-from priory.fitting.loop import fit
+from priory.fitting.fit import fit
 from priory.fitting.store import load
 from priory.latent import Expectation, GaussianMixture, Latent, RegressionMixture
 from priory.methods.em.em import EM

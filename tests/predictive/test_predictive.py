@@ -16,7 +16,7 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
 from priory.families import Diagonal
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.likelihoods import Likelihood
 from priory.network.layer_chain import SharedInputs
 from priory.network.skeleton import ELEMENTWISE

@@ -14,7 +14,7 @@ from torch import Tensor, distributions, nn
 import priory as pr
 from priory.core.data import Data
 from priory.families import Diagonal
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.priors import Hierarchical
 from priory.testing import assert_mean_close
 

@@ -12,7 +12,7 @@ import priory as pr
 from priory.core.data import Data
 from priory.estimators import elbo
 from priory.families import Diagonal
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.priors import Hierarchical
 
 F64 = torch.float64

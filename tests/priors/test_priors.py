@@ -10,7 +10,7 @@ from torch import Tensor, distributions, nn
 import priory as pr
 from priory.core.data import Data
 from priory.distributions import ScaleMixture
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.priors.rules import by_rule
 
 EXACT = {"rtol": 0, "atol": 1e-10}

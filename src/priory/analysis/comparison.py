@@ -22,8 +22,10 @@ from torch import Tensor
 from priory import evaluate
 from priory.core.data import Data
 from priory.core.errors import require, whole
-from priory.fitting.loop import fit, repr_of
+from priory.fitting.fit import fit
+from priory.fitting.identity import repr_of
 from priory.likelihoods import Likelihood
+from priory.methods.base import Method
 
 HIGHER_IS_BETTER = {"accuracy"}
 TIMES = {"fit_seconds", "predict_seconds"}
@@ -364,7 +366,7 @@ def _named(methods: Any) -> dict[str, Any]:
     for method in methods.values() if isinstance(methods, Mapping) else methods:
         kind = isinstance(method, type)
         require(not kind, "methods", "compare", "hold methods, not classes: MAP(), not MAP", method)
-        require(hasattr(method, "step"), "methods", "compare", "hold methods such as MAP() and MeanField()", method)
+        require(isinstance(method, Method), "methods", "compare", "hold methods such as MAP() and MeanField()", method)
     if isinstance(methods, Mapping):
         for name in methods:
             require(isinstance(name, str), "methods", "compare", "have text as names", name)

@@ -26,8 +26,9 @@ from priory.analysis.comparison import counted, split_rows
 from priory.core.errors import require, whole
 from priory.core.streams import stream
 from priory.evaluate.scores import matched, top_class
-from priory.fitting.loop import check_method, fit, repr_of
-from priory.methods.ensemble.swag import SWAG
+from priory.fitting.fit import fit
+from priory.fitting.identity import repr_of
+from priory.methods.base import check_method
 from priory.models.model import Model
 from priory.penalties import Certificate, penalty_from_prior, prior_from_penalty
 from priory.posteriors import Mixture, Posterior, Variational
@@ -237,10 +238,9 @@ def learns(method: Any, posterior: Posterior | None) -> tuple[Learnt, str]:
     """What a fit learns, by its posterior: the scales of q, with its family; rates; a point; or draws."""
     while isinstance(posterior, Mixture):
         posterior = posterior.members[0]
-    inner = getattr(method, "inner", method)
-    if isinstance(posterior, Masked) and getattr(inner, "learns_rates", False):
+    if posterior is not None and method.traits.learns_rates:
         return "rates", "dirac"
-    if posterior is None or posterior.point or isinstance(posterior, Masked) or isinstance(inner, SWAG):
+    if posterior is None or posterior.point or isinstance(posterior, Masked) or method.traits.fixed_scales:
         return "point", "dirac"
     if isinstance(posterior, Variational):
         return "scales", getattr(posterior.family, "base", "gaussian")

@@ -2,7 +2,7 @@
 
 Start the same script on each process (`torchrun --nproc-per-node 4 script.py`) and call
 `torch.distributed.init_process_group("gloo")` in it, with a backend that takes tensors of the model's device. A fit by
-a method that has `chains` then runs that many on each process, with noise of its own, and every process ends with the
+a sampler then runs its number of `chains` on each process, with noise of its own, and every process ends with the
 posterior of all of them. The members of an `Ensemble` are shared among the processes, and every process ends with all
 of them. Any other method does on each process what it does on one.
 """
@@ -35,8 +35,8 @@ def rank() -> int:
 
 
 def spread(method: Any) -> bool:
-    """Whether a method's chains run on several processes."""
-    return world() > 1 and hasattr(method, "chains")
+    """Whether a method's chains or members are shared among several processes, as its traits declare."""
+    return world() > 1 and method.traits.spread
 
 
 def own_stream(seed: int, *names: str | int, device: torch.device | str = "cpu") -> torch.Generator:

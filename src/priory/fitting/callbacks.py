@@ -1,4 +1,4 @@
-"""What a person's own code sees of a fit on its way, and how it ends one early."""
+"""Callbacks: what the user's own code sees of a fit in progress, and how it ends one early."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What a callback sees: where the fit is, its numbers, and the posterior as it would be if it stopped here."""
+class FitProgress:
+    """The state of a fit that a callback receives after every epoch.
+
+    Args:
+        step: Number of steps taken.
+        steps: Number of steps planned.
+        epoch: Number of epochs completed.
+        metrics: Mean of each metric of the history over the last epoch.
+        posterior: A function that returns the posterior as it would be if the fit ended here.
+    """
 
     step: int
     steps: int
@@ -24,31 +32,42 @@ class Moment:
     posterior: Callable[[], Posterior]
 
 
+Moment = FitProgress  # the name under which callbacks have imported it before
+
+
 def says_stop(answer: Any) -> bool:
-    """Whether a callback's answer is True: Python's, an array's or a tensor's; anything else means to go on."""
+    """Whether a callback returned True, as a bool, an array or a tensor; anything else continues the fit."""
     boolean = getattr(answer, "ndim", 1) == 0 and "bool" in str(getattr(answer, "dtype", ""))
     return answer is True or (boolean and bool(answer))
 
 
 @runtime_checkable
-class Remembering(Protocol):
-    """A callback with a memory, which checkpoints keep."""
+class StatefulCallback(Protocol):
+    """A callback whose state is kept in checkpoints."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers, as JSON takes it."""
+        """The state, as JSON."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Remember it again."""
+        """Restore the state."""
         ...
 
 
 @dataclass
 class EarlyStop:
-    """Ends a fit when a number has not improved for `patience` epochs.
+    """Ends a fit when a score has not improved for `patience` epochs. The posterior is that of the last step.
 
-    With `data`, the number is the mean negative log predictive density of those rows; without, the mean
-    training loss of the epoch. `least` is the improvement that counts, in nats. The posterior is that of the last step.
+    Args:
+        patience: Number of epochs without an improvement after which the fit ends. Default: 10.
+        data: Held-out rows (X, y); the score is their mean negative log predictive density. Default: None, the score is
+            the mean training loss of the epoch.
+        least: Smallest decrease of the score, in nats, that counts as an improvement. Default: 0.
+        samples: Number of draws per prediction of `data`. Default: 16.
+
+    Example:
+        >>> EarlyStop(patience=3).patience
+        3
     """
 
     patience: int = 10
@@ -67,16 +86,16 @@ class EarlyStop:
         pair = self.data is None or (isinstance(self.data, (tuple, list)) and len(self.data) == 2)
         require(pair, "data", "EarlyStop", "be inputs and targets, (X, y)", type(self.data).__name__)
 
-    def __call__(self, moment: Moment) -> bool:
-        """Whether to stop."""
-        if moment.step <= self.step:  # another fit
+    def __call__(self, progress: FitProgress) -> bool:
+        """Whether to end the fit."""
+        if progress.step <= self.step:  # another fit
             self.best, self.waited = float("inf"), 0
-        self.step = moment.step
+        self.step = progress.step
         if self.data is None:
-            score = moment.metrics["loss"]
+            score = progress.metrics["loss"]
         else:
             x, y = self.data
-            score = -float(moment.posterior().predict(x, samples=self.samples).log_prob(y).mean())
+            score = -float(progress.posterior().predict(x, samples=self.samples).log_prob(y).mean())
         if score < self.best - self.least:
             self.best, self.waited = score, 0
         else:
@@ -84,9 +103,9 @@ class EarlyStop:
         return self.waited >= self.patience
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """The state that a checkpoint keeps."""
         return {"best": self.best, "waited": self.waited, "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.best, self.waited, self.step = float(state["best"]), int(state["waited"]), int(state["step"])

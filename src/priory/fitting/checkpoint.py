@@ -1,8 +1,8 @@
-"""Checkpoints: a fit that is killed goes on where it was, with the same bits as if nothing had happened.
+"""Checkpoints: an interrupted fit resumes from its checkpoint, with the same bits as without the interruption.
 
-What the next step depends on is kept: the State, the generator, the step, the history, what callbacks
-remember. The order of the data is a function of (seed, epoch), so that a step's number says which batch comes
-next. Draws are not rewritten with it: they are in shards beside it (see `draws_store`), and it has their number.
+A checkpoint has all that the next step depends on: the State, the generator, the step, the history and the state of
+callbacks. The order of the data is a function of (seed, epoch), so that the step determines the next batch. Draws are
+in shards beside the checkpoint (see `draws_store`), which holds their number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where to keep a fit, and how often: every so many seconds, or every so many steps."""
+    """Where to write the checkpoint of a fit, and how often.
+
+    Args:
+        path: File of the checkpoint; its folder must exist.
+        seconds: Time between two checkpoints. Default: 30.
+        every: Number of steps between two checkpoints, in place of `seconds`. Default: None.
+
+    Example:
+        >>> Checkpoint("fit.checkpoint", every=1000).every
+        1000
+    """
 
     path: str | os.PathLike[str]
     seconds: float = 30.0
@@ -41,7 +51,7 @@ class Checkpoint:
         require(ok, "every", "Checkpoint", "be an integer >= 1", self.every)
 
 
-class Keeper:
+class CheckpointWriter:
     """Writes and reads the checkpoint of one fit; `identity` is what a resumed fit must share with the first."""
 
     def __init__(self, checkpoint: Checkpoint | str | os.PathLike[str], identity: dict[str, Any]) -> None:
@@ -52,12 +62,12 @@ class Keeper:
 
     @property
     def stamp(self) -> str:
-        """What the draws of this fit are known by."""
+        """The hash of the identity, which marks the draws of this fit."""
         return hashlib.blake2b(json.dumps(self.identity, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     @property
-    def folder(self) -> str:
-        """Where its draws are kept, if the person names no other place."""
+    def draws_folder(self) -> str:
+        """The folder of the draws, if the user names no other."""
         return f"{os.fspath(self.checkpoint.path)}.draws"
 
     def due(self, step: int) -> bool:
@@ -69,7 +79,7 @@ class Keeper:
     def write(
         self, step: int, state: Any, generator: torch.Generator, kept: dict[str, Tensor], notes: list[Any]
     ) -> None:
-        """Keep everything that the next step depends on."""
+        """Write everything that the next step depends on."""
         tensors = {f"state.{path}": value for path, value in leaves(state) if isinstance(value, Tensor)}
         numbers = {path: value for path, value in leaves(state) if not isinstance(value, Tensor)}
         tensors |= {f"kept.{name}": t for name, t in kept.items()} | {"generator": generator.get_state()}
@@ -78,7 +88,7 @@ class Keeper:
         self._last = time.monotonic()
 
     def read(self, state: Any, generator: torch.Generator) -> tuple[int, Any, dict[str, Tensor], list[Any]] | None:
-        """Put a kept fit back into a fresh State; None if there is nothing to resume."""
+        """Read a checkpoint into a fresh State; None if there is no checkpoint."""
         if not Path(self.checkpoint.path).exists():
             return None
         tensors, meta = read(self.checkpoint.path, "checkpoint")

@@ -1,49 +1,65 @@
-"""The history of a fit: one number a step by name, gathered as they come and read in bulk."""
+"""The history of a fit: one value per step for each metric."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-VITAL = ("loss", "elbo", "nll", "kl", "log_prior", "bound")  # others may be infinite, as the energy of a lost chain is
+if TYPE_CHECKING:
+    from priory.methods.base import Info
 
 
-class Told:
-    """What the steps have told. Numbers stay tensors until somebody asks, so that a step never waits for them."""
+class History:
+    """Metrics of a fit, one value per step.
+
+    Values stay on their device and are copied to the CPU in bulk, so that recording a step never waits for the device.
+    What a metric means is declared by `Info`: which are counts, and which may be infinite.
+    """
 
     def __init__(self, past: dict[str, Tensor] | None = None) -> None:
         self._past = past or {}
         self._new: dict[str, list[Tensor | float]] = {}
-        self._looked = len(next(iter(self._past.values()))) if self._past else 0
+        self._checked = len(next(iter(self._past.values()))) if self._past else 0  # steps known to be finite
+        self._counts: tuple[str, ...] = ()
+        self._unchecked: tuple[str, ...] = ()
 
-    def hear(self, metrics: dict[str, Tensor | float]) -> None:
-        """Take one step's numbers."""
-        for name, value in metrics.items():
+    def record(self, info: Info) -> None:
+        """Append the metrics of one step."""
+        self._counts, self._unchecked = info.counts, info.unchecked
+        for name, value in info.metrics.items():
             self._new.setdefault(name, []).append(value)
 
-    def history(self, steps: int | None = None) -> dict[str, Tensor]:
-        """Every number so far by name, a float64 vector with one value a step (the mean over members)."""
+    def values(self, steps: int | None = None) -> dict[str, Tensor]:
+        """Each metric as a float64 vector with one value per step (the mean over members), or its first `steps`."""
         self._gather()
         return {name: values[:steps].clone() for name, values in self._past.items()}
 
-    def recent(self, steps: int = 50) -> dict[str, float]:
-        """The mean of the last numbers."""
+    def recent_mean(self, steps: int = 50) -> dict[str, float]:
+        """The mean of each metric over the last `steps` steps."""
         self._gather()
         return {name: float(values[-steps:].mean()) for name, values in self._past.items()}
 
-    def first_not_finite(self) -> tuple[str, int] | None:
-        """The name and the step of the first number since the last look that is not finite."""
+    def summary(self, since: int = 0) -> dict[str, float]:
+        """Recent means, and for counts the sum over the steps from `since` on."""
+        means = self.recent_mean()
+        return means | {name: float(self._past[name][since:].sum()) for name in self._counts if name in means}
+
+    def first_nonfinite(self) -> tuple[str, int] | None:
+        """The name and the step of the first checked metric since the last call that is not finite, or None."""
         self._gather()
         for name, values in self._past.items():
-            if name not in VITAL:
+            if name in self._unchecked:
                 continue
-            wrong = (~torch.isfinite(values[self._looked :])).nonzero()
+            wrong = (~torch.isfinite(values[self._checked :])).nonzero()
             if len(wrong):
-                return name, self._looked + int(wrong[0])
-        self._looked = max((len(values) for values in self._past.values()), default=0)
+                return name, self._checked + int(wrong[0])
+        self._checked = max((len(values) for values in self._past.values()), default=0)
         return None
 
     def _gather(self) -> None:
+        """Copy the values recorded since the last call to the CPU."""
         for name, values in self._new.items():
             if values:
                 fresh = torch.stack([torch.as_tensor(v, dtype=torch.float64, device="cpu") for v in values])

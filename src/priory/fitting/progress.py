@@ -1,7 +1,7 @@
-"""A progress bar for a person at a terminal, and nothing for anyone else.
+"""A progress bar on a terminal, and nothing elsewhere.
 
-With `rich` installed the bar is rich's; without it, one line that overwrites itself. Both show what matters
-and the time left.
+With `rich` installed the bar is rich's; without it, one line that overwrites itself. Both show the main metrics and the
+time left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 EVERY = 0.2  # seconds between two drawings
-SHOWN = {  # how each number is written
+SHOWN = {  # the metrics that are shown, and how each is written
     "elbo": "elbo {:,.1f}",
     "loss": "loss {:,.1f}",
     "bound": "bound {:,.1f}",
@@ -29,7 +29,7 @@ SHOWN = {  # how each number is written
 
 
 class Progress:
-    """Draws itself on standard error, if that is a terminal and the person wants it."""
+    """A progress bar on standard error, if that is a terminal and the user wants one."""
 
     def __init__(self, label: str, steps: int, wanted: bool, done: int = 0) -> None:
         self.label, self.steps, self.first = label, max(1, steps), done
@@ -70,7 +70,7 @@ class Progress:
         return self.on and time.monotonic() >= self._next
 
     def show(self, done: int, metrics: Mapping[str, float], steps: int | None = None) -> None:
-        """Draw the bar at this step; `steps` is where the end is seen to be, if not where it was."""
+        """Draw the bar at this step; `steps` is the number of steps now expected, if it has changed."""
         self._next = time.monotonic() + EVERY
         self.steps = self.steps if steps is None else max(1, steps)
         names = [name for name in SHOWN if name in metrics and not (name == "loss" and "elbo" in metrics)]

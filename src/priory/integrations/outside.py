@@ -12,7 +12,7 @@ import torch
 
 from priory.core.data import Data
 from priory.core.errors import InputError, require
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.methods.point.held_out import HELD_ROWS, learns, settled
 from priory.models.model import Model
 

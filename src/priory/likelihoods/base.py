@@ -36,6 +36,8 @@ class Likelihood(ABC):
     classes: ClassVar[bool] = False  # whether y is a label, so that probabilities and entropies make sense
     discrete: ClassVar[bool] = False  # whether y is an integer, so that its quantiles are
 
+    unit_scale: ClassVar[bool] = False  # whether targets should be of about unit scale, as a noise to be learnt expects
+
     @property
     def slope(self) -> float | None:
         """dE[y | f]/df, if y is Gaussian around a linear function of f with a noise that doesn't depend on f."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ FLOOR = 1e-6  # softplus underflows before the likelihood does: the smallest sca
 
 class LocationScale(Likelihood):
     """What Gaussian and StudentT share: where the scale comes from, and how it meets the outputs."""
+
+    unit_scale: ClassVar[bool] = True
 
     def __init__(self, scale: float | str | Tensor, name: str, outputs: int, prior: Distribution | None) -> None:
         owner = type(self).__name__

@@ -159,6 +159,9 @@ class Posterior(ABC):
             return self._known or found
         return worst([self._known, found])
 
+    def join(self) -> None:  # noqa: B027 - most posteriors are the same on every process
+        """Take in the chains or members of the other processes, in the order of the processes."""
+
     # What every posterior does.
 
     @property

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from priory.core.data import Data, as_batch
+from priory.core.distributed import gather
 from priory.core.errors import InputError, extra, require
 from priory.core.streams import stream
 from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, r_hat
@@ -107,6 +108,12 @@ class Chains(Posterior):
         w = self.w.flatten(0, 1)
         places = chosen(len(w), sum(sizes), generator).to(w.device)
         return (w[some].to(self.model.device) for some in places.split(sizes))  # those on disk are the CPU's
+
+    def join(self) -> None:
+        """Take in the chains of the other processes, as many draws of each as every process has."""
+        draws = int(gather(torch.tensor([self.num_draws], device=self.w.device)).min())
+        self.w = gather(self.w[:, :draws])
+        self.statistics = {name: gather(t[:, :draws]) for name, t in self.statistics.items()}
 
     @property
     def mean(self) -> dict[str, Tensor]:

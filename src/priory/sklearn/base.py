@@ -20,7 +20,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from priory.core.data import tensor_of
 from priory.core.errors import require, whole
-from priory.fitting.loop import fit
+from priory.fitting.fit import fit
 from priory.posteriors import ConjugatePosterior, LatentPoint
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from priory.core.data import Data
 from priory.core.errors import InputError
 from priory.core.streams import stream
 from priory.fitting.checkpoint import Checkpoint
-from priory.fitting.loop import fit, make_target
+from priory.fitting.fit import fit
+from priory.fitting.prepare import make_target
 from priory.fitting.store import load
 from priory.likelihoods import Categorical, Gaussian
 from priory.methods.base import Info, Method
@@ -37,7 +38,7 @@ SHAPES = (torch.Size(), torch.Size([3]), torch.Size([2, 3]))
 STEPS = 12
 
 
-def is_a_frozen_dataclass_of_options(method: Method) -> None:
+def is_a_frozen_dataclass_of_options(method: Method[Any]) -> None:
     """Hyper-parameters can't change under a fit, and an unknown one is refused in one sentence."""
     assert isinstance(method, Method), f"{type(method).__name__} lacks a member of Method."
     assert dataclasses.is_dataclass(method), f"{type(method).__name__} is not a dataclass."
@@ -50,7 +51,7 @@ def is_a_frozen_dataclass_of_options(method: Method) -> None:
     assert "no_such_option" in refusal, "An unknown option was not refused by name."
 
 
-def leads_its_metrics_with_the_shape(method: Method) -> None:
+def leads_its_metrics_with_the_shape(method: Method[Any]) -> None:
     """Chains and members are a leading shape: each has metrics of its own."""
     for shape in SHAPES:
         _, infos = run(method, classification()[0], classification()[1], shape)
@@ -59,7 +60,7 @@ def leads_its_metrics_with_the_shape(method: Method) -> None:
             assert bool(torch.isfinite(value).all()), f"'{name}' is not finite."
 
 
-def keeps_members_apart(method: Method) -> None:
+def keeps_members_apart(method: Method[Any]) -> None:
     """A member that breaks leaves the others as they were."""
     model, data = classification()
     _, whole = run(method, model, data, torch.Size([3]))
@@ -70,14 +71,14 @@ def keeps_members_apart(method: Method) -> None:
             assert same, f"'{name}' of a sound member changed with a broken one beside it."
 
 
-def gives_the_same_bits_for_the_same_seed(method: Method) -> None:
+def gives_the_same_bits_for_the_same_seed(method: Method[Any]) -> None:
     """A fit is a function of its seed."""
     model, data = classification()
     first, second = (fit(model, data, method, steps=STEPS, batch_size=7, seed=3, progress=False) for _ in range(2))
     same(first, second)
 
 
-def resumes_with_the_same_bits(method: Method) -> None:
+def resumes_with_the_same_bits(method: Method[Any]) -> None:
     """A fit that was interrupted and resumed can't be told from one that was not."""
     model, data = classification()
     options: dict[str, Any] = {"steps": STEPS, "batch_size": 7, "progress": False}
@@ -97,7 +98,7 @@ def resumes_with_the_same_bits(method: Method) -> None:
             raise AssertionError("The fit was not interrupted.")
 
 
-def leaves_the_module_alone(method: Method) -> None:
+def leaves_the_module_alone(method: Method[Any]) -> None:
     """The person's network has the same bits before and after."""
     model, data = classification()
     before = copy.deepcopy(model.net.state_dict())
@@ -107,7 +108,7 @@ def leaves_the_module_alone(method: Method) -> None:
     assert all(p.grad is None for p in model.net.parameters()), "A gradient was left on the network."
 
 
-def names_and_shapes_its_draws(method: Method) -> None:
+def names_and_shapes_its_draws(method: Method[Any]) -> None:
     """Draws and means are keyed by the network's own names, in its type, and learnt parameters are among them."""
     for dtype in (torch.float32, torch.float64):
         model, data = regression(dtype)
@@ -120,7 +121,7 @@ def names_and_shapes_its_draws(method: Method) -> None:
         assert bool((draws["likelihood.noise"] > 0).all()), "A noise was not positive."
 
 
-def predicts_in_the_shape_of_the_targets(method: Method) -> None:
+def predicts_in_the_shape_of_the_targets(method: Method[Any]) -> None:
     """Predictions follow the targets, and their variance is the sum of its two parts."""
     model, data = regression(torch.float64)
     for y in (data[1], data[1][:, None]):
@@ -130,7 +131,7 @@ def predicts_in_the_shape_of_the_targets(method: Method) -> None:
         assert prediction.log_prob(y).shape == (len(y),)
 
 
-def survives_a_round_trip_through_a_file(method: Method) -> None:
+def survives_a_round_trip_through_a_file(method: Method[Any]) -> None:
     """What is saved is what is loaded, to the bit."""
     model, data = classification()
     posterior = fit(model, data, method, steps=STEPS, progress=False)
@@ -139,7 +140,7 @@ def survives_a_round_trip_through_a_file(method: Method) -> None:
         same(posterior, load(Path(folder) / "posterior", model))
 
 
-def records_one_number_a_step(method: Method) -> None:
+def records_one_number_a_step(method: Method[Any]) -> None:
     """The history has a finite value a step, and what the method improves is among them."""
     model, data = classification()
     history = fit(model, data, method, steps=STEPS, progress=False).history
@@ -149,7 +150,7 @@ def records_one_number_a_step(method: Method) -> None:
         assert bool(torch.isfinite(values).all()), f"'{name}' is not finite."
 
 
-def finds_the_mean_of_a_gaussian(method: Method) -> None:
+def finds_the_mean_of_a_gaussian(method: Method[Any]) -> None:
     """On the simplest conjugate problem the mean is the exact posterior's, to a tenth of its standard deviation."""
     exact = GaussianMean.make(0)
     found = fit(exact.density(), exact.data, method, progress=False).mean
@@ -157,14 +158,14 @@ def finds_the_mean_of_a_gaussian(method: Method) -> None:
     assert off < 0.1, f"The mean is {off:.3f} posterior standard deviations away."
 
 
-def stays_inside_the_support(method: Method) -> None:
+def stays_inside_the_support(method: Method[Any]) -> None:
     """A constrained parameter is drawn where it may lie."""
     exact = Coin.make(0)
     p = fit(exact.density(), exact.data, method, steps=STEPS, progress=False).sample(50)["p"]
     assert bool(((p > 0) & (p < 1)).all())
 
 
-CLAUSES: tuple[Callable[[Method], None], ...] = (
+CLAUSES: tuple[Callable[[Method[Any]], None], ...] = (
     is_a_frozen_dataclass_of_options,
     leads_its_metrics_with_the_shape,
     keeps_members_apart,
@@ -180,7 +181,7 @@ CLAUSES: tuple[Callable[[Method], None], ...] = (
 )
 
 
-def check_method(method: Method) -> None:
+def check_method(method: Method[Any]) -> None:
     """Run every clause."""
     for clause in CLAUSES:
         clause(method)
@@ -217,7 +218,7 @@ def seeded(net: nn.Module, generator: torch.Generator) -> None:
 
 
 def run(
-    method: Method, model: Model, data: Any, shape: torch.Size, poison: int | None = None
+    method: Method[Any], model: Model, data: Any, shape: torch.Size, poison: int | None = None
 ) -> tuple[Any, list[Info]]:
     """A few steps by hand, as a person's own loop would take them; `poison` breaks the start of one member."""
     rows = Data.of(data, batch_size=7).prepared(model.prepare)
@@ -229,7 +230,7 @@ def run(
     state = method.init(target, plan, generator, shape)
     infos: list[Info] = []
     while len(infos) < STEPS:
-        for batch in [rows] if method.reads == "pass" else rows.batches(0, len(infos)):
+        for batch in [rows] if method.traits.reads == "pass" else rows.batches(0, len(infos)):
             state, info = method.step(target, state, batch, generator)
             infos.append(info)
     return state, infos

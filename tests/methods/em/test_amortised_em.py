@@ -11,7 +11,8 @@ from torch.distributions import MultivariateNormal, Normal, kl_divergence
 from priory.core.errors import InputError
 from priory.core.streams import stream
 from priory.fitting.checkpoint import Checkpoint
-from priory.fitting.loop import fit, make_target
+from priory.fitting.fit import fit
+from priory.fitting.prepare import make_target
 from priory.latent import NormalGamma
 from priory.latent.factor_analysis import principal
 from priory.latent.vae import VAE

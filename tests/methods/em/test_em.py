@@ -13,7 +13,9 @@ from priory.core.errors import InputError, PrioryWarning
 from priory.core.flat import Param
 from priory.core.streams import stream
 from priory.fitting.checkpoint import Checkpoint
-from priory.fitting.loop import Run, fit, make_target
+from priory.fitting.fit import fit
+from priory.fitting.prepare import make_target
+from priory.fitting.run import Run
 from priory.latent import (
     BernoulliMixture,
     GaussianMixture,
@@ -44,7 +46,7 @@ def started(
 
 def fitted(model: Latent, data: Any, method: EM | None = None, **options: Any) -> LatentPoint:
     run = started(model, data, method or EM(), **options)
-    run.go(False, [])
+    run.run(False, [])
     posterior = run.posterior()
     assert isinstance(posterior, LatentPoint)
     return posterior
@@ -129,7 +131,7 @@ def test_e_and_m_steps_by_hand_are_an_iteration():
 def test_the_best_restart_is_kept_and_a_restart_is_a_member_of_its_own():
     y, _ = lecture()
     run = started(GaussianMixture(4), y, EM(restarts=5, start="random", tolerance=1e-9), steps=40)
-    run.go(False, [])
+    run.run(False, [])
     best = run.posterior()
     assert best.log_evidence.value == float(run.state.bound.max())
     assert run.state.bound.unique().numel() > 1
@@ -347,7 +349,7 @@ def test_a_given_start_is_written_by_its_names_and_what_it_hashes_to():
 def test_em_is_a_frozen_method():
     method = EM()
     assert isinstance(method, Method)
-    assert (method.reads, EM(online=0.6).reads) == ("pass", "batch")
+    assert (method.traits.reads, EM(online=0.6).traits.reads) == ("pass", "batch")
     with pytest.raises(dataclasses.FrozenInstanceError):
         method.restarts = 2  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from priory.core.errors import DivergedError, InputError
-from priory.fitting.loop import Run, fit, make_target
+from priory.fitting.fit import fit
+from priory.fitting.prepare import make_target
+from priory.fitting.run import Run
 from priory.latent.base import Rows
 from priory.latent.bayesian_mixture import BayesianGaussianMixture
 from priory.latent.bayesian_regression import BayesianRegression
@@ -37,7 +39,7 @@ def started(model: Any, data: Any, method: VariationalEM, steps: int = 200, batc
 
 def fitted(model: Any, data: Any, method: VariationalEM | None = None, **options: Any) -> ConjugatePosterior:
     run = started(model, data, method or VariationalEM(), **options)
-    run.go(False, [])
+    run.run(False, [])
     posterior = run.posterior()
     assert isinstance(posterior, ConjugatePosterior)
     return posterior
@@ -45,7 +47,7 @@ def fitted(model: Any, data: Any, method: VariationalEM | None = None, **options
 
 def test_it_is_a_method():
     assert isinstance(VariationalEM(), Method)
-    assert VariationalEM().reads == "pass"
+    assert VariationalEM().traits.reads == "pass"
     assert VariationalEM(online=0.7).reads == "batch"
 
 
@@ -87,7 +89,7 @@ def test_a_stochastic_step_goes_along_the_natural_gradient():
     model = run.target.model
     assert isinstance(model, BayesianGaussianMixture)
     states: list[Any] = []
-    run.go(False, [lambda moment: states.append(moment.posterior())])
+    run.run(False, [lambda moment: states.append(moment.posterior())])
     first, second = (posterior.phi for posterior in states)
     found = model.e_step_q(first, Rows({"y": y}))
     target = model.m_step_q(found.statistics, first)

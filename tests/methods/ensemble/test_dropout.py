@@ -12,7 +12,7 @@ from torch.nn import functional
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.network.dropout_sites import Units, by_layer
 from priory.network.skeleton import Network
 from priory.network.traced_dropout import in_network

@@ -13,7 +13,7 @@ from torch.func import functional_call
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.methods.ensemble.ensemble import drawn_from_prior, noise_of_targets
 from priory.methods.point.map import settle
 from priory.testing import assert_covariance_close, assert_mean_close, contract

@@ -7,7 +7,7 @@ from torch import nn
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.testing.contract import CLAUSES, classification
 
 KEPT = [clause for clause in CLAUSES if clause.__name__ != "records_one_number_a_step"]  # the steps are MAP's

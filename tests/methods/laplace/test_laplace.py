@@ -16,7 +16,7 @@ from priory.core.data import Data
 from priory.core.errors import InputError, PrioryWarning
 from priory.core.streams import stream
 from priory.curvature import STRUCTURES, select
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.methods.laplace import laplace
 from priory.methods.laplace.laplace import Laplace, Subnetwork
 from priory.posteriors import Draws, Point

@@ -10,7 +10,7 @@ from torch import nn
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.testing import assert_covariance_close, assert_mean_close
 from priory.testing.contract import CLAUSES, classification
 

@@ -12,7 +12,7 @@ from priory import Param, constraints
 from priory.core.data import Data
 from priory.core.errors import PrioryWarning
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.methods.mcmc.joint import gradients, log_joint
 from priory.models.target import Target
 from priory.network.recorded_graph import traced, without_value

@@ -13,7 +13,7 @@ from priory import Param
 from priory.core.data import Data
 from priory.core.errors import DivergedError, InputError, PrioryWarning
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.methods.mcmc import HMC, MALA, NUTS, RandomWalk
 from priory.methods.mcmc.adaptation import Moments, StepSize, windows
 from priory.methods.mcmc.drift import warn_of_divergences, warn_of_drift

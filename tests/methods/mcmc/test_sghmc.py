@@ -8,7 +8,7 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.errors import DivergedError
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.methods.mcmc import sghmc
 from priory.methods.mcmc.schedules import Cyclical
 from priory.methods.mcmc.sghmc import SGHMC

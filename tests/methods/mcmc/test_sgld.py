@@ -8,7 +8,7 @@ from priory.core.data import Data
 from priory.core.errors import DivergedError
 from priory.core.streams import stream
 from priory.diagnostics import r_hat
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.methods.mcmc import sgld
 from priory.methods.mcmc.schedules import Cyclical, Timetable
 from priory.methods.mcmc.sgld import SGLD

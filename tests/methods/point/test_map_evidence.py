@@ -16,7 +16,7 @@ from priory.core.streams import stream
 from priory.curvature import STRUCTURES, select
 from priory.curvature.evidence import tune
 from priory.fitting.checkpoint import Checkpoint
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.testing.contract import CLAUSES
 
 F64 = torch.float64

@@ -11,7 +11,7 @@ from torch.distributions import Normal
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.methods.base import Plan
 from priory.testing import Coin, GaussianMean, LinearRegression
 

@@ -11,7 +11,7 @@ from torch.distributions import Laplace, Normal
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.methods.base import Plan
 from priory.penalties import L1, L2, Bridge, ElasticNet, GroupLasso, Penalty, ReverseGroupLasso
 from priory.penalties.as_prior.parameters import describe_parameters

@@ -8,7 +8,7 @@ from torch.distributions import Laplace, Normal
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.fitting.loop import make_target
+from priory.fitting.prepare import make_target
 from priory.methods.base import Plan
 from priory.penalties import Variational, penalty_from_prior
 from priory.penalties.as_prior.variational import with_unit_scale_penalties

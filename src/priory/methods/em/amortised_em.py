@@ -19,7 +19,7 @@ from torch import Tensor
 
 from priory.core.errors import require, whole
 from priory.latent.vae import VAE
-from priory.methods.base import Info, Options, Plan
+from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.posteriors.amortised import AmortisedPosterior
 
@@ -57,7 +57,7 @@ class AmortisedEM(Options):
     schedule: str = "cosine"
     start: AmortisedPosterior | None = None
 
-    reads: ClassVar[Literal["batch", "pass"]] = "batch"
+    traits: ClassVar[Traits] = Traits()
 
     def __post_init__(self) -> None:
         require(self.bound in ("elbo", "iwae"), "bound", "AmortisedEM", "be 'elbo' or 'iwae'", repr(self.bound))

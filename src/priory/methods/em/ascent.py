@@ -25,7 +25,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from torch import Tensor
 from priory.core.data import Data
 from priory.core.errors import DivergedError, require, warn, whole
 from priory.latent.base import Latent, Theta, climbed, expect, some
-from priory.methods.base import Info, Options, Plan
+from priory.methods.base import Info, Options, Plan, Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,9 +77,6 @@ class Ascent(Options):
     online: float | None = None
     gradient_steps: int | None = None
 
-    reads: ClassVar[Literal["batch", "pass"]] = "pass"
-    reads_start: ClassVar[bool] = True  # a start by name or in numbers is the method's own to read
-
     def __post_init__(self) -> None:
         require(whole(self.restarts, 1), "restarts", type(self).__name__, "be an integer >= 1", repr(self.restarts))
         number = isinstance(self.tolerance, Real) and 0 <= self.tolerance < math.inf
@@ -114,8 +111,10 @@ class Ascent(Options):
         require(
             not clash, "accelerate", type(self).__name__, "be False with online, draws or annealing", self.accelerate
         )
-        if self.online is not None:
-            object.__setattr__(self, "reads", "batch")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads="pass" if self.online is None else "batch", own_start=True)
 
     @property
     def noisy(self) -> bool:
@@ -206,7 +205,7 @@ class Ascent(Options):
             past.reshape(state.past.shape),
             state.iteration + 1,
         )
-        return after, Info(self.told(after), done=not bool(active.any()))
+        return after, Info(self.told(after), done=not bool(active.any()), unchecked=("Q", "gap"))
 
     # Its parts.
 

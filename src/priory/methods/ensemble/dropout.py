@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ from priory.core.errors import InputError, require, warn, whole
 from priory.core.streams import stream
 from priory.distributions import LogUniform
 from priory.divergences import kl
-from priory.methods.base import Info, Options, Plan
+from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.methods.point.held_out import HELD_ROWS, fraction_held, learns, settled, settles
 from priory.models.model import Model
@@ -100,9 +100,6 @@ class Dropout(Options):
     holdout: float | None = None
     start: Any = None
 
-    reads: ClassVar[Literal["batch", "pass"]] = "batch"
-    drops: ClassVar[bool] = True  # masks are drawn here: the network's own dropout is to be silent
-
     def __post_init__(self) -> None:
         if isinstance(self.rate, (list, tuple)):
             require(len(self.rate) > 1, "rate", "Dropout", "be two rates or more if it is a list", tuple(self.rate))
@@ -116,6 +113,10 @@ class Dropout(Options):
         ok = self.holdout is None or (isinstance(self.holdout, (int, float)) and 0 < self.holdout < 1)
         require(ok, "holdout", "Dropout", "lie between 0 and 1", self.holdout)
         check_rate(self.learning_rate, self.schedule, "Dropout")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(draws_masks=True, learns_rates=self.learns_rates)
 
     @property
     def learns_rates(self) -> bool:

@@ -35,7 +35,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ from torch import Tensor
 from priory.core.distributed import rank, world
 from priory.core.errors import InputError, require, whole
 from priory.likelihoods import Gaussian
-from priory.methods.base import After, Info, Method, Options, Plan
+from priory.methods.base import Info, Method, Options, Plan, Traits
 from priory.methods.point.map import MAP
 from priory.models.model import Model
 from priory.models.target import Target
@@ -85,8 +85,6 @@ class Ensemble(Options):
     size: int = 8
     anchored: bool | Literal["function"] = False
 
-    reads: ClassVar[Literal["batch", "pass"]] = "batch"
-
     def __post_init__(self) -> None:
         if self.method is None:
             object.__setattr__(self, "method", MAP())
@@ -95,10 +93,10 @@ class Ensemble(Options):
         ok = isinstance(method, Method) and not isinstance(method, type)
         require(ok, "method", "Ensemble", "be a method such as MAP()", got)
         require(not isinstance(method, Ensemble), "method", "Ensemble", "be that of one member, and no Ensemble", got)
-        ok = not hasattr(method, "chains")
+        traits: Traits = method.traits
+        ok = not traits.chains
         require(ok, "method", "Ensemble", "be one that doesn't sample: a sampler has chains of its own", got)
-        at = getattr(method, "at", None)
-        ok = not (isinstance(at, str) and at == "network")
+        ok = not traits.fixed_start
         require(ok, "method", "Ensemble", "find weights of its own for each member: at the network's all are one", got)
         begun = method.start
         ok = not (isinstance(begun, Posterior) and begun.point) or bool(self.anchored)
@@ -107,11 +105,15 @@ class Ensemble(Options):
         require(whole(self.size, 1), "size", "Ensemble", "be an integer >= 1", repr(self.size))
         ok = isinstance(self.anchored, bool) or self.anchored == "function"
         require(ok, "anchored", "Ensemble", "be True, False or 'function'", repr(self.anchored))
-        ok = not self.anchored or isinstance(method, MAP)
+        ok = not self.anchored or traits.finds_mode
         require(ok, "anchored", "Ensemble", "be False unless the method is MAP", repr(method))
-        ok = not self.anchored or getattr(method, "evidence_every", None) is None
+        ok = not self.anchored or not traits.sets_prior
         require(ok, "anchored", "Ensemble", "be False where the evidence sets the prior", repr(method))
-        object.__setattr__(self, "reads", method.reads)
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the method, with members that processes share."""
+        return dataclasses.replace(self.method.traits, spread=True)
 
     @property
     def start(self) -> Any:
@@ -119,19 +121,9 @@ class Ensemble(Options):
         start = self.method.start
         return Ensemble(start, self.size) if isinstance(start, Method) else start
 
-    @property
-    def chains(self) -> int:
-        """How many members there are: processes share them as they share the chains of a sampler."""
-        return self.size
-
-    @property
-    def inner(self) -> Any:
-        """Whose steps these are."""
-        return self.method
-
     def default_start(self, model: Any) -> Any:
         """What the method looks at, once a member."""
-        start = self.method.default_start(model) if isinstance(self.method, After) else None
+        start = self.method.default_start(model)
         return Ensemble(start, self.size) if isinstance(start, Method) else start
 
     def length(self, data: Data) -> int:
@@ -156,7 +148,7 @@ class Ensemble(Options):
             return self._anchored(target, plan, generator, shape, start)
         method: Any = self.method
         size = share(self.size)
-        if not (isinstance(start, Mixture) or isinstance(method, After)):
+        if not (isinstance(start, Mixture) or method.traits.follows):
             return State(method.init(target, plan, generator, torch.Size([*shape, size]), start), [], None)
         require(shape == (), "shape", "Ensemble", "be () for members that are fitted apart", tuple(shape))
         states = [self._begun(target, plan, generator, own) for own in starts(start, size)]
@@ -198,7 +190,7 @@ class Ensemble(Options):
         metrics: dict[str, Tensor | float] = {}
         for name in infos[0].metrics:
             metrics[name] = torch.stack([torch.as_tensor(info.metrics[name]) for info in infos]).mean(0)
-        return state, Info(metrics, done=all(info.done for info in infos))
+        return state, dataclasses.replace(infos[0], metrics=metrics, done=all(info.done for info in infos))
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Mixture:
         states = state.apart

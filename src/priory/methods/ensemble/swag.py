@@ -18,14 +18,14 @@ Cost of a step: that of MAP, and O(P) a snapshot; memory O(r P).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from priory.core.errors import require, whole
 from priory.curvature.evidence import scaled
 from priory.families.low_rank import LowRankForm
-from priory.methods.base import Info, Options, Plan, factors_of
+from priory.methods.base import Info, Options, Plan, Traits, factors_of
 from priory.methods.optimise import Adam, check_rate, rates
 from priory.methods.point.map import MAP
 from priory.posteriors import Posterior, Variational
@@ -74,7 +74,7 @@ class SWAG(Options):
     learning_rate: float = 1e-2
     start: Any = None
 
-    reads: ClassVar[Literal["batch", "pass"]] = "batch"
+    traits: ClassVar[Traits] = Traits(follows=True, fixed_scales=True)
 
     def __post_init__(self) -> None:
         require(whole(self.rank, 2), "rank", "SWAG", "be an integer >= 2", repr(self.rank))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from priory.curvature.budget import Budget, budget
 from priory.curvature.diagonal import Diagonal
 from priory.curvature.evidence import log_evidence, prior_bend, prior_precision, scaled, tune, weights
 from priory.curvature.full import Full
-from priory.methods.base import Info, Method, Options, Plan, centre_of, factors_of
+from priory.methods.base import Info, Method, Options, Plan, Traits, centre_of, factors_of
 from priory.methods.point.map import MAP
 from priory.models.density import Density
 from priory.models.model import Model
@@ -152,8 +152,6 @@ class Laplace(Options):
     sharing: Literal["expand", "reduce"] = "expand"
     limit: int = LIMIT
 
-    reads: ClassVar[Literal["batch", "pass"]] = "pass"
-
     def __post_init__(self) -> None:
         known = sorted(STRUCTURES)
         ok = self.structure is None or self.structure in known
@@ -179,6 +177,10 @@ class Laplace(Options):
         ok = self.sharing in ("expand", "reduce")
         require(ok, "sharing", "Laplace", "be 'expand' or 'reduce'", repr(self.sharing))
         require(whole(self.limit, 1), "limit", "Laplace", "be an integer of bytes", repr(self.limit))
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads="pass", follows=True, fixed_start=isinstance(self.at, str))
 
     @property
     def start(self) -> Any:
@@ -246,7 +248,7 @@ class Laplace(Options):
         shape = state.w.shape[:-1]
         told = [dict.fromkeys(METRICS, math.nan) if one is None else one.told(target) for one in state.around]
         metrics = {name: state.w.new_tensor([one[name] for one in told]).reshape(shape) for name in METRICS}
-        return state, Info({**metrics}, done=True)
+        return state, Info({**metrics}, unchecked=("gradient",), done=True)
 
     def posterior(self, target: Target, state: Climb | Expansion, draws: Tensor | None = None) -> LaplacePosterior:
         require(state.w.ndim == 1, "state", "Laplace", "be of one member", f"the shape {tuple(state.w.shape[:-1])}")

@@ -14,7 +14,7 @@ Cost: a few passes of the network over the data, and n K^2 D^2 for D features an
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +24,7 @@ from priory.curvature import select
 from priory.curvature.evidence import scaled, tune
 from priory.curvature.full import Full
 from priory.curvature.last_layer import Belief, Layer, newton
-from priory.methods.base import Info, Options, Plan, centre_of, factors_of
+from priory.methods.base import Info, Options, Plan, Traits, centre_of, factors_of
 from priory.methods.point.held_out import learns
 from priory.methods.point.map import MAP
 from priory.models.model import Model
@@ -63,13 +63,15 @@ class LastLayer(Options):
 
     at: Any = None
 
-    reads: ClassVar[Literal["batch", "pass"]] = "pass"
-
     def __post_init__(self) -> None:
         if isinstance(self.at, str) and self.at != "network":
             raise InputError(
                 f"The 'at' argument of LastLayer must be a method, a posterior, or 'network', got {self.at!r}."
             )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads="pass", follows=True, fixed_start=isinstance(self.at, str))
 
     @property
     def start(self) -> Any:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import require, whole
-from priory.methods.base import Info, Options, Plan
+from priory.methods.base import Info, Options, Plan, Traits
+from priory.methods.draw_policy import DrawPolicy
 from priory.methods.mcmc.adaptation import Length, Moments, StepSize, first_step, windows
 from priory.methods.mcmc.drift import refuse_drift, warn_of_divergences, warn_of_drift
 from priory.methods.mcmc.integrators import integrate, kinetic
@@ -42,6 +43,8 @@ SMALL = 128  # coordinates up to which a full covariance is learnt
 WORK = 1 << 24  # rows or draws x coordinates x chains that there is room for
 LOOK_EVERY = 10  # transitions between two looks at chains that are lost or drift off
 BEHIND = (20.0, 5.0)  # nats below the middle chain, and as many more a coordinate, at which a chain is lost
+COUNTS = ("divergences",)
+UNCHECKED = ("acceptance", "step_size", "divergences", "gradients")  # a chain may be stuck where they are not finite
 
 
 @dataclass(frozen=True)
@@ -102,9 +105,7 @@ class Sampler(Options):
     store: str | PathLike[str] | None = None
     start: Any = None
 
-    reads: ClassVar[Literal["batch", "pass"]] = "pass"
     draws: ClassVar[int] = 500
-    reads_start: ClassVar[bool] = True  # by name
     slopes: ClassVar[bool] = True  # whether it follows the gradient
     patience: ClassVar[tuple[int, int, int]] = (900, 300, 200)  # steps of warm-up of few chains, many, and a crowd
 
@@ -121,6 +122,18 @@ class Sampler(Options):
         require(isinstance(self.compile, bool), "compile", name, "be True or False", self.compile)
         ok = not isinstance(self.start, (str, dict)) or self.start == "prior"
         require(ok, "start", name, "be 'prior', a method or a posterior", repr(self.start))
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            reads="pass",
+            own_start=True,
+            chains=True,
+            spread=True,
+            draws=DrawPolicy(self.until_ess, self.store),
+            trains_buffers=False,
+            empirical_priors=False,
+        )
 
     def length(self, data: Data) -> int:
         return self.draws
@@ -146,11 +159,6 @@ class Sampler(Options):
         start: Posterior | None = None,
     ) -> State:
         name = type(self).__name__
-        written = ", ".join(target.buffers())
-        must = "have no buffers that training writes, as BatchNorm has: call net.eval() before Model"
-        require(not written, "model", name, must, written)
-        empirical = bool(getattr(target.model.prior, "empirical", ()))
-        require(not empirical, "prior", name, "be a distribution, as infer='variational' makes it", "infer='empirical'")
         if not self.slopes and isinstance(target.model, Density) and target.model.no_slope:
             target = replace(target, model=Values(target.model))
         lead = torch.Size([*shape, self._chains(target)])
@@ -233,9 +241,9 @@ class Sampler(Options):
         if state.step % LOOK_EVERY == 0:
             refuse_drift(target, state.w, type(self).__name__)
         if state.step <= state.warmup or rest != self.thin - 1:
-            return state, Info(metrics)
+            return state, Info(metrics, counts=COUNTS, unchecked=UNCHECKED)
         write(state.statistics, move, kept)
-        return state, Info(metrics, draw=state.w)
+        return state, Info(metrics, draw=state.w, counts=COUNTS, unchecked=UNCHECKED)
 
     def adapt(self, target: Target, state: State, move: Move, accepted: Tensor, generator: torch.Generator) -> None:
         """Learn from one transition of the warm-up."""

@@ -129,13 +129,6 @@ class GradientSampler(Options):
         return target.start(plan.data, torch.Size([*shape, self.chains]), generator, start)
 
 
-def check_target(target: Target, owner: str) -> None:
-    """Refuse a network whose log-likelihood is no function of the weights alone."""
-    written = ", ".join(target.buffers())
-    must = "have no buffers that training writes, as BatchNorm has: call net.eval() before Model"
-    require(not written, "model", owner, must, written)
-
-
 def step_size(target: Target, rate: float) -> float:
     """The step on the tempered log joint, T rate / N, so that a rate is as stable at any N and T."""
     return target.temperature * rate / (target.num_data or 1)

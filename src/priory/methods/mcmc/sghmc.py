@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from priory.core.errors import require
-from priory.methods.base import Info, Plan
-from priory.methods.mcmc.schedules import GradientSampler, Timetable, check_target, standard_normal, step_size
+from priory.methods.base import Info, Plan, Traits
+from priory.methods.mcmc.schedules import GradientSampler, Timetable, standard_normal, step_size
 from priory.posteriors.chains import Chains
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class SGHMC(GradientSampler):
     friction: float = 0.1
     start: Any = None
 
-    reads: ClassVar[Literal["batch", "pass"]] = "batch"
+    traits: ClassVar[Traits] = Traits(chains=True, spread=True, trains_buffers=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +74,6 @@ class SGHMC(GradientSampler):
         return self.learning_rate
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
-        check_target(target, "SGHMC")
         Timetable.of(self, steps)  # refuses options that leave nothing to keep
         return Plan(data, steps)
 

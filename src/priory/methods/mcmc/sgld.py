@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from priory.core.errors import require
-from priory.methods.base import Info, Plan
-from priory.methods.mcmc.schedules import GradientSampler, Timetable, check_target, standard_normal, step_size
+from priory.methods.base import Info, Plan, Traits
+from priory.methods.mcmc.schedules import GradientSampler, Timetable, standard_normal, step_size
 from priory.posteriors.chains import Chains
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class SGLD(GradientSampler):
     precondition: bool = False
     start: Any = None
 
-    reads: ClassVar[Literal["batch", "pass"]] = "batch"
+    traits: ClassVar[Traits] = Traits(chains=True, spread=True, trains_buffers=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +78,6 @@ class SGLD(GradientSampler):
         return self.learning_rate if self.learning_rate is not None else 0.01 if self.precondition else 0.05
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
-        check_target(target, "SGLD")
         ok = Timetable.of(self, steps).adapts[0] or not self.precondition
         require(ok, "burn_in", "SGLD", "be 1 or more, to learn the preconditioner in", self.burn_in)
         return Plan(data, steps)

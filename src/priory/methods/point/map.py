@@ -19,7 +19,7 @@ pass over the data for the curvature (a backward pass an output), one for the re
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from torch import Tensor
 from priory.core.errors import InputError, require, whole
 from priory.curvature import STRUCTURES, select
 from priory.curvature.evidence import scaled, tune
-from priory.methods.base import Info, Options, Plan
+from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.methods.point.held_out import HELD_ROWS, fraction_held, learns, settled_at, settles
 from priory.models.model import Model
@@ -87,8 +87,6 @@ class MAP(Options):
     structure: str = "kron"
     start: Any = None
 
-    reads: ClassVar[Literal["batch", "pass"]] = "batch"
-
     def __post_init__(self) -> None:
         check_rate(self.learning_rate, self.schedule, "MAP")
         ok = self.holdout is None or (isinstance(self.holdout, (int, float)) and 0 < self.holdout < 1)
@@ -99,6 +97,10 @@ class MAP(Options):
         require(ok, "holdout", "MAP", "be left out when the evidence sets the noise", self.holdout)
         known = self.structure in ("kron", "diag", "full")
         require(known, "structure", "MAP", "be 'kron', 'diag' or 'full'", repr(self.structure))
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(finds_mode=True, sets_prior=self.evidence_every is not None)
 
     def length(self, data: Data) -> int:
         return default_steps(data.steps_per_epoch, epochs=100, least=2_000, most=50_000)

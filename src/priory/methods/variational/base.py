@@ -8,7 +8,7 @@ network itself is asked for one value and one gradient a draw.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from priory.estimators.evidence_bound import assemble
 from priory.estimators.gradients import LAYERS, PATHS, SCORES, Estimate, estimate
 from priory.estimators.importance import importance_weighted
 from priory.families.diagonal import LOG_2_PI_E
-from priory.methods.base import Info, Options, Plan
+from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.models.model import Model
 from priory.posteriors.variational import Variational
@@ -125,7 +125,7 @@ class VariationalMethod(Options):
     initial_scale: float | None = None
     start: Any = None
 
-    reads: ClassVar[Literal["batch", "pass"]] = "batch"
+    traits: ClassVar[Traits] = Traits()
     usual: ClassVar[str] = "sticking"  # the estimator of the ELBO unless one is named
     usual_weighted: ClassVar[str] = "doubly"  # and of the importance-weighted bound
     narrow: ClassVar[bool] = True  # whether q starts narrow for a density too

@@ -28,7 +28,7 @@ passes of the network and O(samples P), or O(P^3) with full covariance.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ from torch import Tensor
 from priory.core.errors import require, whole
 from priory.core.linalg import try_cholesky
 from priory.families import Diagonal, FullRank, FullRankForm
-from priory.methods.base import Info, Options, Plan
+from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import check_rate, default_steps, rates
 from priory.methods.variational.base import inner, parts, warn_if_flat
 from priory.models.model import Model
@@ -106,7 +106,7 @@ class NaturalGradient(Options):
     clip: float = 0.1
     start: Any = None
 
-    reads: ClassVar[Literal["batch", "pass"]] = "batch"
+    traits: ClassVar[Traits] = Traits()
 
     def __post_init__(self) -> None:
         owner = "NaturalGradient"

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from priory.core.streams import stream
 from priory.diagnostics.flatness import DRAWS, flat_place, name_of
 from priory.diagnostics.importance import importance_resample, k_hat, psis
 from priory.estimators.evidence_bound import assemble
-from priory.methods.base import Info, Options, Plan
+from priory.methods.base import Info, Options, Plan, Traits
 from priory.models.model import Model
 from priory.posteriors import Evidence, Posterior
 from priory.posteriors.draws import Draws
@@ -55,7 +55,7 @@ CURVED = 1e-12  # s'z / z'z from which a move tells of the curvature
 SETTLED = 500  # units of rounding below which a gain is none
 AT_ONCE = 1 << 24  # numbers of draws or of their values a datum that are worked on together
 ROWS = 1024
-FLOOR = -1e30  # an ELBO without a finite value, as told: the driver takes an infinite one for a broken fit
+UNCHECKED = ("elbo", "loss")  # minus infinity until a path finds a finite value
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Pathfinder(Options):
     resample: bool = True
     start: Any = None
 
-    reads: ClassVar[Literal["batch", "pass"]] = "pass"
+    traits: ClassVar[Traits] = Traits(reads="pass", trains_buffers=False)
 
     def __post_init__(self) -> None:
         for name in ("paths", "draws", "history", "elbo_draws", "iterations"):
@@ -161,9 +161,6 @@ class Pathfinder(Options):
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
     ) -> State:
-        written = ", ".join(target.buffers())
-        must = "have no buffers that training writes, as BatchNorm has: call net.eval() before Model"
-        require(not written, "model", "Pathfinder", must, written)
         w = target.start(plan.data, torch.Size([*shape, self.paths]), generator, start)
         w, value, gradient, alive = begin(log_joint(target, plan.data), w)
         none = w.new_zeros(*w.shape[:-1], self.history, w.shape[-1])
@@ -200,10 +197,10 @@ class Pathfinder(Options):
         rounding = SETTLED * torch.finfo(w.dtype).eps * value.abs().clamp(min=1.0)
         state.active = moved & (gain > rounding)
         metrics: dict[str, Tensor | float] = {
-            "elbo": state.elbo.amax(-1).clamp(min=FLOOR),
-            "loss": -value.amax(-1).clamp(min=FLOOR),
+            "elbo": state.elbo.amax(-1),
+            "loss": -value.amax(-1),
         }
-        return state, Info(metrics, done=not bool(state.active.any()))
+        return state, Info(metrics, done=not bool(state.active.any()), unchecked=UNCHECKED)
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Draws:
         best = survivors(state)

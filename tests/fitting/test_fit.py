@@ -20,7 +20,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 import priory as pr
-from priory.fitting.callbacks import Moment
+from priory.fitting.callbacks import FitProgress
 from priory.methods.optimise import rates
 from priory.posteriors import Posterior
 
@@ -54,10 +54,10 @@ class Notes:
     """A callback that writes down what it saw."""
 
     def __init__(self, stop_at: int | None = None) -> None:
-        self.seen: list[Moment] = []
+        self.seen: list[FitProgress] = []
         self.stop_at = stop_at
 
-    def __call__(self, moment: Moment) -> Any:
+    def __call__(self, moment: FitProgress) -> Any:
         self.seen.append(moment)
         return moment.step == self.stop_at
 
@@ -275,7 +275,7 @@ def test_a_callback_may_say_true_in_any_librarys_way(answer: object) -> None:
 
 
 def test_an_error_of_a_callback_is_the_persons_own() -> None:
-    def fail(moment: Moment) -> None:
+    def fail(moment: FitProgress) -> None:
         raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
@@ -299,7 +299,7 @@ def test_early_stop_without_data_counts_epochs_whose_mean_loss_is_no_better() ->
 def test_early_stop_with_data_watches_their_predictive_density() -> None:
     held, scores = (normal(6, 3, seed=4), 3 * normal(6, seed=5)), []
 
-    def score(moment: Moment) -> None:
+    def score(moment: FitProgress) -> None:
         scores.append(-float(moment.posterior().predict(held[0], samples=16).log_prob(held[1]).mean()))
 
     stop = pr.EarlyStop(patience=5, data=held)

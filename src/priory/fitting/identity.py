@@ -1,0 +1,55 @@
+"""What a resumed fit must share with the one it resumes, and how a method is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from priory.core.distributed import rank, spread, world
+from priory.fitting.store import checksum, fixed, prior_at_two_places
+from priory.posteriors import Posterior
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from priory.core.data import Data
+    from priory.fitting.run import Run
+    from priory.methods.base import Method
+
+
+def repr_of(method: Method[Any]) -> str:
+    """The method as the user would write it, with the options that differ from their defaults."""
+    options = []
+    for f in dataclasses.fields(method):  # pyright: ignore[reportArgumentType] - a method is a dataclass
+        value = vars(method)[f.name]
+        if f.repr and value is not f.default and value != f.default:
+            named = value.method if isinstance(value, Posterior) else getattr(value, "__name__", None)
+            options.append(f"{f.name}={named or repr(value)}")
+    return f"{type(method).__name__}({', '.join(options)})"
+
+
+def identity(run: Run, rows: Data) -> dict[str, Any]:
+    """What a resumed fit must share with the one it resumes, as JSON."""
+    model, target = run.target.model, run.target
+    return {
+        "method": " ".join([repr_of(run.method), *code_of(vars(run.method).values())]),
+        "model": model.describe(),
+        "type": str(model.dtype),
+        "prior": prior_at_two_places(model),
+        "rows": rows.num_data,
+        "network's fixed part": fixed(model),
+        "functions": code_of(vars(model).values()),
+        "data": [checksum(t.cpu().contiguous()) for t in rows.tensors or (rows.some(16) if rows.num_data else ())],
+        "batch size": rows.batch_size,
+        "steps": run.plan.steps,
+        "seed": run.seed,
+        "process": [rank(), world()] if spread(run.method) else [0, 1],
+        "temperature": [target.temperature, target.tempers],
+    }
+
+
+def code_of(values: Iterable[Any]) -> list[str]:
+    """Hashes of the bytecode of the functions among some values, since all lambdas share a name."""
+    codes = [value.__code__ for value in values if hasattr(value, "__code__")]
+    return [hashlib.blake2b(c.co_code + repr(c.co_consts).encode(), digest_size=8).hexdigest() for c in codes]

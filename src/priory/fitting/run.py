@@ -1,0 +1,207 @@
+"""The loop of a fit: steps, progress, history, draws, callbacks, checkpoints, and what happens at a NaN."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from priory.core.distributed import gather, own_stream, rank, spread
+from priory.core.errors import DivergedError
+from priory.core.streams import stream
+from priory.fitting.callbacks import FitProgress, StatefulCallback, says_stop
+from priory.fitting.checkpoint import CheckpointWriter, copied, leaves, rebuild
+from priory.fitting.draws_store import KeptDraws
+from priory.fitting.history import History
+from priory.fitting.identity import identity, repr_of
+from priory.fitting.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from priory.core.data import Batch, Data
+    from priory.fitting.checkpoint import Checkpoint
+    from priory.methods.base import Method, Plan
+    from priory.models.target import Target
+    from priory.posteriors import Posterior
+
+    Callback = Callable[[FitProgress], Any]
+
+CHECK_EVERY_STEPS = 100  # steps between two checks that all values are finite; the state is copied at each
+
+
+class Run:
+    """One fit in progress: its State, the step that it is at, its history and its draws."""
+
+    def __init__(
+        self, target: Target, method: Method[Any], plan: Plan, seed: int, start: Posterior | None = None
+    ) -> None:
+        self.target, self.method, self.plan, self.seed = target, method, plan, seed
+        self.spread, self.reads_passes = spread(method), method.traits.reads == "pass"
+        streams = own_stream if self.spread else stream
+        self.generator = streams(seed, "noise", device=target.model.device)
+        self.state = method.init(target, plan, self.generator, torch.Size(), start)
+        self.step = 0
+        self.history = History()
+        self.draws = KeptDraws()
+        self.monitor = method.traits.draws.monitor(self.spread)
+        self.writer: CheckpointWriter | None = None
+        self._good: tuple[int, dict[str, Any]] = (0, copied(self.state))
+        self._unfinished = False  # whether the step at hand is not yet one to resume from
+
+    def open(self, checkpoint: Checkpoint | None, rows: Data) -> None:
+        """Choose where draws are kept: in the method's folder, beside the checkpoint, or in memory."""
+        store = self.method.traits.draws.store
+        if checkpoint is not None:
+            self.writer = CheckpointWriter(checkpoint, identity(self, rows))
+        if store is not None:
+            stamp = secrets.token_hex(16) if self.writer is None else self.writer.stamp
+            self.draws = KeptDraws(store, stamp, mapped=True)
+        elif self.writer is not None:
+            self.draws = KeptDraws(self.writer.draws_folder, self.writer.stamp)
+
+    def run(self, progress: bool = False, callbacks: Sequence[Callback] = ()) -> None:
+        """Take steps until the plan, the method, its draws or a callback ends the fit."""
+        self._resume(callbacks)
+        resumed_at_end = self.step >= self.plan.steps
+        with Progress(repr_of(self.method), self.plan.steps, progress and rank() == 0, self.step) as bar:
+            try:
+                self._take_steps(bar, callbacks)
+            except KeyboardInterrupt:
+                if self.writer is not None and not self._unfinished and self._nonfinite() is None:
+                    self._save(callbacks)
+                self.draws.flush()
+                raise
+            if bar.on:
+                bar.show(self.step, self._shown(), self.monitor.expected_end)
+        if self.writer is not None and not resumed_at_end:
+            self._save(callbacks, ended=True)
+        self.draws.flush()
+
+    def posterior(self) -> Posterior:
+        """The posterior at the present State."""
+        posterior = self.method.posterior(self.target, self.state, self.draws.tensor())
+        posterior.history, posterior.method = self.history.values(), repr_of(self.method)
+        posterior.seed = self.seed
+        return posterior
+
+    def _take_steps(self, bar: Progress, callbacks: Sequence[Callback]) -> None:
+        """The loop itself."""
+        for batch, epoch_ends in self._batches():
+            self._unfinished = True
+            self.state, info = self.method.step(self.target, self.state, batch, self.generator)
+            self.history.record(info)
+            if info.draw is not None:
+                if not len(self.draws):
+                    self.monitor.first_step = self.step
+                self.draws.append(info.draw)
+            self.step += 1
+            if self.step % CHECK_EVERY_STEPS == 0:
+                self._check_finite()
+            enough = info.draw is not None and self.monitor.enough(self.draws, self.step, self.plan.steps, bar.on)
+            self._unfinished = enough  # a fit resumed from here would not stop
+            if bar.due():
+                bar.show(self.step, self._shown(), self.monitor.expected_end)
+            stop = info.done or enough or (callbacks and epoch_ends and self._call(callbacks))
+            if self.writer is not None and (stop or self.writer.due(self.step)):
+                self._check_finite()
+                self._save(callbacks, ended=bool(stop))
+            if stop:
+                break
+        self._check_finite()
+
+    def _batches(self) -> Iterator[tuple[Batch | Data, bool]]:
+        """What each remaining step reads, and whether an epoch ends there."""
+        plan = self.plan
+        while self.step < plan.steps:
+            rows = plan.rows(self.step)
+            if self.reads_passes:
+                yield rows, True
+                continue
+            begin, end = (0, plan.turn) if rows is plan.early else (plan.turn, plan.steps)
+            each = rows.steps_per_epoch
+            epoch, skip = divmod(self.step - begin, each)
+            for index, batch in enumerate(rows.batches(self.seed, begin + epoch, skip), start=skip):
+                if self.step >= end:
+                    break
+                yield batch, index == each - 1
+
+    def _call(self, callbacks: Sequence[Callback]) -> bool:
+        """Call every callback; whether one of them ends the fit."""
+        each = 1 if self.reads_passes else self.plan.rows(self.step - 1).steps_per_epoch
+        epoch = self.step if self.reads_passes else self.plan.epochs(self.step)
+        now = FitProgress(self.step, self.plan.steps, epoch, self.history.recent_mean(each), self.posterior)
+        return any([says_stop(callback(now)) for callback in callbacks])  # noqa: C419 - every callback is called
+
+    def _shown(self) -> dict[str, float]:
+        """What the progress bar shows: metrics, counts since the first draw, and the effective sample size."""
+        shown, ess = self.history.summary(self.monitor.first_step), self.monitor.ess
+        return shown if ess is None else {**shown, "ess": ess}
+
+    # Values that are not finite.
+
+    def _check_finite(self) -> None:
+        """Copy a State without NaN; stop the fit at one with NaN, with the posterior of the last copy."""
+        wrong = self._nonfinite()
+        if wrong is None:
+            self._good = (self.step, copied(self.state))
+            return
+        name, step = wrong
+        good, kept = self._good
+        self.state = rebuild(self.state, kept)
+        posterior = self.posterior()
+        posterior.history = self.history.values(good)
+        where = f"step {step + 1} of {self.plan.steps}"
+        raise DivergedError(
+            f"The {name} of {type(self.method).__name__} was not finite at {where}; the state of step {good} is in the "
+            "error's 'posterior'. Try a smaller learning_rate, data of about unit scale, or a narrower prior.",
+            posterior,
+        )
+
+    def _nonfinite(self) -> tuple[str, int] | None:
+        """The name and the step of a metric that is not finite, or of a part of the State that is NaN, or None."""
+        for path, value in leaves(self.state):
+            if isinstance(value, Tensor) and value.is_floating_point() and bool(torch.isnan(value).any()):
+                return self.history.first_nonfinite() or (path, self.step - 1)
+        return self.history.first_nonfinite()
+
+    # Checkpoints.
+
+    def _save(self, callbacks: Sequence[Callback], ended: bool = False) -> None:
+        """Write the checkpoint, after the draws that it counts."""
+        assert self.writer is not None
+        self.draws.flush()
+        kept = {f"history.{name}": values for name, values in self.history.values().items()}
+        place = {"ended": ended, "draws": len(self.draws), "monitor": self.monitor.state_dict()}
+        notes: list[Any] = [place, *[c.state_dict() if isinstance(c, StatefulCallback) else None for c in callbacks]]
+        self.writer.write(self.step, self.state, self.generator, kept, notes)
+
+    def _resume(self, callbacks: Sequence[Callback]) -> None:
+        """Continue from the checkpoint, if there is one."""
+        found = self.writer.read(self.state, self.generator) if self.writer is not None else None
+        if found is None:
+            self.draws.begin(0)
+        else:
+            self.step, self.state, kept, (place, *notes) = found
+            past = {name.removeprefix("history."): v for name, v in kept.items() if name.startswith("history.")}
+            self.history = History(past)
+            self.draws.begin(place["draws"], self.target.model.device)
+            self.monitor.load_state_dict(place["monitor"])
+            for callback, note in zip(callbacks, notes, strict=False):
+                if note is not None and isinstance(callback, StatefulCallback):
+                    callback.load_state_dict(note)
+            self._good = (self.step, copied(self.state))
+            if place["ended"]:
+                self.plan = dataclasses.replace(self.plan, steps=self.step)
+        if self.writer is not None and self.spread:
+            self._synchronise()
+
+    def _synchronise(self) -> None:
+        """Continue as the other processes do, which may have stopped at other steps: all end where one has ended."""
+        device = self.target.model.device
+        self.monitor.synchronise(device)
+        ends = gather(torch.tensor([self.plan.steps], device=device))
+        self.plan = dataclasses.replace(self.plan, steps=int(ends.min()))

@@ -1,0 +1,68 @@
+"""The settings of one fit, checked when they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from priory.core.errors import require, whole
+from priory.fitting.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from priory.fitting.callbacks import FitProgress
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keyword arguments of `fit`, except the batch size, which belongs to the data."""
+
+    epochs: int | None
+    steps: int | None
+    seed: int
+    temperature: float
+    tempers: Literal["likelihood", "posterior"]
+    progress: bool
+    checkpoint: Any
+    callbacks: Sequence[Callable[[FitProgress], Any]]
+
+    def __post_init__(self) -> None:
+        for name, number in (("epochs", self.epochs), ("steps", self.steps)):
+            require(number is None or whole(number, 1), name, "fit", "be an integer >= 1", repr(number))
+        both = self.epochs is not None and self.steps is not None
+        require(not both, "steps", "fit", "be left out when epochs are given", self.steps)
+        require(whole(self.seed, -(2**63)), "seed", "fit", "be an integer", repr(self.seed))
+        ok = isinstance(self.callbacks, (tuple, list)) and all(callable(callback) for callback in self.callbacks)
+        require(ok, "callbacks", "fit", "be a list of functions", self.callbacks)
+        require(not torch.is_inference_mode_enabled(), "mode", "fit", "allow gradients", "torch.inference_mode()")
+        object.__setattr__(self, "seed", int(self.seed))
+        object.__setattr__(self, "checkpoint", checkpoint_at(self.checkpoint))
+
+    def without_length(self) -> Settings:
+        """The settings of a method that runs for its own default, without callbacks."""
+        return dataclasses.replace(self, epochs=None, steps=None, callbacks=())
+
+    def for_start(self) -> Settings:
+        """The settings of the method that is fitted first: another seed, so that the two don't share their noise."""
+        return dataclasses.replace(self, seed=self.seed + 1, checkpoint=self.checkpoint_named("start"))
+
+    def checkpoint_named(self, suffix: str) -> Checkpoint | None:
+        """Another checkpoint, written as often, whose file name has a suffix; None without a checkpoint."""
+        kept: Checkpoint | None = self.checkpoint
+        return None if kept is None else dataclasses.replace(kept, path=f"{os.fspath(kept.path)}.{suffix}")
+
+
+def checkpoint_at(given: Any) -> Checkpoint | None:
+    """The checkpoint that was given, or the one at the path that was given."""
+    if given is None or isinstance(given, Checkpoint):
+        return given
+    path = isinstance(given, (str, os.PathLike))
+    require(path, "checkpoint", "fit", "be a path or a Checkpoint", repr(given))
+    folder = os.path.dirname(os.path.abspath(given))
+    require(os.path.isdir(folder), "checkpoint", "fit", "lie in a folder that exists", folder)
+    return Checkpoint(given)
