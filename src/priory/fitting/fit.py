@@ -47,6 +47,11 @@ def fit(
 ) -> P:
     """Infer the posterior of a model from data by a method.
 
+    A sampler keeps its draws in memory, or in the folder that its `store` names. One with `until_ess` stops when the
+    smallest bulk effective sample size of its coordinates has reached it, or after `steps`. With a process group of
+    `torch.distributed`, its chains run on every process and the posterior has all of them (see
+    `priory.core.distributed`).
+
     Args:
         model: A `Model`, a `Density` or a latent-variable model.
         data: A tuple of tensors or arrays (inputs first, targets last), a `Dataset`, a `DataLoader`, or None for a
@@ -63,19 +68,14 @@ def fit(
         checkpoint: A path or a `Checkpoint`, from which an interrupted fit resumes. Default: None.
         callbacks: Functions that are called with a `FitProgress` after every epoch, and end the fit by returning True.
 
-    Returns
+    Returns:
     -------
         The posterior. Its class depends on the method: `Chains` for a sampler, `LaplacePosterior` for `Laplace`.
 
-    Raises
+    Raises:
     ------
         InputError: If an argument can't be used; the message says why.
         DivergedError: If a value is not finite during the fit; its `posterior` is built from the last good state.
-
-    A sampler keeps its draws in memory, or in the folder that its `store` names. One with `until_ess` stops when the
-    smallest bulk effective sample size of its coordinates has reached it, or after `steps`. With a process group of
-    `torch.distributed`, its chains run on every process and the posterior has all of them (see
-    `priory.core.distributed`).
 
     Example:
         >>> import torch
