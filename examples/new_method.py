@@ -12,7 +12,7 @@ Run it: python examples/new_method.py
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -44,11 +44,13 @@ class SGDPoint(Options):
     decay: float = 0.01
     start: Any = None
 
-    traits: ClassVar[Traits] = Traits()
-
     def __post_init__(self) -> None:
         require(self.learning_rate > 0, "learning_rate", "SGDPoint", "be positive", self.learning_rate)
         require(self.decay >= 0, "decay", "SGDPoint", "be zero or more", self.decay)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits()
 
     def length(self, data: Data) -> int:
         return max(1000, 100 * data.steps_per_epoch)

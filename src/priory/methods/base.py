@@ -138,7 +138,7 @@ class Method(Protocol[P_co]):
 
     @property
     def traits(self) -> Traits:
-        """What the driver must know of the method: a class variable, or a property where it depends on options."""
+        """What the driver must know of the method; may depend on its options."""
         ...
 
     @property

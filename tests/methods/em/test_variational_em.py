@@ -48,7 +48,7 @@ def fitted(model: Any, data: Any, method: VariationalEM | None = None, **options
 def test_it_is_a_method():
     assert isinstance(VariationalEM(), Method)
     assert VariationalEM().traits.reads == "pass"
-    assert VariationalEM(online=0.7).reads == "batch"
+    assert VariationalEM(online=0.7).traits.reads == "batch"
 
 
 def test_a_run_ends_when_the_bound_has_settled_and_says_so():

@@ -12,7 +12,7 @@ Spokoyny, Neubig and Berg-Kirkpatrick, 2019).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -57,13 +57,15 @@ class AmortisedEM(Options):
     schedule: str = "cosine"
     start: AmortisedPosterior | None = None
 
-    traits: ClassVar[Traits] = Traits()
-
     def __post_init__(self) -> None:
         require(self.bound in ("elbo", "iwae"), "bound", "AmortisedEM", "be 'elbo' or 'iwae'", repr(self.bound))
         require(whole(self.samples, 1), "samples", "AmortisedEM", "be an integer >= 1", repr(self.samples))
         require(whole(self.e_steps, 0), "e_steps", "AmortisedEM", "be an integer >= 0", repr(self.e_steps))
         check_rate(self.learning_rate, self.schedule, "AmortisedEM")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits()
 
     def length(self, data: Data) -> int:
         return default_steps(data.steps_per_epoch, epochs=100, least=2_000, most=50_000)

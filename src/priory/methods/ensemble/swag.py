@@ -18,7 +18,7 @@ Cost of a step: that of MAP, and O(P) a snapshot; memory O(r P).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -74,8 +74,6 @@ class SWAG(Options):
     learning_rate: float = 1e-2
     start: Any = None
 
-    traits: ClassVar[Traits] = Traits(follows=True, fixed_scales=True)
-
     def __post_init__(self) -> None:
         require(whole(self.rank, 2), "rank", "SWAG", "be an integer >= 2", repr(self.rank))
         require(whole(self.snapshots, 2), "snapshots", "SWAG", "be an integer >= 2", repr(self.snapshots))
@@ -91,6 +89,10 @@ class SWAG(Options):
     def default_start(self, model: Any) -> MAP:
         """The mode to walk around."""
         return MAP()
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(follows=True, fixed_scales=True)
 
     def length(self, data: Data) -> int:
         return self.snapshots * self._every(data)

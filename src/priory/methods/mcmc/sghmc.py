@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -61,8 +61,6 @@ class SGHMC(GradientSampler):
     friction: float = 0.1
     start: Any = None
 
-    traits: ClassVar[Traits] = Traits(chains=True, spread=True, trains_buffers=False)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         number = isinstance(self.friction, (int, float)) and not isinstance(self.friction, bool)
@@ -72,6 +70,10 @@ class SGHMC(GradientSampler):
     @property
     def rate(self) -> float:
         return self.learning_rate
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(chains=True, spread=True, trains_buffers=False)
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
         Timetable.of(self, steps)  # refuses options that leave nothing to keep

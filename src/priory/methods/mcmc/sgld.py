@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -67,8 +67,6 @@ class SGLD(GradientSampler):
     precondition: bool = False
     start: Any = None
 
-    traits: ClassVar[Traits] = Traits(chains=True, spread=True, trains_buffers=False)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         require(isinstance(self.precondition, bool), "precondition", "SGLD", "be True or False", self.precondition)
@@ -76,6 +74,10 @@ class SGLD(GradientSampler):
     @property
     def rate(self) -> float:
         return self.learning_rate if self.learning_rate is not None else 0.01 if self.precondition else 0.05
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(chains=True, spread=True, trains_buffers=False)
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
         ok = Timetable.of(self, steps).adapts[0] or not self.precondition

@@ -125,7 +125,6 @@ class VariationalMethod(Options):
     initial_scale: float | None = None
     start: Any = None
 
-    traits: ClassVar[Traits] = Traits()
     usual: ClassVar[str] = "sticking"  # the estimator of the ELBO unless one is named
     usual_weighted: ClassVar[str] = "doubly"  # and of the importance-weighted bound
     narrow: ClassVar[bool] = True  # whether q starts narrow for a density too
@@ -161,6 +160,10 @@ class VariationalMethod(Options):
         """The standard deviations that q starts with, (P,)."""
         usual = NARROW if self.narrow or isinstance(target.model, Model) else WIDE
         return (self.initial_scale or usual) * target.model.prior.typical_scale()
+
+    @property
+    def traits(self) -> Traits:
+        return Traits()
 
     def length(self, data: Data) -> int:
         return default_steps(data.steps_per_epoch, epochs=200, least=4_000, most=50_000)

@@ -28,7 +28,7 @@ passes of the network and O(samples P), or O(P^3) with full covariance.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -106,8 +106,6 @@ class NaturalGradient(Options):
     clip: float = 0.1
     start: Any = None
 
-    traits: ClassVar[Traits] = Traits()
-
     def __post_init__(self) -> None:
         owner = "NaturalGradient"
         known = self.covariance in ("diagonal", "full")
@@ -121,6 +119,10 @@ class NaturalGradient(Options):
         for name in ("initial_scale", "clip"):
             value = getattr(self, name)
             require(number(value) and 0 < value < float("inf"), name, owner, "be a positive number", value)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits()
 
     def length(self, data: Data) -> int:
         return default_steps(data.steps_per_epoch, epochs=200, least=4_000, most=50_000)

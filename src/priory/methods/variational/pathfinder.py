@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -140,12 +140,14 @@ class Pathfinder(Options):
     resample: bool = True
     start: Any = None
 
-    traits: ClassVar[Traits] = Traits(reads="pass", trains_buffers=False)
-
     def __post_init__(self) -> None:
         for name in ("paths", "draws", "history", "elbo_draws", "iterations"):
             require(whole(getattr(self, name), 1), name, "Pathfinder", "be an integer >= 1", getattr(self, name))
         require(isinstance(self.resample, bool), "resample", "Pathfinder", "be True or False", self.resample)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads="pass", trains_buffers=False)
 
     def length(self, data: Data) -> int:
         return self.iterations
