@@ -14,7 +14,7 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
 from priory.curvature import select
-from priory.curvature.evidence import log_evidence, prior_precision, scaled, tune, weights
+from priory.curvature.evidence import log_evidence, prior_precision, tune
 from priory.curvature.full import Full
 from priory.fitting.prepare import make_target
 from priory.priors import Hierarchical
@@ -65,7 +65,7 @@ PRECISION = torch.tensor([0.8**-2] * 3 + [1.5**-2], dtype=F64)
 
 def evidence_at(line, w, curvature=None, **options):
     curvature = curvature or line.curvature(w, **options)
-    a, b = weights(line.target)
+    a, b = line.target.likelihood_power, line.target.prior_power
     gaussian = curvature.gaussian(b * prior_precision(line.target, w)[curvature.selection.places], a)
     value = line.target.log_likelihood(w, line.data)
     return float(log_evidence(line.target, w, gaussian, value, curvature.selection))
@@ -172,7 +172,7 @@ def alternate(line, by, rounds=60, **options):
     factors, square = torch.ones(4, dtype=F64), 0.49
     for _ in range(rounds):
         w = line.mode(PRECISION * factors, square)
-        target = scaled(line.target, {"weight": factors[:3], "bias": factors[3]})
+        target = line.target.scaled({"weight": factors[:3], "bias": factors[3]})
         found = tune(target, w, line.curvature(w), line.data, by=by, **options)
         for name, places in (("weight", slice(0, 3)), ("bias", slice(3, 4))):
             factors[places] *= found.factors[name]
@@ -194,7 +194,7 @@ def test_at_the_mode_of_the_best_prior_and_noise_nothing_moves():
     line = Line(pr.Gaussian())
     factor, square, _ = search(line)
     w = line.mode(PRECISION * float(factor[0]), square)
-    target = scaled(line.target, {"weight": torch.tensor(factor[0]), "bias": torch.tensor(factor[0])})
+    target = line.target.scaled({"weight": torch.tensor(factor[0]), "bias": torch.tensor(factor[0])})
     found = tune(target, w, line.curvature(w), line.data)
     assert float(found.factors["weight"]) == pytest.approx(1, rel=1e-5)
     assert float(found.noise["likelihood.noise"]) == pytest.approx(square**0.5, rel=1e-5)
@@ -236,7 +236,7 @@ def assert_highest(found, data, kind="ggn", structure=Full, step=1e-4):
     target, w, selection = found.target, found.w, found.curvature.selection
 
     def value(target, w):
-        a, b = weights(target)
+        a, b = target.likelihood_power, target.prior_power
         precision = b * prior_precision(target, w)[selection.places]
         gaussian = structure.of(target, w, data, selection, kind=kind).gaussian(precision, a)
         return float(log_evidence(target, w, gaussian, target.log_likelihood(w, data), selection))
@@ -245,7 +245,7 @@ def assert_highest(found, data, kind="ggn", structure=Full, step=1e-4):
     modules = {name.rpartition(".")[0] for name in found.factors}
     for module in modules:
         names = [name for name in found.factors if name.rpartition(".")[0] == module]
-        up, down = (value(scaled(target, dict.fromkeys(names, math.exp(s))), w) for s in (step, -step))
+        up, down = (value(target.scaled(dict.fromkeys(names, math.exp(s))), w) for s in (step, -step))
         assert abs(up - down) / (2 * step) < 1e-4
     for name in found.noise:
         block = target.model.layout[name]
@@ -321,7 +321,7 @@ def test_its_gaussian_is_that_of_the_scaled_target_with_the_set_noise():
     target, w, data = problem(pr.Gaussian())
     selection = select(target.model)
     found = tune(target, w, Full.of(target, w, data, selection), data, by="layer")
-    direct = Full.of(found.target, found.w, data, selection).gaussian(found.target.model.prior.precision[:17])
+    direct = Full.of(found.target, found.w, data, selection).gaussian(found.target.prior.precision[:17])
     torch.testing.assert_close(found.gaussian.log_det, direct.log_det, rtol=0, atol=1e-8)
     torch.testing.assert_close(found.gaussian.variance(), direct.variance(), rtol=1e-8, atol=0)
     again = found.curvature.gaussian(found.precision, found.scale)
@@ -332,7 +332,7 @@ def test_only_the_selected_coordinates_are_scaled():
     target, w, data = problem(pr.Gaussian(0.4))
     curvature = Full.of(target, w, data, select(target.model, torch.tensor([1, 2, 13])))
     found = tune(target, w, curvature, data)
-    before, after = target.model.prior.precision, found.target.model.prior.precision
+    before, after = target.prior.precision, found.target.prior.precision
     changed = (before != after).nonzero()[:, 0]
     assert changed.tolist() == [1, 2, 13]
     torch.testing.assert_close((after / before)[changed].std(), torch.zeros((), dtype=F64), rtol=0, atol=1e-12)

@@ -19,10 +19,43 @@ from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Self
 
 Batch = tuple[Tensor, ...]
 DEFAULT_BATCH = 128
+
+
+class WeightedBatch(tuple[Tensor, ...]):
+    """A batch whose row n counts `weights[n]` times in the log-likelihood.
+
+    It is a tuple of the parts alone, so that code that reads plain batches reads it as well.
+    """
+
+    weights: Tensor  # (n,)
+
+    def __new__(cls, parts: Iterable[Tensor], weights: Tensor) -> Self:
+        batch = super().__new__(cls, parts)
+        batch.weights = weights
+        return batch
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return tuple(self), self.weights
+
+
+def split_rows(batch: Batch, rows: int) -> Iterator[Batch]:
+    """A batch in pieces of at most so many rows, each with its weights."""
+    for start in range(0, len(batch[0]), rows):
+        some = slice(start, start + rows)
+        parts = tuple(t[some] for t in batch)
+        yield WeightedBatch(parts, batch.weights[some]) if isinstance(batch, WeightedBatch) else parts
+
+
+def weighted_sum(values: Tensor, factor: float | Tensor | None = None) -> Tensor:
+    """sum_n factor_n values_n over the last dimension, (*B, n) -> (*B,); `factor` is one number, (n,), or None."""
+    if isinstance(factor, Tensor):
+        return (factor * values).sum(-1)
+    return values.sum(-1) if factor is None else factor * values.sum(-1)
 
 
 @dataclass(frozen=True)
@@ -42,10 +75,14 @@ class Data:
     prepare: Callable[[Batch], Batch] = lambda batch: batch  # to the model's types and device, with its checks
     single: bool = False  # given as one tensor and not as a tuple
     holes: bool = False  # whether NaN stands for a value that wasn't seen
+    weights: Tensor | None = None  # (N,), how often each row counts in the log-likelihood; None: once
 
     @staticmethod
-    def of(source: Any, batch_size: int | None = None) -> Data:
-        """Read tensors, arrays, a Dataset, a DataLoader, another Data, or None."""
+    def of(source: Any, batch_size: int | None = None, weights: Any = None) -> Data:
+        """Read tensors, arrays, a Dataset, a DataLoader, another Data, or None; `weights` has one number per row."""
+        if weights is not None:
+            rows = Data.of(source, batch_size)
+            return replace(rows, weights=read_weights(weights, rows))
         if isinstance(source, Data):
             return source
         ok = batch_size is None or whole(batch_size, 1)
@@ -113,7 +150,20 @@ class Data:
             found.append(batch)
             if sum(len(b[0]) for b in found) >= rows:
                 break
-        return tuple(torch.cat(parts)[:rows] for parts in zip(*found, strict=True))
+        batch = tuple(torch.cat(parts)[:rows] for parts in zip(*found, strict=True))
+        if self.weights is None:
+            return batch
+        return WeightedBatch(batch, torch.cat([b.weights for b in found if isinstance(b, WeightedBatch)])[:rows])
+
+    def take(self, rows: Tensor) -> Batch:
+        """Some rows of those in memory, by their numbers."""
+        assert self.tensors is not None
+        batch = tuple(t[rows.to(t.device)] for t in self.tensors)
+        return batch if self.weights is None else WeightedBatch(batch, self.weights[rows])
+
+    def in_memory(self) -> Batch | None:
+        """All rows as one batch, with their weights; None if they are not tensors in memory."""
+        return None if self.tensors is None else self._take(None, None)
 
     def split(self, fraction: float, seed: int) -> tuple[Data, Data]:
         """Two disjoint parts, the second with this fraction of the rows, chosen by the seed."""
@@ -163,15 +213,20 @@ class Data:
 
     def _part(self, rows: Tensor) -> Data:
         n, size = len(rows), min(self.batch_size, len(rows))
+        weights = None if self.weights is None else self.weights[rows]
         if self.tensors is not None:
-            return replace(self, num_data=n, batch_size=size, tensors=tuple(t[rows] for t in self.tensors))
+            tensors = tuple(t[rows] for t in self.tensors)
+            return replace(self, num_data=n, batch_size=size, tensors=tensors, weights=weights)
         dataset = self.dataset if self.loader is None else self.loader.dataset
         assert dataset is not None
         collate = self.loader.collate_fn if self.loader is not None else default_collate
         part = _Collated(Subset(dataset, rows.tolist()), collate)
-        return replace(self, num_data=n, batch_size=size, dataset=part, loader=None)
+        return replace(self, num_data=n, batch_size=size, dataset=part, loader=None, weights=weights)
 
     def _take(self, rows: Tensor | None, generator: torch.Generator | None) -> Batch:
+        if self.weights is not None:
+            own = self.weights if rows is None else self.weights[rows]
+            return WeightedBatch(replace(self, weights=None)._take(rows, generator), own)
         if self.tensors is not None:
             return self.tensors if rows is None else tuple(t[rows] for t in self.tensors)
         assert self.dataset is not None
@@ -201,6 +256,27 @@ class Data:
                         return
                 if index >= skip:
                     yield self.prepare(as_batch(item))
+
+
+def read_weights(weights: Any, rows: Data) -> Tensor | None:
+    """The weights of some rows as a float64 tensor (N,); None where each is one."""
+    if rows.num_data is None:
+        raise InputError("The 'weights' argument of fit must be left out without data: there are no rows to weight.")
+    if rows.loader is not None:
+        raise InputError(
+            "The 'weights' argument of fit must be left out with a DataLoader, whose rows have no numbers: give its "
+            "Dataset, as in fit(model, loader.dataset, method, weights=weights, batch_size=...)."
+        )
+    twice = rows.weights is not None
+    require(not twice, "weights", "fit", "be left out where the data have weights already", "both")
+    t = tensor_of(weights, "The 'weights' argument of fit").to("cpu", torch.float64)
+    shaped = tuple(t.shape) == (rows.num_data,)
+    require(shaped, "weights", "fit", f"have one number per row, ({rows.num_data},)", f"the shape {tuple(t.shape)}")
+    ok = bool((torch.isfinite(t) & (t >= 0)).all())
+    got = f"{float(t[~(torch.isfinite(t) & (t >= 0))][0]):g}" if not ok else ""
+    require(ok, "weights", "fit", "be finite numbers >= 0", got)
+    require(bool((t > 0).any()), "weights", "fit", "be above 0 for some row", "zeros only")
+    return None if bool((t == 1).all()) else t
 
 
 @contextmanager

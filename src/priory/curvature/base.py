@@ -225,7 +225,8 @@ def check_curvature(values: Tensor) -> None:
 class Roots:
     """The columns s_c of one kind of curvature: H = sum_n sum_c (J_n' s_cn)(J_n' s_cn)'.
 
-    They are the exact roots of L_n, or the scores at labels that are drawn or observed.
+    They are the exact roots of L_n, or the scores at labels that are drawn or observed, times the square root of the
+    row's weight.
     """
 
     target: Target
@@ -238,10 +239,14 @@ class Roots:
         """C, how many columns a datum with outputs of this shape has at most."""
         return {"ggn": rest.numel(), "fisher": self.samples, "empirical": 1}[self.kind]
 
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The columns at arranged outputs (n, *rest), (C, n, *rest)."""
-        assert isinstance(self.target.model, Model)
-        likelihood, learnt = self.target.model.likelihood, self.target.model.learnt_at(self.w)
+    def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The columns at arranged outputs (n, *rest) of rows with these weights (n,): (C, n, *rest)."""
+        columns = self._unweighted(outputs, targets)
+        return columns if weights is None else columns * weights.sqrt().view(-1, *[1] * (outputs.ndim - 1))
+
+    def _unweighted(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        model = self.target.network_model("Curvature")
+        likelihood, learnt = model.likelihood, model.learnt_at(self.w)
         if self.kind == "ggn":
             return likelihood.roots(outputs, learnt)
         if self.kind == "empirical":

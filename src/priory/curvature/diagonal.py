@@ -56,7 +56,7 @@ class Diagonal(Curvature):
                 part.place.add(part.squares(), total)
             seen, among = seen + len(rows), rows.among
         total = total if among is None else total[among]
-        return cls(selection, total * ((target.num_data or seen) / seen))  # a loader may drop its last rows
+        return cls(selection, total * target.scale(seen))
 
     def gaussian(self, precision: Tensor, scale: float = 1.0) -> DiagonalGaussian:
         precision, scale = self.checked(precision, scale)

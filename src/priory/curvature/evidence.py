@@ -23,10 +23,9 @@ with one noise an output, two passes over the data beside.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -63,7 +62,7 @@ def log_evidence(
 
     `log_likelihood` is log p(D|w) over all the data, untempered; `gaussian` has the precision Q over `selection`.
     """
-    a, b = weights(target)
+    a, b = target.likelihood_power, target.prior_power
     log_prior = log_prior_of(target, w, selection)
     volume = 0.5 * selection.size * math.log(2 * math.pi) - 0.5 * gaussian.log_det.double()
     total = a * torch.as_tensor(log_likelihood, dtype=torch.float64) + b * log_prior.cpu() + volume.cpu()
@@ -72,32 +71,25 @@ def log_evidence(
     return total
 
 
-def weights(target: Target) -> tuple[float, float]:
-    """a and b: what log p(D|w) and log p(w) are multiplied by in the tempered log joint."""
-    return 1 / target.temperature, target.prior_weight / target.temperature
-
-
 def log_prior_of(target: Target, w: Tensor, selection: Selection) -> Tensor:
     """log p of the selected coordinates of w (P,), given the others, float64, (); of a density, all of log p(w)."""
     if not isinstance(target.model, Model):
         return target.log_prior(w).double()
-    loc, precision = _gaussian_part(target.model, w)
+    loc, precision = gaussian_part(target, w)
     at = selection.places
     d, tau = (w - loc)[at].double(), precision[at].double()
     log_tau = torch.where(tau > 0, tau, 2 * math.pi).log() - math.log(2 * math.pi)  # a flat coordinate says nothing
-    return 0.5 * (log_tau - tau * d * d).sum() + _without_gaussians(target.model, selection.names)(w).double()
+    return 0.5 * (log_tau - tau * d * d).sum() + _without_gaussians(target, selection.names)(w).double()
 
 
 def prior_precision(target: Target, w: Tensor) -> Tensor:
     """-d2 log p(w) / dw_i^2 of a model's prior at w (P,), zero where the prior is flat or convex there, (P,)."""
-    model = target.model
-    assert isinstance(model, Model)
-    return _gaussian_part(model, w)[1] + prior_bend(model, w).neg().clamp_min(0)
+    return gaussian_part(target, w)[1] + prior_second_derivative(target, w).neg().clamp_min(0)
 
 
-def prior_bend(model: Model, w: Tensor) -> Tensor:
+def prior_second_derivative(target: Target, w: Tensor) -> Tensor:
     """d2 log p(w) / dw_i^2 where the prior is not Gaussian, and zero elsewhere, (P,)."""
-    others = [(block, d) for block, d in model.prior.others if isinstance(d, Distribution)]
+    others = [(block, d) for block, d in target.prior.others if isinstance(d, Distribution)]
     for block, believed in others:
         base = believed.base_dist if isinstance(believed, Independent) else believed
         if tuple(base.event_shape) != ():
@@ -109,39 +101,30 @@ def prior_bend(model: Model, w: Tensor) -> Tensor:
         return torch.zeros_like(w)
     leaf = w.detach().requires_grad_()
     with torch.enable_grad():
-        (slope,) = torch.autograd.grad(_without_gaussians(model, model.layout.names)(leaf), leaf, create_graph=True)
+        log_prior = _without_gaussians(target, target.model.layout.names)(leaf)
+        (slope,) = torch.autograd.grad(log_prior, leaf, create_graph=True)
         if not slope.requires_grad:
             return torch.zeros_like(w)
         # a product over single weights: the rows of its Hessian have one entry, which their sum is
         return torch.autograd.grad(slope.sum(), leaf)[0]
 
 
-def _gaussian_part(model: Model, w: Tensor) -> tuple[Tensor, Tensor]:
+def gaussian_part(target: Target, w: Tensor) -> tuple[Tensor, Tensor]:
     """Location and precision of the Gaussian coordinates, a learnt precision at its value, zeros elsewhere, (P,)."""
-    prior = model.prior
+    prior = target.prior
     precision = prior.precision
     learnt = [block for block, believed in prior.others if isinstance(believed, Hierarchical)]
     if learnt:
         precision = precision.clone()
         for block in learnt:
-            precision[block.start : block.stop] = w[model.layout[precision_name(block.name)].start].exp()
+            precision[block.start : block.stop] = w[target.model.layout[precision_name(block.name)].start].exp()
     return prior.loc, precision
 
 
-def _without_gaussians(model: Model, names: tuple[str, ...]) -> Callable[[Tensor], Tensor]:
+def _without_gaussians(target: Target, names: tuple[str, ...]) -> Callable[[Tensor], Tensor]:
     """log p of the parameters of these names whose prior is not Gaussian, as a function of w."""
-    prior = copy.copy(model.prior)
-    prior.others = [(b, d) for b, d in prior.others if b.name in names and not isinstance(d, Hierarchical)]
-    return prior.log_prob_of_others
-
-
-def scaled(target: Target, factors: Mapping[str, Tensor]) -> Target:
-    """The target with the precisions of its prior multiplied: see `Prior.scaled`. The model is a copy."""
-    if not factors or not isinstance(target.model, Model):
-        return target
-    model = copy.copy(target.model)
-    model.prior = model.prior.scaled(factors)
-    return replace(target, model=model)
+    keep = lambda block, believed: block.name in names and not isinstance(believed, Hierarchical)  # noqa: E731
+    return target.prior.with_others(keep).log_prob_of_others
 
 
 # Its maximum.
@@ -183,14 +166,12 @@ def tune(
     computes it at another vector, which one noise an output needs. Only Gaussian priors are scaled, and only where H
     has coordinates.
     """
-    model = target.model
-    if not isinstance(model, Model):
-        raise InputError("The evidence tunes the prior of a Model: a Density has its prior inside.")
+    target.network_model("The evidence that tunes a prior", "has its prior inside")
     require(by is None or by in BY, "tune", "Laplace", f"be None or among {', '.join(BY)}", repr(by))
     require(whole(steps, 1), "steps", "tune", "be an integer >= 1", steps)
     fine = by != "parameter" or curvature.structure in ("diag", "full")
     require(fine, "structure", "Laplace", "be 'diag' or 'full' for tune='parameter'", repr(curvature.structure))
-    groups = Groups.of(model, w, curvature.selection, by)
+    groups = Groups.of(target, w, curvature.selection, by)
     found = Scale.of(target, w, data, buffers, kind, again) if noise else Scale.none(target, w, data, buffers)
     fixed = prior_precision(target, w)[curvature.selection.places].double()
     climb = Climb(target, w, curvature, groups, found, fixed, data, buffers, again)
@@ -219,8 +200,8 @@ class Groups:
     tau: Tensor  # tau0 of each coordinate, (p,), float64
 
     @classmethod
-    def of(cls, model: Model, w: Tensor, selection: Selection, by: By | None) -> Groups:
-        loc, precision = _gaussian_part(model, w)
+    def of(cls, target: Target, w: Tensor, selection: Selection, by: By | None) -> Groups:
+        loc, precision = gaussian_part(target, w)
         tau, d = precision[selection.places].double(), (w - loc)[selection.places].double()
         label = torch.zeros_like(selection.places)
         if by == "layer":
@@ -230,7 +211,7 @@ class Groups:
                 label[span] = number[modules[name]]
         elif by == "parameter":
             label = torch.arange(selection.size, device=label.device)
-        free = cls._free(model, selection, tau, by)
+        free = cls._free(target, selection, tau, by)
         if by is not None and not bool(free.any()):
             raise InputError(
                 "The 'tune' argument of Laplace must have a Gaussian prior to scale, got none among the weights."
@@ -243,10 +224,10 @@ class Groups:
         return cls(index, count, square, tau)
 
     @staticmethod
-    def _free(model: Model, selection: Selection, tau: Tensor, by: By | None) -> Tensor:
+    def _free(target: Target, selection: Selection, tau: Tensor, by: By | None) -> Tensor:
         """Which coordinates have a factor: those with a Gaussian prior; a learnt precision is one number, or none."""
         free = (tau > 0) if by is not None else torch.zeros_like(tau, dtype=torch.bool)
-        learnt = {b.name: b.stop - b.start for b, d in model.prior.others if isinstance(d, Hierarchical)}
+        learnt = {b.name: b.stop - b.start for b, d in target.prior.others if isinstance(d, Hierarchical)}
         for name, span in selection.spans().items():
             if name in learnt and (by == "parameter" or span.stop - span.start < learnt[name]):
                 free[span] = False
@@ -268,7 +249,7 @@ class Scale:
     name: str | None  # "noise", "scale"; None where there is none to set
     start: Tensor  # log s^2 at w, (D,): one, or one an output
     residuals: Tensor  # (n, D), float64
-    weight: float  # how many rows each row stands for
+    weights: Tensor  # (n,), how often each row counts: N / rows seen, times the row's own weight
     likelihood: LocationScale | None
     constant: float  # log p(D|w) where nothing is set
     power: float  # k in H proportional to s^-2k
@@ -281,7 +262,7 @@ class Scale:
         """Nothing to set."""
         value = float(target.log_likelihood(w, data, buffers).double())
         empty = torch.zeros(0, dtype=torch.float64, device=w.device)
-        return cls(None, empty, empty[None], 1.0, None, value, 1.0, note)
+        return cls(None, empty, empty[None], empty, None, value, 1.0, note)
 
     @classmethod
     def of(
@@ -294,8 +275,7 @@ class Scale:
         again: Callable[[Tensor], Curvature] | None,
     ) -> Scale:
         """What the likelihood learns, if it is a scale and H is a power of it."""
-        model = target.model
-        assert isinstance(model, Model)
+        model = target.network_model("The evidence")
         likelihood = model.likelihood
         if not likelihood.declared:
             return cls.none(target, w, data, buffers)
@@ -311,22 +291,24 @@ class Scale:
             return cls.none(target, w, data, buffers, note)
         if len(value) > 1 and again is None:
             return cls.none(target, w, data, buffers, f"{names}: left as it is, one noise an output needs `again`.")
-        pieces, seen = [], 0
+        pieces, counts = [], []
         for batch in data.blocks(ROWS):
             with torch.no_grad():
                 outputs = model.outputs(w[None], batch[:-1], buffers or {}, batch[-1].shape[1:])[0]
-            pieces.append((batch[-1].double() - outputs.double()).reshape(-1, len(value)))
-            seen += len(batch[0])
-        weight = 1.0 if target.num_data is None else target.num_data / seen
+            residuals = (batch[-1].double() - outputs.double()).reshape(-1, len(value))
+            own, each = target.row_weights(batch), len(residuals) // len(batch[0])  # values with one noise per row
+            pieces.append(residuals)
+            counts.append(w.new_ones(len(residuals)) if own is None else own.repeat_interleave(each))
+        weights = target.scale(sum(len(p) for p in pieces) // each) * torch.cat(counts).double()
         power = 2.0 if kind == "empirical" else 1.0  # the square of a score r / s^2
-        return cls(name, 2 * value.log(), torch.cat(pieces), weight, likelihood, 0.0, power)
+        return cls(name, 2 * value.log(), torch.cat(pieces), weights, likelihood, 0.0, power)
 
     def log_likelihood(self, log_square: Tensor) -> float:
         """log p(D|w) at the noise exp(log_square / 2)."""
         if self.likelihood is None:
             return self.constant
         values = self.likelihood.log_prob(*self._as_data(log_square))
-        return self.weight * float(values.sum())
+        return float((self.weights * values).sum())
 
     def update(self, log_square: Tensor, gamma: Tensor) -> Tensor:
         """The next log s^2, (D,), where gamma of the weights, (D,), are determined by each output."""
@@ -334,8 +316,8 @@ class Scale:
             return log_square
         outputs, targets, learnt = self._as_data(log_square)
         score = self.likelihood.score(outputs, targets, learnt).reshape(-1, len(log_square))
-        square = self.weight * (self.residuals * score).sum(0) * log_square.exp()  # omega r^2 = s^2 r score
-        rest = self.weight * len(self.residuals) - self.power * gamma
+        square = (self.weights[:, None] * self.residuals * score).sum(0) * log_square.exp()  # omega r^2 = s^2 r score
+        rest = self.weights.sum() - self.power * gamma
         return _log_ratio(square, rest)
 
     def _as_data(self, log_square: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -377,7 +359,7 @@ class Climb:
 
     def at(self, theta: Tensor) -> Place:
         log_delta, log_square = self.cut(theta)
-        a, b = weights(self.target)
+        a, b = self.target.likelihood_power, self.target.prior_power
         factors = self.groups.each(log_delta)
         curvature, scale = self.curvature, a
         if len(log_square) == 1:
@@ -396,7 +378,7 @@ class Climb:
     def update(self, here: Place) -> Tensor:
         """Where MacKay's formulas lead from here."""
         log_delta, log_square = self.cut(here.theta)
-        a, b = weights(self.target)
+        a, b = self.target.likelihood_power, self.target.prior_power
         variance = here.gaussian.variance().double()
         tau = self.groups.tau * self.groups.each(log_delta).exp()
         determined = self.groups.count - self.groups.sums(tau * variance)
@@ -412,15 +394,19 @@ class Climb:
 
     def per_output(self, here: Place, log_square: Tensor) -> Tensor:
         """How many of the weights each output determines: the trace of J_d Sigma J_d' L_dd over the data, (D,)."""
-        model, w = self.target.model, self.at_noise(log_square)
-        assert isinstance(model, Model)
-        total = torch.zeros_like(log_square)
+        model, w = self.target.network_model("The evidence"), self.at_noise(log_square)
+        total, seen = torch.zeros_like(log_square), 0
         for batch in self.data.blocks(ROWS):
+            weights, first = self.target.row_weights(batch), 0
             for some in rows(self.target, w, batch[:-1], self.curvature.selection, buffers=self.buffers):
                 spread = here.gaussian.output_covariance(some).diagonal(dim1=-2, dim2=-1).double()
                 informed = model.likelihood.roots(some.outputs, model.learnt_at(w)).double().square().sum(0)
-                total += (informed.reshape(spread.shape) * spread).reshape(-1, len(total)).sum(0)
-        return self.noise.weight * total
+                each = informed.reshape(spread.shape) * spread
+                each = each if weights is None else each * weights[first : first + len(some), None]
+                total += each.reshape(-1, len(total)).sum(0)
+                first += len(some)
+            seen += len(batch[0])
+        return self.target.scale(seen) * total
 
     def better(self, here: Place, move: Tensor) -> Place | None:
         """The place after a move, or the first of its halves, from which the evidence is no lower."""
@@ -450,11 +436,10 @@ class Climb:
     def result(self, here: Place, trace: list[float]) -> Tuned:
         """What was found, with the Gaussian as the scaled target makes it."""
         log_delta, log_square = self.cut(here.theta)
-        w, model = self.at_noise(log_square), self.target.model
-        assert isinstance(model, Model)
+        w, model = self.at_noise(log_square), self.target.network_model("The evidence")
         factors: dict[str, Tensor] = {}
         log_factors, selection = self.groups.each(log_delta), self.curvature.selection
-        learnt = {block.name for block, believed in model.prior.others if isinstance(believed, Hierarchical)}
+        learnt = {block.name for block, believed in self.target.prior.others if isinstance(believed, Hierarchical)}
         for name, span in selection.spans().items():
             block, own = model.layout[name], log_factors[span]
             if not bool((self.groups.index[span] < len(log_delta)).any()):
@@ -467,8 +452,8 @@ class Climb:
                 continue
             factors[name] = torch.ones(block.stop - block.start, dtype=w.dtype, device=w.device)
             factors[name][selection.places[span] - block.start] = own.exp().to(w)
-        target = scaled(self.target, factors)
-        precision = weights(target)[1] * prior_precision(target, w)[selection.places]
+        target = self.target.scaled(factors)
+        precision = target.prior_power * prior_precision(target, w)[selection.places]
         gaussian = here.curvature.gaussian(precision, here.scale)
         noise = {}
         if self.noise.name is not None:

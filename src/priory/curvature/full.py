@@ -71,7 +71,7 @@ class Full(Curvature):
             for few in rows.chunks(limit):
                 flat = few.dense().flatten(0, 1).double()  # (n C, p)
                 matrix.addmm_(flat.mT, flat)
-        return cls(selection, matrix.mul_((target.num_data or seen) / seen), kind)  # a loader may drop its last rows
+        return cls(selection, matrix.mul_(target.scale(seen)), kind)
 
     def gaussian(self, precision: Tensor, scale: float = 1.0) -> FullGaussian:
         precision, scale = self.checked(precision, scale)

@@ -36,7 +36,6 @@ from priory.core.errors import InputError, require
 from priory.core.linalg import eigh, try_cholesky
 from priory.curvature.base import Curvature, Gaussian, Kind, Selection
 from priory.curvature.taps import Looked, Place, Plain, Tapped, rooted
-from priory.models.model import Model
 from priory.network.skeleton import MEMORY_LIMIT
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Factors:
     place: Place
     left: Tensor  # over rows
     right: Tensor  # over columns
-    positions: int = 0  # over which left or right is a mean
+    positions: float = 0.0  # over which left or right is a mean, each counted by its row's weight
 
     @classmethod
     def empty(cls, part: Part) -> Factors:
@@ -73,28 +72,29 @@ class Factors:
         whole = (columns, columns) if columns <= LARGEST else (columns,)
         return cls(part.place, part.rows.new_ones(1), part.rows.new_zeros(whole))
 
-    def add(self, part: Part, sharing: Sharing) -> None:
-        """Add some data to the sums."""
+    def add(self, part: Part, sharing: Sharing, weights: Tensor | None = None) -> None:
+        """Add some data to the sums; gradients hold the roots of the weights (n,) already, inputs don't."""
         if isinstance(part, Plain):
             if self.right.ndim == 1:
                 self.right += part.squares()[0]
             else:
                 add_gram(self.right, part.rows.flatten(0, 1))
         elif isinstance(part, Looked):
-            self.left.index_add_(0, part.index.flatten(), part.present.flatten())
+            present = part.present if weights is None else part.present * weights[:, None]
+            self.left.index_add_(0, part.index.flatten(), present.flatten())
             add_gram(self.right, part.g.flatten(0, 2))
-            self.positions += int(part.present.sum())
+            self.positions += float(present.sum())
         else:
             reduce = sharing == "reduce" and part.a.shape[1] > 1
             a, g = (part.a.mean(1, keepdim=True), part.g.sum(2, keepdim=True)) if reduce else (part.a, part.g)
-            add_gram(self.right, a.flatten(0, 1))
+            add_gram(self.right, (a if weights is None else a * weights.sqrt()[:, None, None]).flatten(0, 1))
             add_gram(self.left, g.flatten(0, 2))
-            self.positions += a.shape[0] * a.shape[1]
+            self.positions += (a.shape[0] if weights is None else float(weights.sum())) * a.shape[1]
 
     def closed(self, factor: float) -> Factors:
         """The factors themselves, with what the rows seen stand for."""
         left, right = (f if f.ndim == 1 else whole(f) for f in (self.left, self.right))
-        return Factors(self.place, left * (factor / max(1, self.positions)), right)
+        return Factors(self.place, left * (factor / (self.positions or 1.0)), right)
 
     def times(self, v: Tensor) -> Tensor:
         """H v for v (..., rows, columns)."""
@@ -223,10 +223,10 @@ class Kronecker(Curvature):
         seen = 0
         for rows in rooted(target, w, data, selection, kind, samples, generator, buffers, limit):
             for part in rows.parts:
-                sums.setdefault(part.place.key, Factors.empty(part)).add(part, sharing)
+                sums.setdefault(part.place.key, Factors.empty(part)).add(part, sharing, rows.weights)
             plain |= {part.name: part.place.shape[1] for part in rows.parts if isinstance(part, Plain)}
             seen += len(rows)
-        factor = (target.num_data or seen) / seen  # a loader may drop its last rows
+        factor = target.scale(seen)
         notes = [note(target, name, size) for name, size in plain.items()]
         return cls(selection, [sums[key].closed(factor) for key in sorted(sums)], notes)
 
@@ -292,8 +292,7 @@ class Kronecker(Curvature):
 
 def note(target: Target, name: str, size: int) -> str:
     """What became of a parameter without a rule."""
-    assert isinstance(target.model, Model)
-    owner = target.model.network.skeleton.get_submodule(name.rpartition(".")[0])
+    owner = target.network_model("Kronecker").network.skeleton.get_submodule(name.rpartition(".")[0])
     kept = "exact block" if size <= LARGEST else "exact diagonal"
     return f"{name} of {type(owner).__name__}: {kept}, no Kronecker rule"
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from priory.core.data import weighted_sum
 from priory.core.errors import InputError, require
 from priory.core.linalg import eigh, try_cholesky
 from priory.curvature.base import last_layer
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from priory.core.data import Batch, Data
     from priory.likelihoods import Likelihood
     from priory.models.model import Model
+    from priory.models.target import Target
 
 ROWS = 1024  # of a pass at a time
 STEPS = 500
@@ -128,36 +130,31 @@ class Look:
     bend: Tensor  # (Q, Q), minus the second derivative; the curvature where the two are one
 
 
-def look(
-    model: Model,
-    layer: Layer,
-    w: Tensor,
-    moved: Tensor,
-    data: Data,
-    buffers: Mapping[str, Tensor],
-    power: float,
-    rows: int | None,
-) -> Look:
-    """One pass over the data where theta is `moved` from w (Q,); `power` is a = 1/T, `rows` what they stand for."""
+def look(target: Target, layer: Layer, w: Tensor, moved: Tensor, data: Data, buffers: Mapping[str, Tensor]) -> Look:
+    """One pass over the data where theta is `moved` from w, (Q,)."""
+    model = target.network_model("LastLayer")
     k, learnt, likelihood = layer.outputs, model.learnt_at(w), model.likelihood
     size = len(layer.places) // k
     value, gradient = moved.new_zeros(()), moved.new_zeros(k, size)
     curvature, bend, seen = moved.new_zeros(k * k, size * size), moved.new_zeros(k * k, size * size), 0
-    for *inputs, y in data.blocks(ROWS):
+    for batch in data.blocks(ROWS):
+        *inputs, y = batch
+        weights = target.row_weights(batch)
         h, outputs = layer.features(model, w, tuple(inputs), buffers)
         phi, event = h.to(moved.dtype), y.shape[1:]
         back = layer.order(likelihood, event).argsort()  # from the arranged outputs to the layer's
         f = likelihood.arrange(outputs + phi @ moved.view(k, size).T, event)
-        value = value + likelihood.log_prob(f, y, learnt).sum()
-        gradient += likelihood.score(f, y, learnt).reshape(len(phi), k)[:, back].T @ phi
-        squares = (phi[:, :, None] * phi[:, None, :]).reshape(len(phi), -1)
+        value = value + weighted_sum(likelihood.log_prob(f, y, learnt), weights)
+        weighted = phi if weights is None else phi * weights[:, None]
+        gradient += likelihood.score(f, y, learnt).reshape(len(phi), k)[:, back].T @ weighted
+        squares = (weighted[:, :, None] * phi[:, None, :]).reshape(len(phi), -1)
         roots = likelihood.roots(f, learnt).reshape(-1, len(phi), k)[..., back].to(moved.dtype)
         curvature += torch.einsum("cnk,cnl->kln", roots, roots).reshape(k * k, -1) @ squares
         if not likelihood.canonical:
             seconds = second_derivatives(likelihood, f, y, learnt)[:, back][:, :, back]
             bend -= seconds.permute(1, 2, 0).reshape(k * k, -1).to(moved.dtype) @ squares
         seen += len(phi)
-    factor = power if rows is None else power * rows / seen
+    factor = target.likelihood_power * target.scale(seen)
     in_blocks = lambda c: factor * c.view(k, k, size, size).permute(0, 2, 1, 3).reshape(k * size, k * size)  # noqa: E731
     fisher = in_blocks(curvature)
     own = fisher if likelihood.canonical else in_blocks(bend)
@@ -176,24 +173,19 @@ def second_derivatives(likelihood: Likelihood, f: Tensor, y: Tensor, learnt: dic
 
 
 def newton(
-    model: Model,
-    layer: Layer,
-    w: Tensor,
-    data: Data,
-    prior: Belief,
-    buffers: Mapping[str, Tensor],
-    power: float = 1.0,
+    target: Target, layer: Layer, w: Tensor, data: Data, prior: Belief, buffers: Mapping[str, Tensor]
 ) -> tuple[Tensor, Belief, float]:
     """The mode, the Gaussian there, and log p(D) under it: Newton's steps, halved where they gain too little.
 
     All in double precision, whatever the network's: a sum over many rows in single precision is coarser than the last
     steps are.
     """
+    likelihood = target.network_model("LastLayer").likelihood
     w, prior = w.detach().clone(), Belief(prior.mean.double(), prior.precision.double())
     first = w[layer.places].double()
     theta, stride, before, promised = first.clone(), torch.zeros_like(first), -math.inf, 0.0
     for _ in range(STEPS):
-        found = look(model, layer, w, theta - first, data, buffers, power, data.num_data)
+        found = look(target, layer, w, theta - first, data, buffers)
         joint = float(found.value + prior.log_prob(theta))
         if not joint >= before + ENOUGH * promised - ROUNDING * abs(before):  # NaN is not
             stride, promised = 0.5 * stride, 0.5 * promised
@@ -204,7 +196,7 @@ def newton(
         root = precision_root(precision)
         stride = uphill(prior.precision + found.bend, slope)
         promised = float(slope @ stride)
-        if promised < SMALL or (model.likelihood.slope is not None and before > -math.inf):
+        if promised < SMALL or (likelihood.slope is not None and before > -math.inf):
             log_evidence = joint + 0.5 * len(theta) * math.log(2 * math.pi) - float(root.diagonal().log().sum())
             w[layer.places] = theta.to(w.dtype)
             return w, Belief(w[layer.places].double(), precision), log_evidence
@@ -212,7 +204,7 @@ def newton(
         theta += stride
     raise InputError(
         f"Newton's steps for the last layer must end at a mode, got {STEPS} of them without one under "
-        f"{model.likelihood!r}: use Laplace(over='last')."
+        f"{likelihood!r}: use Laplace(over='last')."
     )
 
 

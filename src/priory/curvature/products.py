@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from priory.core.data import split_rows, weighted_sum
 from priory.core.errors import require
 from priory.curvature.base import BLOCK, Kind, Roots, Selection, check_kind, select
 from priory.curvature.per_datum import parameters, twice_differentiable
@@ -64,11 +65,10 @@ def product(
         each = (GRAPH * network.activations(batch[:-1], buffers or {}) + columns) * w.element_size()
         rows = max(1, min(len(batch[0]), limit // each))
         together = max(1, min(len(vectors), limit // (each * rows)))
-        for start in range(0, len(batch[0]), rows):
-            some = tuple(x[start : start + rows] for x in batch)
+        for some in split_rows(batch, rows):
             total += _of_rows(target, w, some, vectors, roots, selection, together)
         seen += len(batch[0])
-    total *= (target.num_data or seen) / seen  # a loader may drop its last rows
+    total *= target.scale(seen)
     return total.reshape(v.shape)
 
 
@@ -96,10 +96,12 @@ def _of_rows(
         found = checked(functional_call(model.network.skeleton, parameters(model.network, whole), inputs))
         outputs = model.likelihood.arrange(found, target.event)  # (n, *rest)
         if roots.kind == "hessian":
-            value = -model.likelihood.log_prob(outputs, targets, model.learnt_at(w)).sum()
+            value = -weighted_sum(
+                model.likelihood.log_prob(outputs, targets, model.learnt_at(w)), target.row_weights(batch)
+            )
             slope = torch.autograd.grad(value, free, create_graph=True)[0]
             return _pulled(slope, free, vectors, together)
-        columns = roots(outputs.detach(), targets)  # (C, n, *rest)
+        columns = roots(outputs.detach(), targets, target.row_weights(batch))  # (C, n, *rest)
         u = torch.zeros_like(outputs, requires_grad=True)
         slope = torch.autograd.grad(outputs, free, u, create_graph=True)[0]  # J'u
         pushed = _pulled(slope, u, vectors, together)  # J v, (k, n, *rest)

@@ -218,6 +218,7 @@ class Rows:
     count: int  # C
     touched: int  # coordinates of the parts' parameters
     among: Tensor | None = None  # where the p coordinates lie among them, if they are not all
+    weights: Tensor | None = None  # (n,), of the data, whose square roots are in the cotangents already
 
     def __len__(self) -> int:
         return len(self.outputs)
@@ -234,7 +235,8 @@ class Rows:
         few = max(1, limit // (24 * self.count * self.touched))
         for start in range(0, len(self), few):
             some = slice(start, start + few)
-            yield replace(self, parts=[part.at(some) for part in self.parts], outputs=self.outputs[some])
+            own = None if self.weights is None else self.weights[some]
+            yield replace(self, parts=[part.at(some) for part in self.parts], outputs=self.outputs[some], weights=own)
 
 
 def rows(
@@ -269,10 +271,17 @@ def rooted(
     must = "be 'ggn', 'fisher' or 'empirical' for a structure that is made of squares"
     require(kind != "hessian", "curvature", "Laplace", must, repr(kind))
     roots, taps = Roots(target, w, kind, samples, generator), None
-    for *inputs, targets in data.blocks(BLOCK):
-        taps = taps or Taps(target, w, tuple(inputs), selection, buffers)
+    for batch in data.blocks(BLOCK):
+        inputs, targets, weights = batch[:-1], batch[-1], target.row_weights(batch)
+        taps = taps or Taps(target, w, inputs, selection, buffers)
         count = roots.count(taps.plan.rest)
-        yield from taps.rows(tuple(inputs), lambda outputs, some, y=targets: roots(outputs, y[some]), count, limit)
+        at = lambda some, weights=weights: None if weights is None else weights[some]  # noqa: E731
+        columns = lambda outputs, some, y=targets, at=at: roots(outputs, y[some], at(some))  # noqa: E731
+        first = 0
+        for found in taps.rows(inputs, columns, count, limit):
+            some = slice(first, first + len(found))
+            yield found if weights is None else replace(found, weights=weights[some])
+            first = some.stop
 
 
 # How they are caught.

@@ -179,6 +179,11 @@ class Measure:
     repeats: int
     seed: int
 
+    @property
+    def _partial(self) -> bool:
+        """Whether the batch is a part of the data."""
+        return bool(self.batch) and self.target.scale(len(self.batch[0])) != 1
+
     def obstacle(self, name: str) -> str | None:
         """Why an estimator doesn't apply here, or None."""
         family, model = self.posterior.family, self.target.model
@@ -188,7 +193,7 @@ class Measure:
             return "it is for a network and a factorised Gaussian"
         if name not in ("pathwise", *LAYERS) and isinstance(family, Factorised) and family.base == "uniform":
             return "the score of a uniform has no mean of zero"
-        if name == "doubly" and (self.target.factor(self.batch) != 1 or self.target.temperature != 1):
+        if name == "doubly" and (self._partial or self.target.temperature != 1):
             return "the importance-weighted bound needs every row, at temperature 1"
         if name == "doubly" and family.weights(self.samples) is not None:
             return "the draws of this family are weighted"
@@ -276,7 +281,7 @@ class Measure:
         self, noise: LayerNoise, samples: int, family: Any, buffers: dict[str, Tensor], generator: torch.Generator
     ) -> Tensor:
         """Minus the ELBO with noise at the layers: closed forms, and a prior without one at plain draws."""
-        target, model, prior = self.target, self.target.model, self.target.model.prior
+        target, model, prior = self.target, self.target.model, self.target.prior
         assert isinstance(model, Model)
         m, s = family.loc, family.scale
         likelihood: Tensor | float = 0.0

@@ -53,7 +53,7 @@ def elbo(target: Target, family: Diagonal, noise: Tensor, batch: Batch) -> Elbo:
         target = known.apart(target)
     w = family.draw(noise)  # (S, P)
     log_likelihood = torch.stack([target.differentiable(v, batch) for v in w]).mean()
-    prior, layout = target.model.prior, target.model.layout
+    prior, layout = target.prior, target.model.layout
     cross = family.cross_entropy(prior)
     if prior.others:
         cross = cross - prior.log_prob_of_others(w).mean()

@@ -10,7 +10,6 @@ a penalty on q counts as one after the entropy of its coordinates is added, whic
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -41,12 +40,8 @@ class Expected:
 
     def apart(self, target: Target) -> Target:
         """The target without what is known of q alone."""
-        assert isinstance(target.model, Model)
         known = {block.name for block, _ in self.terms}
-        model, prior = copy.copy(target.model), copy.copy(target.model.prior)
-        prior.others = [(block, believed) for block, believed in prior.others if block.name not in known]
-        model.prior = prior
-        return replace(target, model=model)
+        return replace(target, prior=target.prior.with_others(lambda block, _: block.name not in known))
 
     def of(self, loc: Tensor, scale: Tensor) -> Tensor:
         """The sum of the cross-entropies, (*B,)."""
@@ -76,7 +71,7 @@ def expected(target: Target, entropy: float, closed: bool) -> Expected | None:
     if not isinstance(target.model, Model):
         return None
     terms = []
-    for block, believed in target.model.prior.others:
+    for block, believed in target.prior.others:
         if isinstance(believed, VariationalTerm):
             terms.append((block, penalised(believed, entropy)))
         elif closed and isinstance(believed, Distribution) and block.bijector.identity:
@@ -88,9 +83,7 @@ def expected(target: Target, entropy: float, closed: bool) -> Expected | None:
 
 def check(target: Target, method: Any) -> None:
     """Refuse a penalty on q with an objective that is not the bound by draws along q's own path."""
-    if not isinstance(target.model, Model) or not any(
-        isinstance(d, VariationalTerm) for _, d in target.model.prior.others
-    ):
+    if not isinstance(target.model, Model) or not any(isinstance(d, VariationalTerm) for _, d in target.prior.others):
         return
     owner, bound = type(method).__name__, method.bound
     paths = ("pathwise", "local", "flipout")

@@ -85,13 +85,13 @@ def at_draws(
     target: Target, w: Tensor, weights: Tensor | None, batch: Batch, buffers: Mapping[str, Tensor], gradients: bool
 ) -> Terms:
     """The log joint at draws of q, part by part; without `gradients` the network needs no backward pass."""
-    fixed, prior = w.detach(), target.model.prior
+    fixed, prior = w.detach(), target.prior
     if gradients:
         one = len(fixed) == 1
         value, gradient = target.log_likelihood_and_grad(fixed[0] if one else fixed, batch, buffers)
         likelihood = attached(value[None] if one else value, gradient[None] if one else gradient, w)
     else:
-        likelihood = target.factor(batch) * target.pointwise(fixed, batch, buffers).sum(-1)
+        likelihood = target.log_likelihood_of(fixed, batch, buffers)
     deviation = w - prior.loc
     gaussian = prior.log_normaliser - 0.5 * (prior.precision * deviation * deviation).sum(-1)
     others = attached(*target.others_and_grad(fixed), w) if prior.others else 0.0
@@ -146,7 +146,7 @@ def drawn(family: Family, samples: int, generator: torch.Generator, antithetic: 
 def pathwise(target: Target, family: Family, terms: Terms) -> Estimate:
     """Entropy and Gaussian priors in closed form, where the family has them."""
     log_q = family.log_prob(terms.w)
-    cross, entropy = family.cross_entropy(target.model.prior), family.entropy()
+    cross, entropy = family.cross_entropy(target.prior), family.entropy()
     cross = terms.mean(-terms.gaussian) if cross is None else cross
     entropy = terms.mean(-log_q) if entropy is None else entropy
     cross = cross - terms.mean(terms.others)
@@ -176,7 +176,7 @@ def by_scores(target: Target, family: Family, terms: Terms, estimator: str, base
 
 def generalised(target: Target, family: Family, terms: Terms, divergence: Any) -> Estimate:
     """E_q[-log p(D|w)] + T D(q, p) for any divergence D (Knoblauch 2019): between factors, or from ratios at draws."""
-    prior = target.model.prior
+    prior = target.prior
     whole_density = getattr(target.model, "log_prob", None) is not None
     require(not whole_density, "divergence", "the method", "be left out for a Density without a log_prior", divergence)
     tempered = target.prior_weight != target.entropy_weight

@@ -42,7 +42,7 @@ def importance_weighted(
         estimator in ("pathwise", "doubly"), "estimator", "the 'iwae' objective", "be 'pathwise' or 'doubly'", estimator
     )
     require(target.temperature == 1, "temperature", "the 'iwae' objective", "be 1", target.temperature)
-    if target.factor(batch) != 1:
+    if batch and target.scale(len(batch[0])) != 1:
         raise InputError(
             "The importance-weighted bound needs every row at each step, "
             f"got {len(batch[0])} of {target.num_data} rows: set batch_size to the number of rows."

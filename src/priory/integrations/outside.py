@@ -84,5 +84,5 @@ class Outside:
         """The vector with a learnt noise where the held-out rows are predicted best."""
         if self.held is not None and learns(self.target):
             for _ in range(LOOKS):
-                w[self.model.learnt] = settled(self.model, w[None], self.held, self.buffers())
+                w[self.model.learnt] = settled(self.target, w[None], self.held, self.buffers())
         return w

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, runtime
 from priory.core.errors import InputError, require
 from priory.core.streams import stream
 from priory.methods.draw_policy import DrawPolicy
-from priory.models.model import Model
 
 if TYPE_CHECKING:
     import torch
@@ -210,4 +209,4 @@ def centre_of(start: Posterior, owner: str) -> Tensor:
 
 def factors_of(start: Posterior | None) -> dict[str, Tensor]:
     """What the prior that a posterior was fitted under was multiplied by."""
-    return start.model.prior.factors if start is not None and isinstance(start.model, Model) else {}
+    return {} if start is None else start.target.prior.factors

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from priory.core.data import Batch, check_finite
+from priory.core.data import Batch, check_finite, weighted_sum
 from priory.core.errors import InputError, require
 from priory.core.flat import Layout, Param
 from priory.network.vectorise import Vectorised, value_and_grad
@@ -189,16 +189,16 @@ class Density:
         return values.reshape(*w.shape[:-1], -1)
 
     def log_likelihood_and_grad(
-        self, w: Tensor, batch: Any, factor: float, buffers: Mapping[str, Tensor]
+        self, w: Tensor, batch: Any, factor: float | Tensor, buffers: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """factor x sum_n log p(datum n | x) and its gradient, (*B, P) -> (*B,), (*B, P)."""
+        """sum_n factor_n log p(datum n | x) and its gradient, (*B, P) -> (*B,), (*B, P)."""
         self.refuse_without_slope()
         return self.many(self._sum, w, batch, factor)
 
-    def log_likelihood_sum(self, w: Tensor, batch: Any) -> Tensor:
-        """sum_n log p(datum n | x) for one vector, as a function that autograd goes through."""
+    def log_likelihood_sum(self, w: Tensor, batch: Any, weights: Tensor | None = None) -> Tensor:
+        """sum_n weights_n log p(datum n | x) for one vector, through which autograd goes."""
         self.refuse_without_slope()
-        return self._factored(w, batch, 1.0)
+        return self._factored(w, batch, 1.0 if weights is None else weights)
 
     def refuse_without_slope(self) -> None:
         """Say that a method that asks for a gradient gets none."""
@@ -227,8 +227,8 @@ class Density:
         assert self.log_likelihood_of is not None
         return self.log_likelihood_of(params, batch)
 
-    def _factored(self, w: Tensor, batch: Any, factor: float) -> Tensor:
-        return factor * self._values(w, batch).sum(-1)
+    def _factored(self, w: Tensor, batch: Any, factor: float | Tensor) -> Tensor:
+        return weighted_sum(self._values(w, batch), factor)
 
     def describe(self) -> dict[str, Any]:
         """What a stored posterior must agree with."""
@@ -250,6 +250,7 @@ class DensityPrior:
         self.precision = torch.zeros(size, dtype=dtype, device=device)
         self.others = density.log_prior is not None or bool(density.layout.constrained)
         self.improper, self.centred, self.log_normaliser = False, True, 0.0
+        self.factors: dict[str, Tensor] = {}  # nothing that the evidence could multiply
         self._each = Vectorised(self._log_prior, "This density")
 
     def log_prob(self, w: Tensor) -> Tensor:
@@ -283,9 +284,9 @@ class Values(Density):
         self.prior = ValuesPrior(self)
 
     def log_likelihood_and_grad(
-        self, w: Tensor, batch: Any, factor: float, buffers: Mapping[str, Tensor]
+        self, w: Tensor, batch: Any, factor: float | Tensor, buffers: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        return factor * self.log_likelihood(w, batch, buffers).sum(-1), torch.zeros_like(w)
+        return weighted_sum(self.log_likelihood(w, batch, buffers), factor), torch.zeros_like(w)
 
 
 class ValuesPrior(DensityPrior):

@@ -9,6 +9,7 @@ of a batch; the factor N/n, temperatures and signs belong to `Target`.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,12 @@ class Model:
     def __repr__(self) -> str:
         weights = f"{type(self.net).__name__} with {self.network.size:,} weights"
         return f"Model({weights}, {self.likelihood!r}, prior={self._prior_text})"
+
+    def with_prior(self, prior: Prior) -> Model:
+        """The same network and likelihood under another prior over the same coordinates."""
+        model = copy.copy(self)
+        model.prior = prior
+        return model
 
     # What comes in.
 
@@ -208,19 +215,19 @@ class Model:
         return values.reshape(*w.shape[:-1], -1)
 
     def log_likelihood_and_grad(
-        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers, offset: Tensor | None = None
+        self, w: Tensor, batch: Batch, factor: float | Tensor, buffers: Buffers, offset: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """factor x sum_n log p(y_n | x_n, w) and its gradient, (*B, P) -> (*B,), (*B, P).
+        """sum_n factor_n log p(y_n | x_n, w) and its gradient, (*B, P) -> (*B,), (*B, P); `factor` is a number or (n,).
 
         An `offset` (*B, n, ...) is added to the arranged outputs of each vector. For one vector the gradient is a
         buffer that the next call overwrites.
         """
         return self.evaluation.values_and_grads(w, batch, factor, buffers, offset)
 
-    def log_likelihood_sum(self, w: Tensor, batch: Batch) -> Tensor:
-        """sum_n log p(y_n | x_n, w) for one vector, as a function that autograd goes through; buffers as given."""
+    def log_likelihood_sum(self, w: Tensor, batch: Batch, weights: Tensor | None = None) -> Tensor:
+        """sum_n weights_n log p(y_n | x_n, w) for one vector, through which autograd goes; buffers as given."""
         self.network.set_mode(train=True)
-        return self.evaluation.sum(w, batch, self.buffers())
+        return self.evaluation.sum(w, batch, self.buffers(), 1.0 if weights is None else weights)
 
     def _log_prob(self, outputs: Tensor, targets: Tensor, tail: Tensor, offset: Tensor | None = None) -> Tensor:
         """log p(y_n | outputs) per row, from outputs (*B, n, ...) and the likelihood's learnt coordinates (*B, k)."""

@@ -1,16 +1,20 @@
-"""Target: the log joint in nats for the whole data set. N/n, the temperature and signs live here and nowhere
-else.
+"""Target: the log joint in nats for the whole data set. The prior, N/n, the rows' weights, the temperature and signs
+live here and nowhere else.
 
-    log p(w, D) = sum_n log p(y_n | x_n, w) + log p(w)
+    log p(w, D) = sum_n weights_n log p(y_n | x_n, w) + log p(w)
 
-A minibatch of n rows stands for all N: its log-likelihood is multiplied by N/n, with n its own number of
-rows. At temperature T, `tempers="likelihood"` means p(D|w)^(1/T) p(w), and `"posterior"` means (p(D|w)
-p(w))^(1/T).
+with weights of one unless `fit` was given others. A minibatch of n rows stands for all N: its weighted log-likelihood
+is multiplied by N/n, with n its own number of rows. At temperature T, `tempers="likelihood"` means p(D|w)^(1/T) p(w),
+and `"posterior"` means (p(D|w) p(w))^(1/T):
+
+    tempered log joint = a log p(D|w) + b log p(w),    a = likelihood_power = 1/T,    b = prior_power = 1 or 1/T
+
+In unconstrained coordinates log p(w) holds log |det df/du|, which belongs to the coordinates and not to the prior: its
+power is one at every temperature. `dataclasses.replace(target, prior=...)` is the same target under another prior.
 """
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from priory.core.data import WeightedBatch, weighted_sum
 from priory.core.errors import InputError, require
 from priory.models.model import Model
 
@@ -40,8 +45,11 @@ class Target:
     tempers: Literal["likelihood", "posterior"] = "likelihood"
     event: torch.Size = field(default_factory=lambda: torch.Size())  # the shape of one target
     single: bool = False  # data given as one tensor, which a density gets back as one
+    prior: Any = None  # what is believed of w before the data; the model's own unless given
 
     def __post_init__(self) -> None:
+        if self.prior is None:
+            object.__setattr__(self, "prior", self.model.prior)
         t = self.temperature
         number = isinstance(t, Real) and not isinstance(t, bool) and 0 < t < float("inf")
         require(number, "temperature", "fit", "be a positive number", repr(t))
@@ -62,38 +70,86 @@ class Target:
         """P, the number of coordinates."""
         return self.model.layout.size
 
+    def of_model(self, model: Any) -> Target:
+        """The target of another model of the same data, under that model's own prior."""
+        return replace(self, model=model, prior=model.prior)
+
+    def believed_model(self) -> Model | Density:
+        """The model with this target's prior: itself, or a copy where the prior has been replaced."""
+        return self.model if self.prior is self.model.prior else self.network_model("A prior").with_prior(self.prior)
+
+    def network_model(self, owner: str, why: str = "has no network") -> Model:
+        """The model, for a caller that works on its network; refused in the owner's name where there is none."""
+        if not isinstance(self.model, Model):
+            raise InputError(f"{owner} needs a Model: a {type(self.model).__name__} {why}.")
+        return self.model
+
+    # Weights of the two parts, and of the rows.
+
+    @property
+    def likelihood_power(self) -> float:
+        """a = 1/T: the power of p(D|w) in the tempered joint density."""
+        return 1 / self.temperature
+
+    @property
+    def prior_power(self) -> float:
+        """b: the power of p(w) in the tempered joint density, 1, or 1/T when the whole posterior is tempered."""
+        return 1.0 if self.tempers == "likelihood" else 1 / self.temperature
+
     @property
     def prior_weight(self) -> float:
-        """What -E_q[log p(w)] is multiplied by in the loss nll + ... : T, or 1 when the whole posterior is tempered."""
+        """T b: the weight of -E_q[log p(w)] in the loss nll + ..., T, or 1 when the whole posterior is tempered."""
         return self.temperature if self.tempers == "likelihood" else 1.0
 
     @property
     def entropy_weight(self) -> float:
-        """What -H(q) is multiplied by in the loss: T either way."""
+        """T: the weight of -H(q) in the loss, whatever is tempered."""
         return self.temperature
 
-    def factor(self, batch: Batch) -> float:
-        """N/n: how many rows each row of this batch stands for."""
-        return 1.0 if self.num_data is None else self.num_data / len(batch[0])
+    def loss(self, log_joint: Tensor) -> Tensor:
+        """-T x the tempered log joint: -log p(D|w) - prior_weight log p(w), comparable between temperatures."""
+        return -self.temperature * log_joint
+
+    def scale(self, rows: int) -> float:
+        """N/n: how many rows of the data each of n rows stands for; 1 for a density that has its data inside.
+
+        A pass over a DataLoader that drops its last rows has seen n < N of them.
+        """
+        return 1.0 if self.num_data is None else self.num_data / rows
+
+    def factor(self, batch: Batch) -> float | Tensor:
+        """What log p(y_n | x_n, w) of each row of a batch is multiplied by: N/n, or N/n x weights_n, (n,)."""
+        weights = self.row_weights(batch)
+        factor = 1.0 if self.num_data is None else self.num_data / len(batch[0])
+        return factor if weights is None else factor * weights
+
+    def row_weights(self, batch: Batch) -> Tensor | None:
+        """The weights of a batch's rows, (n,), in the model's type; None where each row counts once."""
+        if not isinstance(batch, WeightedBatch):
+            return None
+        return batch.weights.to(self.model.device, self.model.dtype)
+
+    # Empirical Bayes.
 
     @property
     def empirical(self) -> bool:
         """Whether empirical Bayes sets precisions of the prior."""
-        return bool(getattr(self.model.prior, "empirical", False))
+        return bool(getattr(self.prior, "empirical", False))
 
     def settled(self, family: Family) -> Target:
         """The target with the precisions that empirical Bayes sets under this q; itself where there are none."""
         if not self.empirical:
             return self
-        assert isinstance(self.model, Model)
         moments = family.moments()
         if moments is None:
             raise InputError(
                 "A prior precision with infer='empirical' needs a q whose variances are known: use 'variational'."
             )
-        model = copy.copy(self.model)
-        model.prior = self.model.prior.settled(*moments)
-        return replace(self, model=model)
+        return replace(self, prior=self.prior.settled(*moments))
+
+    def scaled(self, factors: Mapping[str, Tensor]) -> Target:
+        """The target with precisions of its prior multiplied, by the parameter's name: see `Prior.scaled`."""
+        return replace(self, prior=self.prior.scaled(factors)) if factors else self
 
     # In nats for the whole data, untempered.
 
@@ -108,17 +164,24 @@ class Target:
 
     def differentiable(self, w: Tensor, batch: Batch) -> Tensor:
         """log p(D | w), estimated from the batch, as a function of one vector (P,) that autograd goes through."""
-        return self.factor(batch) * self.model.log_likelihood_sum(w, self.form(batch))
+        return self.scale(len(batch[0]) if batch else 1) * self.rows_log_likelihood(w, batch)
+
+    def rows_log_likelihood(self, w: Tensor, batch: Batch) -> Tensor:
+        """sum_n weights_n log p(y_n | x_n, w) over a batch's own rows, for one vector (P,), through autograd."""
+        return self.model.log_likelihood_sum(w, self.form(batch), self.row_weights(batch))
 
     def pointwise(self, w: Tensor, batch: Batch, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
-        """log p(y_n | x_n, w) for each row of the batch, no factor: (*B, n)."""
+        """log p(y_n | x_n, w) for each row of the batch, without factor or weight: (*B, n)."""
         return self.model.log_likelihood(w, self.form(batch), buffers or {})
+
+    def log_likelihood_of(self, w: Tensor, batch: Batch, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
+        """log p(D | w), estimated from the batch, without gradient: (*B,)."""
+        return weighted_sum(self.pointwise(w, batch, buffers), self.factor(batch))
 
     def outputs(self, w: Tensor, inputs: Batch, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
         """The network's outputs at vectors (S, P), arranged for the targets, without gradient: (S, n, ...)."""
-        assert isinstance(self.model, Model)
         with torch.no_grad():
-            return self.model.outputs(w, inputs, buffers or {}, self.event)
+            return self.network_model("Target.outputs").outputs(w, inputs, buffers or {}, self.event)
 
     def log_likelihood(
         self, w: Tensor, data: Data, buffers: Mapping[str, Tensor] | None = None, rows: int = 1024
@@ -126,13 +189,13 @@ class Target:
         """log p(D | w) over every row, one block at a time: (*B,)."""
         total, seen = w.new_zeros(w.shape[:-1]), 0
         for batch in data.blocks(rows):
-            total = total + self.pointwise(w, batch, buffers).sum(-1)
+            total = total + weighted_sum(self.pointwise(w, batch, buffers), self.row_weights(batch))
             seen += len(batch[0]) if batch else 0
-        return total if self.num_data is None else self.num_data / seen * total  # a loader may drop its last rows
+        return total if self.num_data is None else self.scale(seen) * total
 
     def log_prior(self, w: Tensor) -> Tensor:
         """log p(w) in unconstrained coordinates, log-determinants included: (*B,)."""
-        return self.model.prior.log_prob(w)
+        return self.prior.log_prob(w)
 
     # Tempered.
 
@@ -145,16 +208,22 @@ class Target:
         """
         value, gradient = self.log_likelihood_and_grad(w, batch, buffers)
         prior, prior_gradient = self.log_prior_and_grad(w, jacobian)
-        a, b = 1 / self.temperature, self.prior_weight / self.temperature
+        a, b = self.likelihood_power, self.prior_power
         value, gradient = a * value + b * prior, gradient.mul(a).add_(prior_gradient, alpha=b)
         if jacobian and b != 1 and self.model.layout.constrained:
             volume, volume_gradient = self.volume_and_grad(w)
             value, gradient = value + (1 - b) * volume, gradient.add_(volume_gradient, alpha=1 - b)
         return value, gradient
 
+    def log_joint(self, w: Tensor, log_likelihood: Tensor, log_prior: Tensor) -> Tensor:
+        """The tempered log joint from its two parts at w, (*B,): a log p(D|w) + b log p(w), the volume's power one."""
+        a, b = self.likelihood_power, self.prior_power
+        value = a * log_likelihood + b * log_prior
+        return value if b == 1 else value + (1 - b) * self.model.layout.log_det(w)
+
     def log_prior_and_grad(self, w: Tensor, jacobian: bool = True) -> tuple[Tensor, Tensor]:
         """log p(w) and its gradient: (*B,), (*B, P)."""
-        prior = self.model.prior
+        prior = self.prior
         deviation = w - prior.loc
         gradient = -prior.precision * deviation
         value = prior.log_normaliser + 0.5 * (gradient * deviation).sum(-1)
@@ -165,7 +234,7 @@ class Target:
 
     def others_and_grad(self, w: Tensor, jacobian: bool = True) -> tuple[Tensor, Tensor]:
         """The part of log p(w) that has no closed form, and its gradient: (*B,), (*B, P)."""
-        return summed(lambda v: self.model.prior.log_prob_of_others(v, jacobian), w)
+        return summed(lambda v: self.prior.log_prob_of_others(v, jacobian), w)
 
     def volume_and_grad(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """log |det dx/du| and its gradient: (*B,), (*B, P)."""
@@ -188,8 +257,10 @@ class Target:
         return {name: b.expand((*shape, *b.shape)).clone() for name, b in found.items()}
 
     def form(self, batch: Batch) -> Any:
-        """The batch as it was given: a tuple, or one tensor."""
-        return batch[0] if self.single and len(batch) == 1 else batch
+        """The parts of a batch as they were given: a tuple, or one tensor."""
+        if self.single and len(batch) == 1:
+            return batch[0]
+        return tuple(batch) if isinstance(batch, WeightedBatch) else batch
 
 
 def summed(function: Callable[[Tensor], Tensor], w: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from priory.core.data import weighted_sum
 from priory.network.layer_chain import SharedInputs, chain_outputs
 from priory.network.skeleton import MEMORY_LIMIT, SMALL_WORK, Network
 from priory.network.vectorise import Vectorised
@@ -110,14 +111,14 @@ class Evaluation:
         return torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0]
 
     def values_and_grads(
-        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers, offset: Tensor | None = None
+        self, w: Tensor, batch: Batch, factor: float | Tensor, buffers: Buffers, offset: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """factor x sum_n log p(y_n | x_n, w) in training mode and its gradient, (*B, P) -> (*B,), (*B, P).
+        """sum_n factor_n log p(y_n | x_n, w) in training mode and its gradient, (*B, P) -> (*B,), (*B, P).
 
         Args:
             w: The vectors, (*B, P).
             batch: Inputs and, last, targets.
-            factor: What value and gradient are multiplied by.
+            factor: What each row's log-likelihood is multiplied by: one number, or one per row, (n,).
             buffers: Buffers that training writes, with the leading shape of the vectors.
             offset: Added to the arranged outputs of each vector, (*B, n, ...).
 
@@ -132,10 +133,16 @@ class Evaluation:
         values, gradients = way.values_and_grads(flat, batch, factor, buffers, own)
         return values.reshape(w.shape[:-1]), gradients.reshape(w.shape)
 
-    def sum(self, w: Tensor, batch: Batch, buffers: Buffers, offset: Tensor | None = None) -> Tensor:
-        """sum_n log p(y_n | x_n, w) at one vector (P,), as a pure function that autograd and vmap go through."""
+    def sum(
+        self, w: Tensor, batch: Batch, buffers: Buffers, weights: float | Tensor = 1.0, offset: Tensor | None = None
+    ) -> Tensor:
+        """sum_n weights_n log p(y_n | x_n, w) at one vector (P,), a pure function that autograd and vmap go through.
+
+        `weights` is (n,), or the number 1.
+        """
         outputs = self.network.functional(w, batch[:-1], buffers)
-        return self.log_prob(outputs, batch[-1], w[self.learnt], offset).sum()
+        values = self.log_prob(outputs, batch[-1], w[self.learnt], offset)
+        return weighted_sum(values, weights if isinstance(weights, Tensor) else None)
 
 
 class Plain:
@@ -152,7 +159,7 @@ class Plain:
         return torch.stack([network(v, inputs, own, train=False) for v, own in zip(w.unbind(0), members, strict=True)])
 
     def value_and_grad(
-        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers, offset: Tensor | None
+        self, w: Tensor, batch: Batch, factor: float | Tensor, buffers: Buffers, offset: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The sum over rows at one vector (P,) and its gradient (P,), a buffer that the next call overwrites."""
         of, gradient = self._of, self._gradient
@@ -161,14 +168,14 @@ class Plain:
         with torch.enable_grad():
             tail = w[of.learnt].detach().requires_grad_()
             outputs = of.network(w, batch[:-1], buffers, train=True)
-            total = factor * of.log_prob(outputs, batch[-1], tail, offset).sum()
+            total = weighted_sum(of.log_prob(outputs, batch[-1], tail, offset), factor)
             total.backward()
         if tail.grad is not None:
             gradient[of.learnt] = tail.grad
         return total.detach(), gradient
 
     def values_and_grads(
-        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers, offset: Tensor | None
+        self, w: Tensor, batch: Batch, factor: float | Tensor, buffers: Buffers, offset: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Sums over rows at vectors (S, P) and their gradients (S, P)."""
         values, gradients = torch.empty_like(w[:, 0]), torch.empty_like(w)
@@ -190,7 +197,7 @@ class Layers:
         return shared.chain(self._of.network, inputs[0])(w, mirrored=len(w) % 2 == 0)
 
     def values_and_grads(
-        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers, offset: Tensor | None
+        self, w: Tensor, batch: Batch, factor: float | Tensor, buffers: Buffers, offset: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Sums over rows at vectors (S, P) and their gradients (S, P)."""
         of = self._of
@@ -198,8 +205,11 @@ class Layers:
         leaf = w.detach().requires_grad_()
         with torch.enable_grad():
             outputs = chain_outputs(of.network, leaf, batch[0])
-            values = of.log_prob(outputs, batch[-1], leaf[:, of.learnt], offset).sum(-1)
+            each = of.log_prob(outputs, batch[-1], leaf[:, of.learnt], offset)
+            values = weighted_sum(each, factor if isinstance(factor, Tensor) else None)
             (gradients,) = torch.autograd.grad(values.sum(), leaf)  # each value depends on its own vector alone
+        if isinstance(factor, Tensor):
+            return values.detach(), gradients
         return values.detach() * factor, gradients * factor
 
 
@@ -217,11 +227,13 @@ class Vmap:
         return self._forward.values(w, inputs)
 
     def values_and_grads(
-        self, w: Tensor, batch: Batch, factor: float, buffers: Buffers, offset: Tensor | None
+        self, w: Tensor, batch: Batch, factor: float | Tensor, buffers: Buffers, offset: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Sums over rows at vectors (S, P) and their gradients (S, P)."""
         self._of.network.set_mode(train=True)
         self._sum.loop = self._sum.loop or self._forward.loop
         each = () if offset is None else (offset,)
-        values, gradients = self._sum.values_and_grads(w, batch, {}, each=each)
+        if isinstance(factor, Tensor):
+            return self._sum.values_and_grads(w, batch, {}, factor, each=each)
+        values, gradients = self._sum.values_and_grads(w, batch, {}, 1.0, each=each)  # a number stays out of the graph
         return values * factor, gradients * factor

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from priory.core.data import weighted_sum
 from priory.core.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -200,11 +201,11 @@ class LayerNoise:
         m: Tensor,
         scale: Tensor,
         batch: Batch,
-        factor: float,
+        factor: float | Tensor,
         buffers: Mapping[str, Tensor],
         generator: torch.Generator,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """factor x sum_n log p(y_n | noisy pass), and its gradients in the means and standard deviations, (P,) each.
+        """sum_n factor_n log p(y_n | noisy pass), and its gradients in the means and standard deviations, (P,) each.
 
         The coordinates that the likelihood learns are drawn once. The gradients are buffers that the next call
         overwrites.
@@ -218,7 +219,7 @@ class LayerNoise:
         m: Tensor,
         scale: Tensor,
         batch: Batch,
-        factor: float,
+        factor: float | Tensor,
         buffers: Mapping[str, Tensor],
         generator: torch.Generator,
         noise: Tensor | None = None,
@@ -249,7 +250,7 @@ class LayerNoise:
         with torch.enable_grad(), self._installed(forward):
             tail = w[evaluation.learnt].detach().requires_grad_()
             outputs = self.network(w, inputs, buffers, train=True)
-            total = factor * evaluation.log_prob(outputs, targets, tail, None).sum()
+            total = weighted_sum(evaluation.log_prob(outputs, targets, tail, None), factor)
             total.backward()
         if tail.grad is not None:
             self._toward[evaluation.learnt] = tail.grad

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from priory.core.data import weighted_sum
 from priory.network.layer_chain import chain_outputs
 from priory.network.layer_noise import LayerNoise
 
@@ -55,9 +56,9 @@ class RowMasks:
         self._together = bool(network.layer_chain) and not self._shares
 
     def log_likelihood_and_grads(
-        self, m: Tensor, z: Tensor, batch: Batch, factor: float, buffers: Mapping[str, Tensor], along: bool
+        self, m: Tensor, z: Tensor, batch: Batch, factor: float | Tensor, buffers: Mapping[str, Tensor], along: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """factor x sum_n log p(y_n | x_n, m z_n) and its gradients, for means (V, P) and factors (V, U, n).
+        """sum_n factor_n log p(y_n | x_n, m z_n) and its gradients, for means (V, P) and factors (V, U, n).
 
         The last gradient, in the factors, is worked out if it is wanted `along` with that in the means.
         """
@@ -72,7 +73,7 @@ class RowMasks:
         return torch.stack(values), torch.stack(toward), torch.stack(slopes) if along else None
 
     def _chain(
-        self, m: Tensor, z: Tensor, batch: Batch, factor: float, along: bool
+        self, m: Tensor, z: Tensor, batch: Batch, factor: float | Tensor, along: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """All vectors at once: a batched product a layer."""
         evaluation = self.evaluation
@@ -80,12 +81,12 @@ class RowMasks:
         with torch.enable_grad():
             factors = {weight: z[:, at] for weight, at in self._columns.items()}
             outputs = chain_outputs(evaluation.network, m, batch[0], factors)
-            values = factor * evaluation.log_prob(outputs, batch[-1], m[:, evaluation.learnt], None).sum(-1)
+            values = weighted_sum(evaluation.log_prob(outputs, batch[-1], m[:, evaluation.learnt], None), factor)
             gradients = torch.autograd.grad(values.sum(), (m, z) if along else (m,))  # vectors don't meet
         return values.detach(), gradients[0], gradients[1] if along else None
 
     def _one(
-        self, m: Tensor, z: Tensor, batch: Batch, factor: float, buffers: Mapping[str, Tensor], along: bool
+        self, m: Tensor, z: Tensor, batch: Batch, factor: float | Tensor, buffers: Mapping[str, Tensor], along: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same for one vector (P,) and its factors (U, n)."""
         z = z.detach().requires_grad_(along)

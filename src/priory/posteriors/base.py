@@ -79,7 +79,7 @@ class Posterior(ABC):
             setattr(cls, "predict", with_own_options(vars(cls)["predict"]))  # noqa: B010 - its type stays the subclass's
 
     def __init__(self, target: Target, buffers: Mapping[str, Tensor] | None = None) -> None:
-        self.target, self.model = target, target.model
+        self.target, self.model = target, target.believed_model()
         self.buffers = {name: b.detach().clone() for name, b in (buffers or {}).items()}
         self.history: dict[str, Tensor] = {}
         self.method = ""

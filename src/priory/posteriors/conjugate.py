@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -157,4 +156,4 @@ class ConjugatePosterior(Posterior):
         assert model.shapes is not None
         part = lambda prefix: {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
         same = model.in_shapes(model.shapes, model.dtype, model.device, **part(FRAME))
-        return cls(replace(target, model=same), part(PHI), own["bound"], own["converged"])
+        return cls(target.of_model(same), part(PHI), own["bound"], own["converged"])

@@ -23,7 +23,7 @@ from priory.constraints import gaussian_mean
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
 from priory.curvature import STRUCTURES, Curvature, Gaussian, select
-from priory.curvature.evidence import log_evidence, scaled
+from priory.curvature.evidence import log_evidence
 from priory.curvature.taps import Taps, picks
 from priory.models.model import Model
 from priory.network.skeleton import MEMORY_LIMIT
@@ -153,7 +153,7 @@ class LaplacePosterior(Posterior):
             kind = f"Laplace approximation of log p(D | {given})"
         else:
             kind = "Laplace approximation of log p(D)"
-        return f"{kind}, up to a constant: the prior is improper" if self.model.prior.improper else kind
+        return f"{kind}, up to a constant: the prior is improper" if self.target.prior.improper else kind
 
     # Predictions.
 
@@ -271,8 +271,7 @@ class LaplacePosterior(Posterior):
 
     def tensors(self) -> dict[str, Tensor]:
         kept = {f"curvature.{name}": t for name, t in self.curvature.tensors().items()}
-        factors = self.model.prior.factors if isinstance(self.model, Model) else {}
-        kept |= {FACTOR + name: factor for name, factor in factors.items()}
+        kept |= {FACTOR + name: factor for name, factor in self.target.prior.factors.items()}
         return {"w": self.w, "precision": self.precision, **kept}
 
     @classmethod
@@ -284,7 +283,7 @@ class LaplacePosterior(Posterior):
         selection = select(target.model, places)
         curvature = STRUCTURES[own["structure"]].of_tensors(selection, part("curvature."), **own["curvature"])
         return cls(
-            scaled(target, part(FACTOR)),
+            target.scaled(part(FACTOR)),
             tensors["w"],
             curvature,
             tensors["precision"],

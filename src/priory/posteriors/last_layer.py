@@ -98,8 +98,8 @@ class LastLayerPosterior(Posterior):
         rows = rows_given(data, "update").prepared(model.prepare)
         with taking(inputs := rows.some(1)[:-1]):
             self.layer.features(model, self.w, inputs, self.buffers)
-        power = 1 / self.target.temperature
-        w, belief, gained = newton(model, self.layer, self.w, rows, self.belief, self.buffers, power)
+        new = replace(self.target, num_data=rows.num_data)
+        w, belief, gained = newton(new, self.layer, self.w, rows, self.belief, self.buffers)
         target = replace(self.target, num_data=(self.num_data or 0) + (rows.num_data or 0))
         found = LastLayerPosterior(target, w, belief, self.layer, self._value + gained, self.buffers)
         found.method, found.seed, found._known = self.method, self.seed, self._known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -186,4 +186,4 @@ class LatentPoint(Posterior):
         frame = {name.removeprefix(FRAME): t for name, t in tensors.items() if name.startswith(FRAME)}
         theta = {name: t for name, t in tensors.items() if not name.startswith(FRAME)}
         same = model.in_shapes(model.shapes, model.dtype, model.device, **frame)
-        return cls(replace(target, model=same), theta, own["log_likelihood"], own["converged"])
+        return cls(target.of_model(same), theta, own["log_likelihood"], own["converged"])

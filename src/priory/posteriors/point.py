@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from priory.core.errors import InputError
-from priory.curvature.evidence import scaled
-from priory.models.model import Model
 from priory.posteriors.base import Posterior
 
 if TYPE_CHECKING:
@@ -46,12 +44,11 @@ class Point(Posterior):
         return self.evidence()
 
     def tensors(self) -> dict[str, Tensor]:
-        factors = self.model.prior.factors if isinstance(self.model, Model) else {}
-        return {"w": self.w, **{FACTOR + name: factor for name, factor in factors.items()}}
+        return {"w": self.w, **{FACTOR + name: factor for name, factor in self.target.prior.factors.items()}}
 
     @classmethod
     def of_tensors(
         cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
     ) -> Point:
         factors = {name[len(FACTOR) :]: t for name, t in tensors.items() if name.startswith(FACTOR)}
-        return cls(scaled(target, factors), tensors["w"], buffers)
+        return cls(target.scaled(factors), tensors["w"], buffers)

@@ -111,7 +111,7 @@ class Variational(Posterior):
         values = torch.cat(list(self._bounds(rows, samples, generator)))
         error, draws = float(values.std() / len(values) ** 0.5), f"{samples} draws"
         kind = f"lower bound on log p(D) (ELBO, {draws})"
-        if self.model.prior.improper:
+        if self.target.prior.improper:
             kind = f"ELBO with an improper prior, up to a constant ({draws})"
         if self.target.temperature != 1:
             kind = f"tempered ELBO, T = {self.target.temperature}, no bound on log p(D) ({draws})"
@@ -145,7 +145,7 @@ class Variational(Posterior):
         moments = self.family.moments()
         if moments is None or not isinstance(self.model, Model):
             raise InputError("The precisions need a network's prior, and a q whose variances are known.")
-        return self.model.prior.precisions(*moments)
+        return self.target.prior.precisions(*moments)
 
     @property
     def certificate(self) -> Certificate | None:
@@ -156,7 +156,7 @@ class Variational(Posterior):
     @property
     def equivalence(self) -> Equivalence | None:
         """Which prior the penalty on q is, as q was trained with it: T r at the temperature T; None for a prior."""
-        others = self.model.prior.others if isinstance(self.model, Model) else []
+        others = self.target.prior.others if isinstance(self.model, Model) else []
         penalties = {id(d.penalty): d.penalty for _, d in others if isinstance(d, VariationalTerm)}
         if not penalties:
             return None

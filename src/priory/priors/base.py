@@ -26,7 +26,7 @@ from priory.priors.hierarchical import Hierarchical, precision_name
 from priory.priors.rules import RULES, by_rule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
@@ -115,6 +115,20 @@ class Prior:
             if jacobian and not block.bijector.identity:
                 total = total + block.bijector.log_det(u, x)
         return total
+
+    # Variants.
+
+    def centred_at(self, loc: Tensor) -> Prior:
+        """The prior with other centres for its Gaussian coordinates, (*B, P)."""
+        other = copy.copy(self)
+        other.loc, other.centred = loc, not bool(loc.any())
+        return other
+
+    def with_others(self, keep: Callable[[Block, Distribution | Hierarchical], bool]) -> Prior:
+        """The prior with only those of its parameters without a closed form that `keep` is true of."""
+        other = copy.copy(self)
+        other.others = [(block, believed) for block, believed in self.others if keep(block, believed)]
+        return other
 
     # Precisions that are learnt.
 

@@ -143,7 +143,7 @@ def test_weight_decay_in_the_lectures_form_is_the_same_number():
     decay = 0.5 / 0.49 * torch.where(units.masked, 0.7 * gal.square(), gal.square()).sum()
     entropy = -3 * (0.3 * math.log(0.3) + 0.7 * math.log(0.7))
     found = kl_of(method, target, loc, state.theta[:, size:], units)
-    assert found == pytest.approx(float(decay) - entropy - target.model.prior.log_normaliser, rel=1e-12)
+    assert found == pytest.approx(float(decay) - entropy - target.prior.log_normaliser, rel=1e-12)
 
 
 @pytest.mark.parametrize("prior", [0.7, torch.distributions.Laplace(0.1, 0.7)], ids=["normal", "laplace"])
@@ -183,7 +183,7 @@ def test_learnt_gaussian_factors_have_the_log_uniform_prior_and_say_so():
     alpha = state.theta[0, size:].exp()
     each = pr.kl(torch.distributions.Normal(torch.ones_like(alpha), alpha.sqrt()), pr.distributions.LogUniform()).value
     loc = state.theta[:, :size]
-    rest = 0.5 / 0.49 * loc[:, ~units.masked].square().sum() - target.model.prior.log_normaliser
+    rest = 0.5 / 0.49 * loc[:, ~units.masked].square().sum() - target.prior.log_normaliser
     found = kl_of(method, target, loc, state.theta[:, size:], units)
     assert found == pytest.approx(float(rest + 3 * each.sum()), rel=1e-10)
 

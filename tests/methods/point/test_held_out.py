@@ -9,6 +9,7 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
 from priory.methods.point.held_out import fraction_held, settled, settles
+from priory.models.target import Target
 
 
 @pytest.mark.parametrize("draws", [1, 6])
@@ -23,7 +24,7 @@ def test_the_noise_is_where_the_draws_together_predict_held_out_rows_best(draws)
     w[..., -1] = 0.0
     held = model.prepare((X, y))
     for _ in range(30):
-        w[..., -1:] = settled(model, w, held, {})
+        w[..., -1:] = settled(Target(model, 50), w, held, {})
     for member in range(2):
         f = X @ w[:, member, :3].mT + w[:, member, 3]  # (n, S)
 

@@ -50,7 +50,7 @@ def best(data, noise=None):
 
 
 def precision_of(posterior):
-    return float(posterior.target.model.prior.precision[0])
+    return float(posterior.target.prior.precision[0])
 
 
 @pytest.mark.parametrize(("structure", "batch_size"), [("full", 10**6), ("kron", 10**6)])
@@ -127,7 +127,7 @@ def test_it_runs_with_every_structure_and_gives_each_layer_a_factor(structure, l
     model, data = network(likelihood, outputs)
     method = pr.MAP(evidence_every=20, structure=structure)
     posterior = pr.fit(model, data, method, steps=100, batch_size=30, progress=False)
-    factors = posterior.target.model.prior.factors
+    factors = posterior.target.prior.factors
     assert set(factors) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert float(factors["0.weight"]) == float(factors["0.bias"]) != float(factors["2.weight"])
     assert bool(torch.isfinite(posterior.w).all())
@@ -147,15 +147,13 @@ def test_members_have_priors_of_their_own_as_if_each_were_alone():
     together = method.init(target, plan, stream(7), torch.Size([2]))
     starts = together.w.clone()
     both = run(together)
-    assert both.target.model.prior.factors["0.weight"].shape == (2, 1)
+    assert both.target.prior.factors["0.weight"].shape == (2, 1)
     for i in range(2):
         alone = method.init(target, plan, stream(7), torch.Size())
         alone.w.copy_(starts[i])
         single = run(alone)
         torch.testing.assert_close(both.w[i], single.w, rtol=0, atol=1e-9)
-        torch.testing.assert_close(
-            both.target.model.prior.precision[i], single.target.model.prior.precision, rtol=1e-8, atol=0
-        )
+        torch.testing.assert_close(both.target.prior.precision[i], single.target.prior.precision, rtol=1e-8, atol=0)
 
 
 def test_the_prior_that_was_found_survives_a_file_to_the_bit(tmp_path):
@@ -166,9 +164,9 @@ def test_the_prior_that_was_found_survives_a_file_to_the_bit(tmp_path):
         warnings.simplefilter("error")
         back = pr.load(tmp_path / "found", model)
     assert torch.equal(back.w, posterior.w)
-    for one in (back.target.model.prior, back.model.prior):
-        assert torch.equal(one.precision, posterior.target.model.prior.precision)
-        assert one.log_normaliser == posterior.target.model.prior.log_normaliser
+    for one in (back.target.prior, back.model.prior):
+        assert torch.equal(one.precision, posterior.target.prior.precision)
+        assert one.log_normaliser == posterior.target.prior.log_normaliser
     assert model.prior.factors == {}
 
 
@@ -186,8 +184,8 @@ def test_a_fit_that_was_interrupted_between_two_looks_at_the_evidence_goes_on_to
         pr.fit(model, data, method, checkpoint=keep, callbacks=[interrupt], **options)
     resumed = pr.fit(model, data, method, checkpoint=keep, **options)
     assert torch.equal(resumed.w, whole.w)
-    assert torch.equal(resumed.target.model.prior.precision, whole.target.model.prior.precision)
-    assert not torch.equal(whole.target.model.prior.precision, model.prior.precision)
+    assert torch.equal(resumed.target.prior.precision, whole.target.prior.precision)
+    assert not torch.equal(whole.target.prior.precision, model.prior.precision)
 
 
 OF_A_DENSITY = {"finds_the_mean_of_a_gaussian", "stays_inside_the_support"}  # which has no evidence to train by

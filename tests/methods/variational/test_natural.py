@@ -72,7 +72,7 @@ def test_the_reparameterised_gradient_and_hessian_are_unbiased():
     """5 standard errors over 20 numbers (false alarms: 1.2e-5)."""
     exact = LinearRegression.make(0)
     target, data = target_of(exact)
-    size, prior = target.size, target.model.prior.precision
+    size, prior = target.size, target.prior.precision
     loc = torch.randn(size, generator=stream(0, "loc"), dtype=F64)
     root = torch.randn(size, size, generator=stream(0, "root"), dtype=F64)
     precision = root @ root.T + 50 * torch.eye(size, dtype=F64)

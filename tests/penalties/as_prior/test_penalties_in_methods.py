@@ -128,8 +128,8 @@ def test_the_bound_under_l1_has_no_noise_of_the_prior() -> None:
 @pytest.mark.parametrize("penalty", [L1(LAMBDA), ElasticNet(LAMBDA, l1_ratio=0.7)], ids=repr)
 def test_the_closed_divergence_is_the_integral(penalty) -> None:
     _, info, target = one_step(penalty, pr.MeanField(initial_scale=0.9))
-    m, s = target.model.network.initial, 0.9 * target.model.prior.typical_scale()
-    ((_, prior),) = target.model.prior.others
+    m, s = target.model.network.initial, 0.9 * target.prior.typical_scale()
+    ((_, prior),) = target.prior.others
     total = 0.0
     for mu, sd in zip(m.tolist(), s.tolist(), strict=True):
         q = Normal(torch.tensor(mu, dtype=F64), torch.tensor(sd, dtype=F64))

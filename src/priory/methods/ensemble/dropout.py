@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.distributions import Normal
 from torch.nn.functional import softplus
 
+from priory.core.data import weighted_sum
 from priory.core.errors import InputError, require, warn, whole
 from priory.core.streams import stream
 from priory.distributions import LogUniform
@@ -184,7 +185,7 @@ class Dropout(Options):
             if along is not None:
                 total = penalty.sum() - (along * z).sum() / self.samples  # members don't meet
                 down[..., size:] = torch.autograd.grad(total, logits, retain_graph=True)[0]
-        if target.model.prior.others:
+        if target.prior.others:
             others = self._others(target, loc, logits, z, units, down)
             cross, penalty = cross - others, penalty - target.prior_weight * others
         down[..., target.model.learnt.start : size] = 0  # set on held-out rows
@@ -237,12 +238,12 @@ class Dropout(Options):
 
     def _precision(self, target: Target, units: Units) -> Tensor:
         """Of the Gaussian priors, (P,); none of weights whose factors have a prior in its place."""
-        precision = target.model.prior.precision
+        precision = target.prior.precision
         return precision * ~units.masked if self.log_uniform else precision
 
     def _parts(self, target: Target, loc: Tensor, logits: Tensor, units: Units) -> tuple[Tensor, Tensor]:
         """-E_q[log p(w)] of the Gaussian priors, and the entropy of the factors up to a constant, (*B, R) each."""
-        prior, precision = target.model.prior, self._precision(target, units)
+        prior, precision = target.prior, self._precision(target, units)
         spread = (logits.exp() * units.sums(precision * loc.square())).sum(-1)  # a is exp(logit)
         cross = 0.5 * ((precision * (loc - prior.loc).square()).sum(-1) + spread) - prior.log_normaliser
         if self.log_uniform:  # with the factors' own prior
@@ -256,7 +257,7 @@ class Dropout(Options):
     def _decay(self, target: Target, loc: Tensor, logits: Tensor, units: Units) -> Tensor:
         """The gradient of the first of them in the means, (*B, R, P)."""
         precision = self._precision(target, units)
-        down, a = precision * (loc - target.model.prior.loc), logits.exp()
+        down, a = precision * (loc - target.prior.loc), logits.exp()
         for i, places in enumerate(units.places):
             for place in places:
                 down[..., place] += a[..., i, None] * precision[..., place] * loc[..., place]
@@ -266,7 +267,7 @@ class Dropout(Options):
         """E_q[log p(w)] of priors that are not Gaussian, (*B, R), by the draws of the first row; its gradient added."""
         with torch.enable_grad():
             leaf = loc.detach().requires_grad_()
-            others = target.model.prior.log_prob_of_others(leaf * units.spread(z[..., 0])).mean(0)
+            others = target.prior.log_prob_of_others(leaf * units.spread(z[..., 0])).mean(0)
             into = (leaf, logits) if self.learns_rates else (leaf,)
             gradients = torch.autograd.grad(others.sum(), into, allow_unused=True)
         for gradient, place in zip(gradients, (slice(0, target.size), slice(target.size, None)), strict=False):
@@ -284,7 +285,7 @@ class Dropout(Options):
         assert isinstance(model, Model)
         if learns(target) and settles(step, state.turn):
             with DropoutOff():
-                tail = settled(model, self._drawn(target, state, generator), state.held, state.buffers)
+                tail = settled(target, self._drawn(target, state, generator), state.held, state.buffers)
             state.theta[..., model.learnt] = tail
         if isinstance(self.rate, tuple) and step == state.turn:
             state.chosen = self._best(target, state, generator)
@@ -295,7 +296,8 @@ class Dropout(Options):
         draws = self._drawn(target, state, generator)
         with DropoutOff():
             scores = target.pointwise(draws, state.held, state.buffers)  # (S, *B, R, n)
-        return torch.logsumexp(scores, 0).sum(-1).argmax(-1)
+        weights = target.row_weights(state.held)
+        return weighted_sum(torch.logsumexp(scores, 0), weights).argmax(-1)
 
     def _drawn(self, target: Target, state: State, generator: torch.Generator) -> Tensor:
         """Draws of the weights, (S, *B, R, P)."""

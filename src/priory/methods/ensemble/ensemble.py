@@ -32,7 +32,6 @@ Cost of a step: one step of the method for all members together, or one for each
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,11 +40,10 @@ import torch
 from torch import Tensor
 
 from priory.core.distributed import rank, world
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import require, whole
 from priory.likelihoods import Gaussian
 from priory.methods.base import Info, Method, Options, Plan, Traits
 from priory.methods.point.map import MAP
-from priory.models.model import Model
 from priory.models.target import Target
 from priory.posteriors import Draws, Mixture, Posterior
 from priory.posteriors.prior_function import PriorFunction
@@ -260,15 +258,13 @@ class Anchored(Target):
     def of(cls, target: Target, data: Data, anchors: Tensor, noise: Tensor | None, functions: bool) -> Anchored:
         """The target as the members see it: centres at the anchors, or functions of them beside."""
         assert data.tensors is not None
-        model = copy.copy(target.model)
-        assert isinstance(model, Model)
-        model.prior, centres, beside = copy.copy(model.prior), anchors.clone(), None
+        centres, beside = anchors.clone(), None
         if functions:
-            centres[:, : model.network.size] = 0
+            centres[:, : target.network_model("Ensemble").network.size] = 0
             beside = target.outputs(anchors, data.tensors[:-1])
-        model.prior.loc = centres
         given = {f.name: getattr(target, f.name) for f in dataclasses.fields(target)}
-        return cls(**{**given, "model": model}, anchors=anchors, noise=noise, beside=beside)
+        prior = target.prior.centred_at(centres)
+        return cls(**{**given, "prior": prior}, anchors=anchors, noise=noise, beside=beside)
 
     def outputs(self, w: Tensor, inputs: Batch, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
         """The mean of the members' outputs with their functions, for each member the same, (M, n, ...).
@@ -285,53 +281,46 @@ class Anchored(Target):
     ) -> tuple[Tensor, Tensor]:
         """log p(D + noise | w) for members w (M, P), estimated from the batch, and its gradient: (M,), (M, P)."""
         *inputs, y, rows = batch
-        assert isinstance(self.model, Model)
+        model = self.network_model("Ensemble")
         offset = None if self.beside is None else self.beside[:, rows]
         if self.noise is not None:
             moved = -(self.temperature**0.5) * self._scale(w, y) * self.noise[:, rows]
             offset = moved if offset is None else offset + moved
-        return self.model.log_likelihood_and_grad(w, (*inputs, y), self.factor(batch), buffers or {}, offset)
+        return model.log_likelihood_and_grad(w, (*inputs, y), self.factor(batch), buffers or {}, offset)
 
     def _scale(self, w: Tensor, y: Tensor) -> Tensor:
         """The standard deviation of the targets as each member has it, (M, n, *event)."""
-        assert isinstance(self.model, Model)
+        model = self.network_model("Ensemble")
         with torch.no_grad():
-            return self.model.likelihood.variance(y.expand(len(w), *y.shape), self.model.learnt_at(w)).sqrt()
+            return model.likelihood.variance(y.expand(len(w), *y.shape), model.learnt_at(w)).sqrt()
 
 
 def check_anchored(target: Target, data: Data) -> None:
     """Refuse what an anchored ensemble can't be of."""
-    model = target.model
-    if not isinstance(model, Model):
-        raise InputError("The 'anchored' argument of Ensemble needs a Model: a Density has its prior inside.")
+    model, prior = target.network_model("The 'anchored' argument of Ensemble", "has its prior inside"), target.prior
     likelihood = model.likelihood
     ok = likelihood.slope is not None or likelihood.classes or likelihood.discrete
     must = "have Gaussian noise that doesn't come from the network, or labels or counts"
     require(ok, "anchored", "Ensemble", must, repr(likelihood))
-    weights = model.prior.precision[..., : model.network.size]
-    gaussian = bool((weights > 0).all()) and not model.prior.hierarchical
+    weights = prior.precision[..., : model.network.size]
+    gaussian = bool((weights > 0).all()) and not prior.hierarchical
     require(gaussian, "anchored", "Ensemble", "have a Gaussian prior over every weight", repr(model))
     require(data.tensors is not None, "anchored", "Ensemble", "have its data in memory", "a Dataset or a DataLoader")
 
 
 def drawn_from_prior(target: Target, size: int, generator: torch.Generator) -> Tensor:
     """Centres for the members' priors, (M, P): draws from it for the weights, its own centre for all else."""
-    model = target.model
-    assert isinstance(model, Model)
-    prior, weights = model.prior, slice(0, model.network.size)
+    prior, weights = target.prior, slice(0, target.network_model("Ensemble").network.size)
     anchors = prior.loc.expand(size, -1).clone()
     z = torch.randn(anchors[:, weights].shape, generator=generator, dtype=anchors.dtype, device=anchors.device)
-    wider = target.temperature / target.prior_weight  # T where the whole posterior is tempered
-    anchors[:, weights] += z * (wider / prior.precision[..., weights]).sqrt()
+    anchors[:, weights] += z * (target.prior_power * prior.precision[..., weights]).rsqrt()
     return anchors
 
 
 def noise_of_targets(target: Target, data: Data, size: int, generator: torch.Generator) -> Tensor | None:
     """Standard normal numbers for each member and row, (M, N, *event), where the noise is Gaussian; else None."""
-    model = target.model
-    assert isinstance(model, Model)
     assert data.tensors is not None
-    if not isinstance(model.likelihood, Gaussian):
+    if not isinstance(target.network_model("Ensemble").likelihood, Gaussian):
         return None
     y = data.tensors[-1]
     return torch.randn((size, *y.shape), generator=generator, dtype=y.dtype, device=y.device)

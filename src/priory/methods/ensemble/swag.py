@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from priory.core.errors import require, whole
-from priory.curvature.evidence import scaled
 from priory.families.low_rank import LowRankForm
 from priory.methods.base import Info, Options, Plan, Traits, factors_of
 from priory.methods.optimise import Adam, check_rate, rates
@@ -119,7 +118,7 @@ class SWAG(Options):
         return State(w, adam, buffers, zeros, zeros.clone(), last, 0, every, factors)
 
     def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
-        target = scaled(target, state.factors)
+        target = target.scaled(state.factors)
         value, gradient = target.log_likelihood_and_grad(state.w, batch, state.buffers)
         log_prior, prior_gradient = target.log_prior_and_grad(state.w, jacobian=False)
         down = torch.add(gradient, prior_gradient, alpha=target.prior_weight).neg_()
@@ -134,7 +133,7 @@ class SWAG(Options):
         if state.count == 0:
             take(state)
         form = LowRankForm(target.size, self.columns)
-        return Variational(scaled(target, state.factors), form, theta_of(state), state.buffers)
+        return Variational(target.scaled(state.factors), form, theta_of(state), state.buffers)
 
 
 def take(state: State) -> None:

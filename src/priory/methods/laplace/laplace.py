@@ -25,14 +25,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 
-from priory.core.data import Data
+from priory.core.data import Data, split_rows, weighted_sum
 from priory.core.errors import InputError, require, warn, whole
 from priory.core.linalg import eigh
 from priory.core.streams import stream
 from priory.curvature import KINDS, STRUCTURES, Curvature, Gaussian, Selection, select
 from priory.curvature.budget import Budget, budget
 from priory.curvature.diagonal import Diagonal
-from priory.curvature.evidence import log_evidence, prior_bend, prior_precision, scaled, tune, weights
+from priory.curvature.evidence import log_evidence, prior_precision, prior_second_derivative, tune
 from priory.curvature.full import Full
 from priory.methods.base import Info, Method, Options, Plan, Traits, centre_of, factors_of
 from priory.methods.point.map import MAP
@@ -233,7 +233,7 @@ class Laplace(Options):
         w = begun.expand(*shape, -1).clone()
         buffers = target.buffers(shape, start)
         check_batch_norm(model, buffers)
-        target = scaled(target, factors_of(start))  # the prior that its mode was found under
+        target = target.scaled(factors_of(start))  # the prior that its mode was found under
         around: list[Around | None] = []
         for i, v in enumerate(w.view(-1, target.size)):
             own = model.member(buffers, i)
@@ -260,7 +260,7 @@ class Laplace(Options):
         assert around is not None
         around.slope.warn(self._advice(target.model))
         posterior = LaplacePosterior(
-            scaled(target, around.factors),
+            target.scaled(around.factors),
             state.w,
             around.curvature,
             around.precision,
@@ -321,23 +321,21 @@ class Laplace(Options):
         self, target: Target, w: Tensor, data: Data, buffers: Mapping[str, Tensor], generator: torch.Generator
     ) -> Around:
         """What is known around one vector, in which a noise that the evidence sets is overwritten."""
-        model = target.model
-        assert isinstance(model, Model)
+        model = target.network_model("Laplace")
         selection = self._select(target, w, data, buffers, generator)
-        check_prior(model, w, selection)
+        check_prior(target, w, selection)
         of = lambda v: self._curvature(self.structure_for(model), target, v, data, selection, buffers, generator)  # noqa: E731
-        curvature, (scale, b) = of(w), weights(target)
-        precision = b * prior_precision(target, w)[selection.places]
+        curvature, scale = of(w), target.likelihood_power
+        precision = target.prior_power * prior_precision(target, w)[selection.places]
         gaussian = curvature.gaussian(precision, scale)
         slope = Slope.of(target, w, data, buffers, gaussian, selection.places)
-        notes = (*curvature.notes(), *notes_on_prior(model, selection))
+        notes = (*curvature.notes(), *notes_on_prior(target, selection))
         log_prior = float(target.log_prior(w))
-        found = Around(curvature, precision, scale, gaussian, slope, log_prior, notes, model.prior.factors)
+        found = Around(curvature, precision, scale, gaussian, slope, log_prior, notes, target.prior.factors)
         if not self._tunes(model):
             return found
         tuned = tune(target, w, curvature, data, buffers, self.tune, kind=self.curvature, again=of)
         w.copy_(tuned.w)
-        assert isinstance(tuned.target.model, Model)
         # made anew, as a file makes it: a basis that was kept from another prior may differ in its signs
         curvature = type(curvature).of_tensors(selection, tuned.curvature.tensors(), **tuned.curvature.own())
         return Around(
@@ -348,7 +346,7 @@ class Laplace(Options):
             slope,
             float(tuned.target.log_prior(w)),
             (*notes, *tuned.notes),
-            tuned.target.model.prior.factors,
+            tuned.target.prior.factors,
             tuned.log_evidence,
         )
 
@@ -406,16 +404,16 @@ class Laplace(Options):
         for w, log_likelihood, log_prior, gradient, hessian, there in members:
             if bool(there) or not bool(hessian.isfinite().all()):
                 continue
-            value = tempered(target, w, log_likelihood, log_prior)
+            value = target.log_joint(w, log_likelihood, log_prior)
             move, last = newton_move(lambda v: log_joint(target, v, data), w, value, gradient, hessian)
             w += move
             there |= last
             found = derivatives(target, w, data)
             for old, new in zip((log_likelihood, log_prior, gradient, hessian), found, strict=True):
                 old.copy_(new)
-        joint = tempered(target, state.w, state.log_likelihood, state.log_prior)
+        joint = target.log_joint(state.w, state.log_likelihood, state.log_prior)
         metrics = {
-            "loss": -target.temperature * joint,
+            "loss": target.loss(joint),
             "nll": -state.log_likelihood.clone(),
             "log_prior": state.log_prior.clone(),
         }
@@ -440,32 +438,22 @@ class Laplace(Options):
 # The mode of a density.
 
 
-def tempered(target: Target, w: Tensor, log_likelihood: Tensor, log_prior: Tensor) -> Tensor:
-    """The tempered log joint in unconstrained coordinates from its two parts, (*B,): see "
-    "`Target.log_joint_and_grad`.
-    """
-    a, b = 1 / target.temperature, target.prior_weight / target.temperature
-    value = a * log_likelihood + b * log_prior
-    return value if b == 1 else value + (1 - b) * target.model.layout.log_det(w)
-
-
 def log_joint(target: Target, w: Tensor, data: Data) -> Tensor:
     """The tempered log joint over every row at one vector, ()."""
     with torch.no_grad():
-        return tempered(target, w, target.log_likelihood(w, data), target.log_prior(w))
+        return target.log_joint(w, target.log_likelihood(w, data), target.log_prior(w))
 
 
 def derivatives(target: Target, w: Tensor, data: Data) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """log p(D|w), log p(w), and the gradient and Hessian of the tempered log joint, over every row at one vector."""
-    a, b = 1 / target.temperature, target.prior_weight / target.temperature
+    a, b = target.likelihood_power, target.prior_power
     layout, total, seen = target.model.layout, None, 0
     for batch in data.blocks(BLOCK):
-        found = second_order(lambda u, rows=batch: target.model.log_likelihood_sum(u, target.form(rows)), w)
+        found = second_order(lambda u, rows=batch: target.rows_log_likelihood(u, rows), w)
         total = found if total is None else tuple(x + y for x, y in zip(total, found, strict=True))
         seen += len(batch[0]) if batch else 0
     assert total is not None
-    factor = 1.0 if target.num_data is None else target.num_data / seen  # a loader may drop its last rows
-    log_likelihood, gradient, hessian = (factor * part for part in total)
+    log_likelihood, gradient, hessian = (target.scale(seen) * part for part in total)
     log_prior, prior_gradient, prior_hessian = second_order(target.log_prior, w)
     gradient, hessian = a * gradient + b * prior_gradient, a * hessian + b * prior_hessian
     if b != 1:
@@ -539,12 +527,12 @@ class Slope:
         The noise of one set is independent of the other's, so that g_1' Q^-1 g_2 has the mean g' Q^-1 g. With n rows a
         set its standard error is about sqrt(p) N / (n T), as the gradients' covariance is H.
         """
-        a, b = weights(target)
+        a, b = target.likelihood_power, target.prior_power
         prior = target.log_prior_and_grad(w)[1][at]
         values, gradients, factor = [], [], 0.0
         for rows in sets_of_rows(data, target.size):
             value, gradient, seen = log_likelihood_and_grad(target, w, rows, buffers)
-            factor = (target.num_data or seen) / seen
+            factor = target.scale(seen)
             values.append(factor * value)
             gradients.append(a * factor * gradient[at] + b * prior)
         first, last, p = gradients[0], gradients[-1], len(at)
@@ -569,7 +557,7 @@ def sets_of_rows(data: Data, size: int) -> list[Iterable[Batch]]:
         return [data.blocks(BLOCK)]
     if data.tensors is not None:
         order = torch.randperm(data.num_data, generator=stream(0, "mode"))[: 2 * SOME_ROWS]
-        return [[tuple(t[rows.to(t.device)] for t in data.tensors)] for rows in order.split(SOME_ROWS)]
+        return [[data.take(rows)] for rows in order.split(SOME_ROWS)]
     sets: tuple[list[Batch], list[Batch]] = ([], [])
     for index, batch in enumerate(data.batches(0, 0)):
         sets[index % 2].append(batch)
@@ -582,17 +570,19 @@ def log_likelihood_and_grad(
     target: Target, w: Tensor, rows: Iterable[Batch], buffers: Mapping[str, Tensor]
 ) -> tuple[float, Tensor, int]:
     """log p of some rows, its gradient (P,), and their number; with the network in evaluation mode, as it predicts."""
-    model, value, gradient, seen = target.model, 0.0, torch.zeros_like(w), 0
-    assert isinstance(model, Model)
+    model, value, gradient, seen = target.network_model("Laplace"), 0.0, torch.zeros_like(w), 0
     for batch in rows:
         each = model.network.activations(batch[:-1], buffers) * w.element_size()
-        for *inputs, targets in zip(*(t.split(max(1, MEMORY_LIMIT // max(1, each))) for t in batch), strict=True):
+        for some in split_rows(batch, max(1, MEMORY_LIMIT // max(1, each))):
+            *inputs, targets = some
+            weights = target.row_weights(some)
             model.network.set_mode(train=False)
             leaf = w.detach().requires_grad_()
             with torch.enable_grad():
                 outputs = model.network.functional(leaf, tuple(inputs), buffers)
                 arranged = model.likelihood.arrange(outputs, targets.shape[1:])
-                total = model.likelihood.log_prob(arranged, targets, model.learnt_at(w)).sum()
+                values = model.likelihood.log_prob(arranged, targets, model.learnt_at(w))
+                total = weighted_sum(values, weights)
             gradient += torch.autograd.grad(total, leaf)[0]
             value += float(total.detach())
         seen += len(batch[0])
@@ -618,18 +608,18 @@ def check_batch_norm(model: Model, buffers: Mapping[str, Tensor]) -> None:
             )
 
 
-def others_of(model: Model, selection: Selection) -> list[tuple[Block, Distribution]]:
+def others_of(target: Target, selection: Selection) -> list[tuple[Block, Distribution]]:
     """The selected parameters whose prior is not Gaussian."""
-    return [(b, d) for b, d in model.prior.others if b.name in selection.names and isinstance(d, Distribution)]
+    return [(b, d) for b, d in target.prior.others if b.name in selection.names and isinstance(d, Distribution)]
 
 
-def check_prior(model: Model, w: Tensor, selection: Selection) -> None:
+def check_prior(target: Target, w: Tensor, selection: Selection) -> None:
     """Refuse a prior that is convex or straight at the mode: minus its second derivative is no precision."""
-    others = others_of(model, selection)
+    others = others_of(target, selection)
     if not others:
         return
     free = torch.full_like(w, -math.inf)
-    free[selection.places] = prior_bend(model, w)[selection.places]
+    free[selection.places] = prior_second_derivative(target, w)[selection.places]
     for block, believed in others:
         at = block.start + int(free[block.start : block.stop].argmax())
         if float(free[at]) >= 0:
@@ -640,7 +630,8 @@ def check_prior(model: Model, w: Tensor, selection: Selection) -> None:
             )
     chosen = torch.zeros_like(w, dtype=torch.bool)
     chosen[selection.places] = True
-    held = sum(int((chosen & (w == 0))[corner.start : corner.stop].sum()) for corner in proximal_blocks(model.prior))
+    meets = proximal_blocks(target.prior)
+    held = sum(int((chosen & (w == 0))[block.start : block.stop].sum()) for block in meets)
     if held:
         warn(
             f"{held} weights lie on the corner of their prior at zero, where it has no second derivative: Laplace says "
@@ -648,10 +639,10 @@ def check_prior(model: Model, w: Tensor, selection: Selection) -> None:
         )
 
 
-def notes_on_prior(model: Model, selection: Selection) -> list[str]:
+def notes_on_prior(target: Target, selection: Selection) -> list[str]:
     """What stands for the precision of priors that have none."""
     what = "minus the second derivative of its logarithm at the mode stands for a precision"
-    return [f"{block.name}: its prior is {name_of(d)}, and {what}." for block, d in others_of(model, selection)]
+    return [f"{block.name}: its prior is {name_of(d)}, and {what}." for block, d in others_of(target, selection)]
 
 
 def name_of(distribution: Distribution) -> str:

@@ -21,13 +21,12 @@ import torch
 from priory.core.data import Data
 from priory.core.errors import InputError, require
 from priory.curvature import select
-from priory.curvature.evidence import scaled, tune
+from priory.curvature.evidence import tune
 from priory.curvature.full import Full
 from priory.curvature.last_layer import Belief, Layer, newton
 from priory.methods.base import Info, Options, Plan, Traits, centre_of, factors_of
 from priory.methods.point.held_out import learns
 from priory.methods.point.map import MAP
-from priory.models.model import Model
 from priory.posteriors import LastLayerPosterior, Posterior
 
 if TYPE_CHECKING:
@@ -86,9 +85,7 @@ class LastLayer(Options):
         return 1
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
-        model = target.model
-        if not isinstance(model, Model):
-            raise InputError("LastLayer needs a Model: a Density has no layers.")
+        model = target.network_model("LastLayer", "has no layers")
         layer = Layer.of(model, data.some(2)[:-1])
         wanted = MATRICES * len(layer.places) ** 2 * NUMBER
         got = f"{len(layer.places):,} weights, {wanted / 2**30:.1f} GiB: use Laplace('kron', over='last')"
@@ -105,8 +102,7 @@ class LastLayer(Options):
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
     ) -> State:
-        model = target.model
-        assert isinstance(model, Model)
+        model = target.network_model("LastLayer")
         layer = Layer.of(model, plan.data.some(2)[:-1])
         begun = target.start(plan.data, shape, generator) if start is None else centre_of(start, "LastLayer")
         w, size = begun.expand(*shape, -1).clone(), len(layer.places)
@@ -120,21 +116,20 @@ class LastLayer(Options):
 
     def _set_noise(self, target: Target, plan: Plan, generator: torch.Generator, state: State) -> None:
         """A noise where the evidence of the last layer is largest, in turn with the layer's mode under it."""
-        assert isinstance(target.model, Model)
-        data, last = plan.data, select(target.model, "last", plan.data.some(2)[:-1])
+        model, data = target.network_model("LastLayer"), plan.data
+        last = select(model, "last", data.some(2)[:-1])
         for _ in range(ROUNDS):
             self.step(target, state, data, generator)
             for i, w in enumerate(state.w.view(-1, target.size)):
-                own = target.model.member(state.buffers, i)
+                own = model.member(state.buffers, i)
                 of = lambda v, own=own: Full.of(target, v, data, last, "ggn", 1, generator, own)  # noqa: E731
                 w.copy_(tune(target, w, of(w), data, own, None, kind="ggn", again=of).w)
 
     def step(self, target: Target, state: State, batch: Data, generator: torch.Generator) -> tuple[State, Info]:
         must = "be all rows as one Data, plan.rows(step), and no minibatch"
         require(isinstance(batch, Data), "batch", "LastLayer.step", must, type(batch).__name__)
-        target = scaled(target, state.factors)
-        model, prior = target.model, prior_of(target, state.layer)
-        assert isinstance(model, Model)
+        target = target.scaled(state.factors)
+        model, prior = target.network_model("LastLayer"), prior_of(target, state.layer)
         size, q = target.size, len(state.layer.places)
         members = zip(state.w.view(-1, size), state.precision.view(-1, q, q), state.value.view(-1), strict=True)
         for i, (w, precision, value) in enumerate(members):
@@ -142,7 +137,7 @@ class LastLayer(Options):
                 value.fill_(float("nan"))
                 continue  # the driver says where it broke
             own = model.member(state.buffers, i)
-            found, belief, log_evidence = newton(model, state.layer, w, batch, prior, own, 1 / target.temperature)
+            found, belief, log_evidence = newton(target, state.layer, w, batch, prior, own)
             w.copy_(found)
             precision.copy_(belief.precision)
             value.fill_(log_evidence)
@@ -150,16 +145,15 @@ class LastLayer(Options):
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> LastLayerPosterior:
         belief = Belief(state.w[state.layer.places].double(), state.precision)
-        target = scaled(target, state.factors)
+        target = target.scaled(state.factors)
         return LastLayerPosterior(target, state.w, belief, state.layer, float(state.value), state.buffers)
 
 
 def prior_of(target: Target, layer: Layer) -> Belief:
     """What is believed of the layer before the data, tempered with it where the whole posterior is."""
-    prior = target.model.prior
+    prior = target.prior
     precision = prior.precision[..., layer.places]
     gaussian = precision.ndim == 1 and bool((precision > 0).all())
     if not gaussian:
         raise InputError("LastLayer needs a Gaussian prior over every weight of the last layer, such as prior=1.0.")
-    weight = target.prior_weight / target.temperature
-    return Belief(prior.loc[layer.places], torch.diag(weight * precision))
+    return Belief(prior.loc[layer.places], torch.diag(target.prior_power * precision))

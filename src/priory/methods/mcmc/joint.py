@@ -69,7 +69,7 @@ def whole(target: Target, data: Data, rows: int) -> Batch | None:
         return None
     if not isinstance(target.model, Density) and not target.model.evaluation.in_one_pass(data.tensors[:-1]):
         return None
-    return data.tensors
+    return data.in_memory()
 
 
 def blockwise(target: Target, data: Data, rows: int) -> Joint:
@@ -88,11 +88,9 @@ def blockwise(target: Target, data: Data, rows: int) -> Joint:
 
 def gradients(target: Target, batch: Batch) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Gradients and values of the tempered log joint at vectors (S, P), as a function to be recorded."""
-    a, b = 1 / target.temperature, target.prior_weight / target.temperature
 
     def tempered(w: Tensor) -> Tensor:
-        value = a * target.differentiable(w, batch) + b * target.log_prior(w)
-        return value if b == 1 else value + (1 - b) * target.model.layout.log_det(w)
+        return target.log_joint(w, target.differentiable(w, batch), target.log_prior(w))
 
     def summed(w: Tensor) -> tuple[Tensor, Tensor]:
         leaf = w.detach().requires_grad_()

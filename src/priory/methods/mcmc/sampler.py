@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -160,7 +160,7 @@ class Sampler(Options):
     ) -> State:
         name = type(self).__name__
         if not self.slopes and isinstance(target.model, Density) and target.model.no_slope:
-            target = replace(target, model=Values(target.model))
+            target = target.of_model(Values(target.model))
         lead = torch.Size([*shape, self._chains(target)])
         if self.start == "prior":
             w = from_prior(target, lead, generator, name)

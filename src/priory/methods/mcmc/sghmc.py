@@ -101,7 +101,7 @@ class SGHMC(GradientSampler):
             state.v.add_(standard_normal(state.v, generator), alpha=math.sqrt(2 * self.friction * size))
         state.w.add_(state.v)
         state.step += 1
-        return state, Info({"loss": -target.temperature * value.mean(-1)}, state.w if now.keeps[k] else None)
+        return state, Info({"loss": target.loss(value.mean(-1))}, state.w if now.keeps[k] else None)
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Chains:
         return Chains.kept(target, draws, state.w)

@@ -104,7 +104,7 @@ class SGLD(GradientSampler):
         noise = standard_normal(state.w, generator) if now.noisy[k] else None
         move(state, gradient, step_size(target, now.rates[k]), noise)
         state.step += 1
-        return state, Info({"loss": -target.temperature * value.mean(-1)}, state.w if now.keeps[k] else None)
+        return state, Info({"loss": target.loss(value.mean(-1))}, state.w if now.keeps[k] else None)
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Chains:
         return Chains.kept(target, draws, state.w)

@@ -54,7 +54,7 @@ def from_prior(target: Target, shape: torch.Size, generator: torch.Generator, ow
         "'prior'",
     )
     assert isinstance(model, Model)
-    prior, blocks = model.prior, model.layout.blocks
+    prior, blocks = target.prior, model.layout.blocks
     noise = torch.randn((*shape, target.size), generator=generator, dtype=model.dtype, device=model.device)
     w = prior.loc + noise * prior.precision.rsqrt()
     others = {block.name: believed for block, believed in prior.others}

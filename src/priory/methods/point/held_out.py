@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from priory.core.data import Batch, Data
-    from priory.models.model import Model
     from priory.models.target import Target
 
 SETTLE_EVERY = (25, 100)  # steps of the weights between two looks at the held-out rows, at first and later
@@ -46,16 +45,20 @@ def settles(step: int, turn: int) -> bool:
     return step < turn and (step % SETTLE_EVERY[step >= LATER] == 0 or step == turn - 1)
 
 
-def settled(model: Model, draws: Tensor, held: Batch, buffers: Mapping[str, Tensor]) -> Tensor:
+def settled(target: Target, draws: Tensor, held: Batch, buffers: Mapping[str, Tensor]) -> Tensor:
     """The likelihood's own parameters, (*B, k), where draws (S, *B, P) of the weights predict the held rows best."""
-    with torch.no_grad():
-        outputs = model.outputs(draws.reshape(-1, draws.shape[-1]), held[:-1], buffers, held[-1].shape[1:])
-    return settled_at(model, draws, outputs, held[-1])
+    outputs = target.outputs(draws.reshape(-1, draws.shape[-1]), held[:-1], buffers)
+    return settled_at(target, draws, outputs, held)
 
 
-def settled_at(model: Model, draws: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The same, given the outputs of each draw and member at the held rows, (S x members, n, ...)."""
-    lead = draws.shape[:-1]
+def settled_at(target: Target, draws: Tensor, outputs: Tensor, held: Batch) -> Tensor:
+    """The likelihood's own parameters, (*B, k), given each draw's outputs at the held rows, (S x members, n, ...).
+
+    They maximise the mean over the rows, by their weights, of the log density that the draws predict together.
+    """
+    model, lead = target.network_model("A noise that is set on held-out rows"), draws.shape[:-1]
+    counts = target.row_weights(held)
+    share = None if counts is None else counts / counts.sum().clamp_min(torch.finfo(counts.dtype).tiny)
     weights = draws.reshape(-1, draws.shape[-1])[:, : model.learnt.start]
     tail = draws[0][..., model.learnt].detach().clone()  # (*B, k), one for all draws
     adam = Adam.of(tail, rates("cosine", 0.1, SETTLE_STEPS, "MAP"))
@@ -64,8 +67,9 @@ def settled_at(model: Model, draws: Tensor, outputs: Tensor, targets: Tensor) ->
         with torch.enable_grad():
             each = leaf.expand(*lead, -1).reshape(len(weights), -1)
             learnt = model.learnt_at(torch.cat([weights, each], -1))
-            each_row = model.likelihood.log_prob(outputs, targets, learnt).view(*lead, -1)
-            loss = -torch.logsumexp(each_row, 0).mean(-1).sum()  # of what the draws predict together
+            each_row = model.likelihood.log_prob(outputs, held[-1], learnt).view(*lead, -1)
+            together = torch.logsumexp(each_row, 0)
+            loss = -(together.mean(-1) if share is None else together @ share).sum()
             (gradient,) = torch.autograd.grad(loss, leaf)
         adam.descend(tail, gradient)
     return tail

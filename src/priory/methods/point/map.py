@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import require, whole
 from priory.curvature import STRUCTURES, select
-from priory.curvature.evidence import scaled, tune
+from priory.curvature.evidence import tune
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.methods.point.held_out import HELD_ROWS, fraction_held, learns, settled_at, settles
-from priory.models.model import Model
 from priory.penalties.as_prior.proximal import ProximalBlock, proximal_blocks
 from priory.posteriors import Point, Posterior
 
@@ -127,7 +126,7 @@ class MAP(Options):
             factors, data = factors_of(target, shape), plan.data
             every = self.evidence_every * plan.data.steps_per_epoch
         first = max(1, int(BURN_IN * plan.steps))
-        meets = [corner for corner in proximal_blocks(target.model.prior) if corner.stop <= target.model.learnt.start]
+        meets = [corner for corner in proximal_blocks(target.prior) if corner.stop <= target.model.learnt.start]
         return State(w, Adam.of(w, learning), buffers, factors, held, plan.turn, data, first, every, meets)
 
     def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
@@ -139,12 +138,12 @@ class MAP(Options):
         return self.update(target, state, value, gradient)
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Point:
-        return Point(scaled(target, state.factors), state.w, state.buffers)
+        return Point(target.scaled(state.factors), state.w, state.buffers)
 
     def update(self, target: Target, state: State, value: Tensor, gradient: Tensor) -> tuple[State, Info]:
         """Descend the loss, given log p(D|w) and its gradient at state.w."""
         # A mode is one in the person's own parameters; where only a noise is constrained, it is not moved here.
-        believed = scaled(target, state.factors)
+        believed = target.scaled(state.factors)
         log_prior, prior_gradient = believed.log_prior_and_grad(state.w, jacobian=learns(target))
         for corner in state.corners:
             prior_gradient[..., corner.start : corner.stop] = 0
@@ -161,35 +160,31 @@ class MAP(Options):
 
 def settle(target: Target, state: State) -> None:
     """Move the likelihood's own parameters to where they predict the held-out rows best, with the weights fixed."""
-    assert isinstance(target.model, Model)
     assert state.held is not None
-    *inputs, targets = state.held
-    outputs = target.outputs(state.w.reshape(-1, target.size), tuple(inputs), state.buffers)
-    state.w[..., target.model.learnt] = settled_at(target.model, state.w[None], outputs, targets)
+    outputs = target.outputs(state.w.reshape(-1, target.size), state.held[:-1], state.buffers)
+    state.w[..., target.model.learnt] = settled_at(target, state.w[None], outputs, state.held)
 
 
 def factors_of(target: Target, shape: torch.Size) -> dict[str, Tensor]:
     """A factor of one for each parameter of the network whose prior the evidence can scale, (*shape, 1)."""
-    model = target.model
-    if not isinstance(model, Model):
-        raise InputError("The 'evidence_every' argument of MAP needs a Model: a Density has its prior inside.")
-    names = [block.name for block in model.prior.gaussian if block.name in model.network.params]
-    ok = bool(names) or learns(target) or bool(model.prior.hierarchical)
+    model = target.network_model("The 'evidence_every' argument of MAP", "has its prior inside")
+    prior = target.prior
+    names = [block.name for block in prior.gaussian if block.name in model.network.params]
+    ok = bool(names) or learns(target) or bool(prior.hierarchical)
     require(ok, "evidence_every", "MAP", "have a Gaussian prior or a noise to set", "a model with neither")
     return {name: model.network.initial.new_ones((*shape, 1)) for name in names}
 
 
 def retune(target: Target, state: State, data: Data, structure: str) -> None:
     """Set each member's factors, and what is learnt beside its weights, to where the evidence there is highest."""
-    model = target.model
-    assert isinstance(model, Model)
+    model = target.network_model("MAP")
     selection, tail = select(model), slice(model.network.size, model.layout.size)
-    by = "layer" if state.factors or model.prior.hierarchical else None
+    by = "layer" if state.factors or target.prior.hierarchical else None
     for i, w in enumerate(state.w.view(-1, model.layout.size)):
         if not bool(torch.isfinite(w).all()):
             continue  # the driver says where it broke
         own, buffers = {n: f.reshape(-1)[i] for n, f in state.factors.items()}, model.member(state.buffers, i)
-        here = scaled(target, own)
+        here = target.scaled(own)
         curvature = lambda v, here=here, buffers=buffers: STRUCTURES[structure].of(  # noqa: E731
             here, v, data, selection, buffers=buffers
         )

@@ -159,7 +159,7 @@ class VariationalMethod(Options):
     def first_scale(self, target: Target) -> Tensor:
         """The standard deviations that q starts with, (P,)."""
         usual = NARROW if self.narrow or isinstance(target.model, Model) else WIDE
-        return (self.initial_scale or usual) * target.model.prior.typical_scale()
+        return (self.initial_scale or usual) * target.prior.typical_scale()
 
     @property
     def traits(self) -> Traits:
@@ -261,7 +261,7 @@ def parts(
     if value.ndim == 0 and value.device.type == "cpu":
         numbers = [float(number) for number in numbers]
     log_likelihood, quadratic, logs, sampled, log_det = numbers
-    cross = 0.5 * quadratic - target.model.prior.log_normaliser - sampled
+    cross = 0.5 * quadratic - target.prior.log_normaliser - sampled
     entropy = logs + 0.5 * LOG_2_PI_E * target.size
     bound = assemble(target, log_likelihood, cross, entropy, log_det)
     return {"elbo": bound.value, "nll": bound.nll, "kl": bound.kl, "loss": bound.loss}

@@ -133,7 +133,7 @@ class MeanField(VariationalMethod):
 
     def first_scale(self, target: Target) -> Tensor:
         if isinstance(self.family, dict) and self.initial_scale is None:
-            return BROAD * target.model.prior.typical_scale()
+            return BROAD * target.prior.typical_scale()
         return super().first_scale(target)
 
     def init(
@@ -247,7 +247,7 @@ class MeanField(VariationalMethod):
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """log p(D|w), its gradient with those of all that enters at the draws, and these values; means over draws."""
         a, t, others, volume = target.prior_weight, target.entropy_weight, None, None
-        if target.model.prior.others:
+        if target.prior.others:
             others, others_gradient = target.others_and_grad(w)
             gradient = gradient.add(others_gradient, alpha=a)
         if a != t and target.model.layout.constrained:
@@ -263,7 +263,7 @@ class MeanField(VariationalMethod):
 
         Returns sum_i lambda_i ((m - m0)^2 + s^2), which the bound's closed form needs.
         """
-        prior, a, t = target.model.prior, target.prior_weight, target.entropy_weight
+        prior, a, t = target.prior, target.prior_weight, target.entropy_weight
         m = state.variational[0]
         toward, spread = state.gradient[0], state.gradient[1]  # in the means, in the log standard deviations
         deviation = m if prior.centred else m - prior.loc
@@ -286,7 +286,7 @@ class MeanField(VariationalMethod):
 
     def _stick(self, target: Target, state: State, gradient: Tensor) -> Tensor:
         """Write the loss's gradient with the prior and log q at the draws, and q's own tensors fixed inside log q."""
-        prior, a, t = target.model.prior, target.prior_weight, target.entropy_weight
+        prior, a, t = target.prior, target.prior_weight, target.entropy_weight
         m = state.variational[0]
         toward, spread = state.gradient
         deviation = m if prior.centred else m - prior.loc
@@ -330,7 +330,7 @@ class MeanField(VariationalMethod):
             value, gradient, push = (torch.stack(part) for part in zip(*found, strict=True))
             value, gradient, push = value.reshape(m.shape[:-1]), gradient.view_as(m), push.view_as(m)
         others, volume = None, None
-        if target.model.prior.others or (target.prior_weight != target.entropy_weight):
+        if target.prior.others or (target.prior_weight != target.entropy_weight):
             w = self.draw(state, generator)  # a prior without a closed form enters at plain draws
             _, extra, others, volume = self._whole(target, w, torch.zeros_like(w[..., 0]), torch.zeros_like(w))
             push, noise = (push, None) if noise is None else (push * noise, None)

@@ -139,7 +139,7 @@ class NaturalGradient(Options):
         start: Posterior | None = None,
     ) -> State:
         loc = target.start(plan.data, shape, generator, start)
-        typical = target.model.prior.typical_scale()
+        typical = target.prior.typical_scale()
         precision, factor = ((self.initial_scale * typical) ** -2).expand_as(loc).clone(), None
         if self.covariance == "full":
             must = f"be 'diagonal' above {FULL_UP_TO:,} parameters"
@@ -174,7 +174,7 @@ class NaturalGradient(Options):
             found = Variational(target, form, theta, state.buffers)
         else:
             found = DiagonalGaussian(target, Diagonal(state.loc, -0.5 * state.precision.log()), state.buffers)
-        first = self.initial_scale * target.model.prior.typical_scale()
+        first = self.initial_scale * target.prior.typical_scale()
         warn_if_flat(found, first, self.samples, "NaturalGradient")
         return found
 
@@ -196,9 +196,9 @@ class NaturalGradient(Options):
 
     def update(self, target: Target, state: State, w: Tensor, value: Tensor, gradient: Tensor) -> tuple[State, Info]:
         """Take the step, given log p(D|w) and its gradient at the draws that `draw` returned."""
-        if isinstance(target.model, Model) and target.model.prior.empirical:
+        if isinstance(target.model, Model) and target.prior.empirical:
             target = target.settled(self.posterior(target, state).family)
-        prior, a, t = target.model.prior, target.prior_weight, target.entropy_weight
+        prior, a, t = target.prior, target.prior_weight, target.entropy_weight
         others, volume = None, None
         if prior.others:
             others, others_gradient = target.others_and_grad(w)

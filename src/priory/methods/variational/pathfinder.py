@@ -247,7 +247,7 @@ def log_ratio(target: Target, data: Data, w: Tensor, log_q: Tensor) -> Tensor:
         for v, q in zip(w.split(max(1, AT_ONCE // each)), log_q.split(max(1, AT_ONCE // each)), strict=True):
             volume = target.model.layout.log_det(v)
             bound = assemble(target, target.log_likelihood(v, data, rows=ROWS), -target.log_prior(v), -q, volume)
-            parts.append(bound.value / target.temperature)
+            parts.append(target.likelihood_power * bound.value)
     return torch.cat(parts).nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
 
 
@@ -388,7 +388,7 @@ def survivors(state: State) -> Normal:
 
 def warn_if_flat(target: Target, data: Data, paths: Normal, seed: int) -> None:
     """Say when log p doesn't fall over the width of the approximations (K, P): their scale is then no one's."""
-    if isinstance(target.model, Model) and not target.model.prior.improper:
+    if isinstance(target.model, Model) and not target.prior.improper:
         return
     generator, function = stream(seed, "flat", device=paths.loc.device), log_joint(target, data)
     each = max(1, DRAWS // len(paths.loc))
@@ -414,7 +414,7 @@ def evidence(target: Target, log_weights: Tensor) -> Evidence:
     """log p(D) = log E_q[p(w, D) / q(w)], from the weights as they are."""
     n, weights = len(log_weights), (log_weights - log_weights.max()).exp()
     kind = f"importance estimate of log p(D) ({n} draws)"
-    if target.model.prior.improper:
+    if target.prior.improper:
         kind = f"importance estimate of log p(D) with an improper prior, up to a constant ({n} draws)"
     if target.temperature != 1:
         kind = f"importance estimate of the tempered log p(D), T = {target.temperature} ({n} draws)"
