@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import priory as pr
 from priory.core.streams import stream
 from priory.posteriors import Posterior
-from priory.predictive.prediction import Prediction
+from priory.predictive import Prediction
 
 NOISE = 0.15
 LEVEL = 0.9

@@ -24,6 +24,7 @@ from priory.analysis.sweeps import (
 from priory.core.errors import DivergedError, InputError
 from priory.penalties import heat_residual
 from priory.plot import sweeps as pictures
+from priory.predictive import Prediction
 
 
 def rows(count: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -93,7 +94,7 @@ def test_the_error_of_an_rmse_is_the_spread_of_its_values_over_many_data_sets():
     for _ in range(600):
         y = torch.randn(100, generator=generator, dtype=torch.float64)
         outputs = torch.zeros(1, 100, dtype=torch.float64)
-        prediction = pr.predictive.Prediction(pr.Gaussian(1.0), outputs, {}, torch.Size(), lambda t: t)
+        prediction = Prediction.of_draws(pr.Gaussian(1.0), outputs, {}, torch.Size(), lambda t: t)
         value, error = scored(prediction, y)["rmse"]
         values.append(value)
         errors.append(error)

@@ -66,6 +66,10 @@ def test_only_the_singular_members_of_a_batch_are_changed() -> None:
     assert torch.equal(factor[0], torch.eye(2))
     assert bool(torch.isfinite(factor).all())
     torch.testing.assert_close(factor @ factor.mT, matrices, rtol=1e-3, atol=1e-6)
+    matrices = matrices[:2].double()
+    factor = cholesky(matrices, semidefinite=True)
+    assert torch.equal(factor[0], matrices[0])
+    torch.testing.assert_close(factor @ factor.mT, matrices, **EXACT)
 
 
 @pytest.mark.parametrize("matrix", [-torch.eye(2), torch.tensor([[1.0, 2], [2, 1]]), torch.full((2, 2), math.nan)])

@@ -9,14 +9,14 @@ from sklearn.calibration import calibration_curve
 from priory import evaluate
 from priory.core.errors import InputError
 from priory.likelihoods import Categorical, Gaussian, Likelihood, Poisson
-from priory.predictive.prediction import Prediction
+from priory.predictive import Prediction
 
 
 def prediction(likelihood: Likelihood, outputs: torch.Tensor) -> Prediction:
     def prepare(y: torch.Tensor) -> torch.Tensor:
         return likelihood.prepare(y, torch.float64)
 
-    return Prediction(likelihood, outputs, {}, torch.Size(), prepare)
+    return Prediction.of_draws(likelihood, outputs, {}, torch.Size(), prepare)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

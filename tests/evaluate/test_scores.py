@@ -11,7 +11,7 @@ from sklearn import metrics
 from priory import evaluate
 from priory.core.errors import InputError
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, StudentT
-from priory.predictive.prediction import Linearised, Prediction
+from priory.predictive import Linearised, Prediction
 
 DRAWS, ROWS = 5, 7
 
@@ -20,7 +20,7 @@ def prediction(likelihood: Likelihood, outputs: torch.Tensor, event: tuple[int, 
     def prepare(y: torch.Tensor) -> torch.Tensor:
         return likelihood.prepare(y, torch.float64)
 
-    return Prediction(likelihood, outputs, {}, torch.Size(event), prepare)
+    return Prediction.of_draws(likelihood, outputs, {}, torch.Size(event), prepare)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -143,7 +143,8 @@ def test_a_class_that_is_not_there_is_refused_in_one_sentence() -> None:
 def test_the_crps_of_a_linearised_prediction_is_that_of_its_one_gaussian() -> None:
     mean, variance = torch.tensor([0.0, 1.0], dtype=torch.float64), torch.tensor([0.3, 2.0], dtype=torch.float64)
     y = torch.tensor([0.4, -1.0], dtype=torch.float64)
-    linearised = Linearised.of(Gaussian(0.5), mean, variance[:, None, None], {}, torch.Size(), lambda t: t)
+    gaussian = Linearised.of(Gaussian(0.5), mean, variance[:, None, None], {}, torch.Size())
+    linearised = Prediction.of(gaussian, lambda t: t)
     std = (variance + 0.25).sqrt()
     z = (y - mean) / std
     phi, cdf = torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi), torch.special.ndtr(z)

@@ -12,7 +12,7 @@ import priory as pr
 from priory import evaluate
 from priory.core.streams import stream
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
-from priory.predictive.prediction import Prediction
+from priory.predictive import Prediction
 from priory.testing import assert_mean_close
 
 EXACT = {"rtol": 0, "atol": 1e-10}
@@ -41,7 +41,7 @@ def segmenter(outputs: int = CLASSES) -> nn.Module:
 
 def made(outputs: Tensor, event: tuple[int, ...]) -> Prediction:
     prepare = lambda y: Categorical().prepare(y, outputs.dtype)  # noqa: E731
-    return Prediction(Categorical(), outputs, {}, torch.Size(event), prepare)
+    return Prediction.of_draws(Categorical(), outputs, {}, torch.Size(event), prepare)
 
 
 # Labels at places.
@@ -187,7 +187,7 @@ def test_images_are_fitted_and_predicted_in_their_own_shape(name: str, method: A
     prediction = posterior.predict(x, samples=4)
     assert prediction.mean.shape == prediction.variance.shape == y.shape
     assert prediction.samples.shape[1:] == y.shape
-    values = likelihood.log_prob(prediction.outputs, y, prediction.learnt)
+    values = likelihood.log_prob(prediction.outputs, y, prediction.distribution.learnt)
     assert prediction.log_prob(y).shape == (20,)
     torch.testing.assert_close(prediction.log_prob(y), values.logsumexp(0) - math.log(len(values)), **EXACT)
     if likelihood.classes:

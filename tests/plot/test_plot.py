@@ -14,14 +14,14 @@ from matplotlib.figure import Figure
 from priory import evaluate, plot
 from priory.core.errors import InputError
 from priory.likelihoods import Categorical, Gaussian, Likelihood
-from priory.predictive.prediction import Prediction
+from priory.predictive import Prediction
 
 
 def prediction(likelihood: Likelihood, outputs: torch.Tensor) -> Prediction:
     def prepare(y: torch.Tensor) -> torch.Tensor:
         return likelihood.prepare(y, torch.float64)
 
-    return Prediction(likelihood, outputs, {}, torch.Size(), prepare)
+    return Prediction.of_draws(likelihood, outputs, {}, torch.Size(), prepare)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -138,23 +138,23 @@ def test_many_outputs_have_the_covariance_of_the_classes_of_each_pixel(structure
     monkeypatch.setattr(of_laplace, "TOGETHER", 26)
     monkeypatch.setattr(of_laplace, "WIDE", 7)  # two pixels of three classes at a time, and one at the end
     prediction = posterior.predict(X, link="probit")
-    assert prediction.covariance.shape == (6, 3, 3, 3, 3)
+    assert prediction.distribution.covariance.shape == (6, 3, 3, 3, 3)
     pixels = whole.view(6, 9, 3, 9, 3)
     wanted = torch.stack([pixels[:, i, :, i] for i in range(9)], 1).view(6, 3, 3, 3, 3)
-    torch.testing.assert_close(prediction.covariance, wanted, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(prediction.location, mean)
+    torch.testing.assert_close(prediction.distribution.covariance, wanted, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(prediction.distribution.location, mean)
     torch.testing.assert_close(prediction.probs, joint.probs)
-    torch.testing.assert_close(prediction.location, posterior.predict(X, seed=3).location)
+    torch.testing.assert_close(prediction.distribution.location, posterior.predict(X, seed=3).distribution.location)
 
 
 def test_many_numbers_have_their_variances(monkeypatch):
     posterior, X = dense(pr.Gaussian(0.3), "kron", channels=1)
     joint = posterior.predict(X)
-    assert joint.covariance.shape == (6, 9, 9)
+    assert joint.distribution.covariance.shape == (6, 9, 9)
     monkeypatch.setattr(of_laplace, "TOGETHER", 8)
     monkeypatch.setattr(of_laplace, "WIDE", 4)
     prediction = posterior.predict(X)
-    assert prediction.covariance.shape == (6, 3, 3)
+    assert prediction.distribution.covariance.shape == (6, 3, 3)
     torch.testing.assert_close(prediction.std, joint.std)
     torch.testing.assert_close(prediction.mean, joint.mean)
 

@@ -8,7 +8,7 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
 from priory.posteriors import Mixture, mixture
-from priory.predictive.averaged import Averaged
+from priory.predictive import Prediction
 from priory.testing.contract import classification
 
 X = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
@@ -59,7 +59,7 @@ def test_models_with_the_same_parameters_that_mean_another_thing_predict_and_are
 
 def averaged(posterior, x, seed=3):
     """The average of the members' own predictions, one after the other."""
-    return Averaged.of([m.predict(x, seed=seed + k) for k, m in enumerate(posterior.members)], posterior.weights)
+    return Prediction.average([m.predict(x, seed=seed + k) for k, m in enumerate(posterior.members)], posterior.weights)
 
 
 @pytest.mark.parametrize("anchored", [False, "function"])

@@ -44,7 +44,7 @@ def test_disagreement_between_members_is_mutual_information():
     model, data = classification()
     fits = [pr.fit(model, data, pr.MeanField(), steps=10, seed=seed) for seed in range(2)]
     prediction = Mixture(fits).predict(data[0], samples=8)
-    p = torch.cat([part._means for part in prediction.parts])  # equal weights: one mixture over all draws
+    p = torch.cat([part.means for part in prediction.distribution.parts])  # equal weights: one mixture over all draws
 
     def entropy(p):
         return -(p * p.log()).sum(-1)

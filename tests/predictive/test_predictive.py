@@ -21,7 +21,7 @@ from priory.likelihoods import Likelihood
 from priory.network.layer_chain import SharedInputs
 from priory.network.skeleton import ELEMENTWISE
 from priory.posteriors import DiagonalGaussian, Point
-from priory.predictive.prediction import Prediction, predict
+from priory.predictive import Prediction, predict
 from priory.testing import assert_covariance_close, assert_mean_close
 
 EXACT = {"rtol": 0, "atol": 1e-10}
@@ -34,7 +34,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def made(likelihood: Likelihood, outputs: Tensor, learnt: dict[str, Tensor] | None = None, event: tuple = ()):
     """A prediction from outputs (S, n, ...) as a network might have given them."""
     prepare = lambda y: likelihood.prepare(y, outputs.dtype)  # noqa: E731
-    return Prediction(likelihood, outputs, learnt or {}, torch.Size(event), prepare)
+    return Prediction.of_draws(likelihood, outputs, learnt or {}, torch.Size(event), prepare)
 
 
 def gaussian() -> tuple[Prediction, Tensor, Tensor]:
@@ -286,8 +286,12 @@ def test_samples_are_one_a_draw_and_the_same_each_time() -> None:
         (made(pr.Poisson(), normal(6, 5, 1), event=(1,)), (6, 5, 1)),
     ):
         assert prediction.samples.shape == shape
-        again = Prediction(
-            prediction.likelihood, prediction.outputs, prediction.learnt, prediction.event, prediction.prepare
+        again = Prediction.of_draws(
+            prediction.likelihood,
+            prediction.outputs,
+            prediction.distribution.learnt,
+            prediction.event,
+            prediction.prepare,
         )
         assert torch.equal(prediction.samples, again.samples)
 
@@ -450,7 +454,7 @@ def test_the_same_seed_predicts_the_same_and_another_does_not() -> None:
     assert torch.equal(one.samples, two.samples)
     assert not torch.equal(one.outputs, other.outputs)
     assert not torch.equal(one.samples, other.samples)
-    first, second = ((p.samples - p.outputs) / p.learnt["noise"][:, None] for p in (one, other))
+    first, second = ((p.samples - p.outputs) / p.distribution.learnt["noise"][:, None] for p in (one, other))
     assert float((first - second).abs().min()) > 1e-8  # noise of its own too, not the outputs' alone
 
 

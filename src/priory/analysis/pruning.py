@@ -39,7 +39,7 @@ from priory.models.model import Model
 from priory.penalties.as_prior.parameters import describe_parameters
 from priory.posteriors import Posterior, Variational
 from priory.posteriors.laplace import LaplacePosterior
-from priory.predictive.prediction import Prediction, predict
+from priory.predictive import Prediction, predict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -304,7 +304,7 @@ def through(posterior: Posterior, net: nn.Module, test: Any) -> tuple[Prediction
         arranged = model.likelihood.arrange(net.eval()(x), event)
     tail = {name: value[None] for name, value in posterior.mean.items()}
     learnt = {name: tail[f"likelihood.{name}"] for name in model.likelihood.declared}
-    return Prediction(model.likelihood, arranged[None], learnt, event, model.prepare_targets), y
+    return Prediction.of_draws(model.likelihood, arranged[None], learnt, event, model.prepare_targets), y
 
 
 # Weights.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from priory.predictive.prediction import Prediction
+    from priory.predictive import Prediction
 
 GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 OWNER = "temperature_sweep"

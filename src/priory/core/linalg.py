@@ -16,6 +16,7 @@ from torch import Tensor
 
 from priory.core.errors import InputError, PrioryWarning, warn
 
+LinAlgError = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
 JITTER_GROWTH = 10.0  # factor between one attempt and the next
 EIGH_JITTERS = (0.0, 1.0, 1e3)  # multiples of eps times the size of the matrix, in float64
 
@@ -108,7 +109,7 @@ def eigh(matrix: Tensor) -> Eigen:
     """
     try:
         return Eigen(*torch.linalg.eigh(matrix))
-    except torch.linalg.LinAlgError:
+    except LinAlgError:
         _finite(matrix, "eigenvalues")
     wide = matrix.double()
     wide = 0.5 * (wide + wide.mT)
@@ -119,7 +120,7 @@ def eigh(matrix: Tensor) -> Eigen:
             values, vectors = torch.linalg.eigh(
                 wide + torch.diag_embed(jitter * torch.finfo(wide.dtype).eps * size[..., None] * ramp)
             )
-        except torch.linalg.LinAlgError:
+        except LinAlgError:
             continue
         return Eigen(values.to(matrix.dtype), vectors.to(matrix.dtype))
     raise InputError(f"The eigenvalues of a matrix of shape {tuple(matrix.shape)} could not be found.")
@@ -135,7 +136,7 @@ def svd(matrix: Tensor) -> Singular:
     """
     try:
         return Singular(*torch.linalg.svd(matrix, full_matrices=False))
-    except torch.linalg.LinAlgError:
+    except LinAlgError:
         _finite(matrix, "singular values")
     return Singular(*(t.to(matrix.dtype) for t in torch.linalg.svd(matrix.double(), full_matrices=False)))
 

@@ -18,7 +18,7 @@ from priory.core.errors import require
 from priory.evaluate.scores import matched, top_class
 
 if TYPE_CHECKING:
-    from priory.predictive.prediction import Prediction
+    from priory.predictive import Prediction
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 

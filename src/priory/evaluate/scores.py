@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import require
-from priory.likelihoods import Gaussian
-from priory.predictive.prediction import Linearised
 
 if TYPE_CHECKING:
-    from priory.predictive.prediction import Prediction
+    from priory.predictive import Prediction
 
 
 def log_score(prediction: Prediction, y: Any) -> float:
@@ -73,11 +71,9 @@ def crps(prediction: Prediction, y: Any) -> float:
     """
     require(not prediction.classes, "prediction", "crps", "be of numbers, not of classes (see brier)", "classes")
     y = matched(y, prediction.mean, "crps").double()
-    if isinstance(prediction, Linearised) and prediction.likelihood.slope is not None:
-        return crps_gaussian_mixture(prediction.mean[None], prediction.std[None], y)  # one Gaussian
-    if isinstance(prediction.likelihood, Gaussian):
-        parts = prediction.likelihood.location_and_scale(prediction.outputs, prediction.learnt)
-        return crps_gaussian_mixture(*parts, y)
+    normals = prediction.distribution.normals()
+    if normals is not None:
+        return crps_gaussian_mixture(normals.means, normals.stds, y, normals.weights)
     draws = prediction.samples.double().sort(0).values  # (S, n, ...)
     size = draws.shape[0]
     require(size >= 2, "prediction", "crps", "hold at least 2 samples", size)
@@ -87,19 +83,26 @@ def crps(prediction: Prediction, y: Any) -> float:
     return float(((draws - y).abs().mean(0) - 0.5 * spread).mean())
 
 
-def crps_gaussian_mixture(means: Tensor, stds: Tensor, y: Any) -> float:
-    """Exact CRPS of mixtures of S Gaussians of equal weight: `means` and `stds` (S, n, ...), y (n, ...).
+def crps_gaussian_mixture(means: Tensor, stds: Tensor, y: Any, weights: Tensor | None = None) -> float:
+    """Exact CRPS of mixtures of S Gaussians: `means` and `stds` (S, n, ...), y (n, ...).
 
-    With `A(m, v) = m (2 Phi(m / sqrt v) - 1) + 2 sqrt v phi(m / sqrt v)`, the mean of `|N(m, v)|`, it is
-    `mean_s A(y - m_s, v_s) - mean_st A(m_s - m_t, v_s + v_t) / 2` (Grimit et al., 2006).
+    With `A(m, v) = m (2 Phi(m / sqrt v) - 1) + 2 sqrt v phi(m / sqrt v)`, the mean of `|N(m, v)|`, and weights a it is
+    `sum_s a_s A(y - m_s, v_s) - sum_st a_s a_t A(m_s - m_t, v_s + v_t) / 2` (Grimit et al., 2006).
+
+    Args:
+        means: Means of the components.
+        stds: Their standard deviations.
+        y: Targets.
+        weights: Weights of the components, (S, n, ...), adding up to one over S. Default: equal weights.
     """
     means, stds = torch.broadcast_tensors(torch.as_tensor(means).double(), torch.as_tensor(stds).double())
     y = matched(y, means[0], "crps_gaussian_mixture").double()
-    distance = _mean_absolute(y - means, stds).mean(0)
+    a = torch.full_like(means, 1 / len(means)) if weights is None else weights.to(means).expand_as(means)
+    distance = (a * _mean_absolute(y - means, stds)).sum(0)
     spread = torch.zeros_like(distance)
-    for mean, std in zip(means, stds, strict=True):  # a row of the (S, S) table at a time
-        spread += _mean_absolute(mean - means, torch.hypot(std, stds)).mean(0)
-    return float((distance - 0.5 * spread / means.shape[0]).mean())
+    for weight, mean, std in zip(a, means, stds, strict=True):  # a row of the (S, S) table at a time
+        spread += weight * (a * _mean_absolute(mean - means, torch.hypot(std, stds))).sum(0)
+    return float((distance - 0.5 * spread).mean())
 
 
 def _mean_absolute(mean: Tensor, std: Tensor) -> Tensor:

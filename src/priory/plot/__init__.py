@@ -21,7 +21,7 @@ from priory.evaluate.scores import matched, top_class
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from priory.predictive.prediction import Prediction
+    from priory.predictive import Prediction
 
 __all__ = ["COLOURS", "calibration", "history", "predictive"]
 

@@ -22,7 +22,7 @@ from priory.core.streams import stream
 from priory.models.model import Model
 from priory.posteriors.status import UNKNOWN, Status, of_history, worst
 from priory.posteriors.summaries import summarise
-from priory.predictive.prediction import Prediction, predict
+from priory.predictive import Prediction, predict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -214,7 +214,7 @@ class Posterior(ABC):
             prediction = predict(
                 self.model, draws, inputs, self.buffers, self.target.event, int(seed), centre=self.centre
             )
-        self._check_rows(inputs, prediction.outputs.shape[1])
+        self._check_rows(inputs, len(prediction))
         return prediction
 
     def _inputs(self, x: Any) -> Batch:

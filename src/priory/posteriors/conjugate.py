@@ -14,7 +14,7 @@ from priory.latent.conjugate import Conjugate
 from priory.likelihoods import Gaussian
 from priory.posteriors.base import Evidence, Posterior
 from priory.posteriors.status import Status, of_ascent, worst
-from priory.predictive.prediction import Prediction
+from priory.predictive import Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -128,7 +128,7 @@ class ConjugatePosterior(Posterior):
         outputs, noise = function(draws, inputs.to(model.device, model.dtype))
         likelihood = Gaussian()
         prepare = lambda y: likelihood.prepare(y, model.dtype).to(model.device)  # noqa: E731
-        return Prediction(likelihood, outputs, {"noise": noise}, torch.Size(), prepare, int(seed))
+        return Prediction.of_draws(likelihood, outputs, {"noise": noise}, torch.Size(), prepare, int(seed))
 
     def _predictive(self, rows: Rows, samples: int, seed: int) -> Tensor:
         exact = self.latent.predictive_q(self.phi, rows)

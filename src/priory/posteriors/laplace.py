@@ -30,7 +30,7 @@ from priory.network.skeleton import MEMORY_LIMIT
 from priory.posteriors.base import Evidence, Posterior, taking
 from priory.posteriors.point import FACTOR
 from priory.posteriors.status import UNKNOWN, Status
-from priory.predictive.prediction import LINKS, Linearised, Prediction
+from priory.predictive import LINKS, Linearised, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -188,17 +188,11 @@ class LaplacePosterior(Posterior):
         must = f"be 'samples' for {model.likelihood!r}, which is over numbers"
         require(labels, "link", "predict", must, repr(link))
         mean, covariance = self._marginals(x)
-        return Linearised.of(
-            model.likelihood,
-            mean,
-            covariance,
-            model.learnt_at(self.w),
-            self.target.event,
-            model.prepare_targets,
-            seed=int(seed),
-            link=link,
-            samples=int(samples),
+        learnt = model.learnt_at(self.w)
+        found = Linearised.of(
+            model.likelihood, mean, covariance, learnt, self.target.event, int(seed), int(samples), link
         )
+        return Prediction.of(found, model.prepare_targets)
 
     def outputs(self, x: Any, joint: bool = False, limit: int = MEMORY_LIMIT) -> tuple[Tensor, Tensor]:
         """The linearised outputs' mean (n, *rest), and covariance at each input, (n, C, C), or of all, (n, C, n, C)."""

@@ -17,7 +17,7 @@ from priory.curvature.last_layer import Belief, Layer, newton, precision_root
 from priory.models.model import Model, rows_given
 from priory.posteriors.base import Evidence, Posterior, taking
 from priory.posteriors.status import UNKNOWN, Status
-from priory.predictive.prediction import LINKS, Linearised
+from priory.predictive import LINKS, Linearised, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from priory.models.target import Target
-    from priory.predictive.prediction import Prediction
 
 
 class LastLayerPosterior(Posterior):
@@ -87,9 +86,8 @@ class LastLayerPosterior(Posterior):
         v = torch.einsum("nd,kdle,ne->nkl", phi, s, phi)[:, order][:, :, order].to(outputs.dtype)
         f = model.likelihood.arrange(outputs, event)
         learnt = model.learnt_at(self.w)
-        return Linearised.of(
-            model.likelihood, f, v, learnt, event, model.prepare_targets, int(seed), int(samples), link
-        )
+        found = Linearised.of(model.likelihood, f, v, learnt, event, int(seed), int(samples), link)
+        return Prediction.of(found, model.prepare_targets)
 
     def update(self, data: Any) -> LastLayerPosterior:
         """The posterior after more rows, given the same features: exact with Gaussian noise, in whatever pieces."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Normal
 
 from priory.core.data import check_finite, tensor_of
 from priory.core.errors import require, whole
@@ -17,6 +14,7 @@ from priory.latent.base import Latent
 from priory.latent.sequences import SequenceModel
 from priory.posteriors.base import Evidence, Posterior
 from priory.posteriors.status import Status, of_ascent, worst
+from priory.predictive import GaussianComponents, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,67 +22,7 @@ if TYPE_CHECKING:
     from priory.latent.base import Generated, Theta
     from priory.models.target import Target
 
-BISECTIONS = 60
 FRAME = "frame."  # what a file puts before the names of what the model keeps of its data
-
-
-@dataclass(frozen=True)
-class MixturePrediction:
-    """A mixture of Gaussians for y at each of n inputs: weights, means and variances, each (n, K)."""
-
-    weights: Tensor
-    means: Tensor
-    variances: Tensor
-
-    @property
-    def mean(self) -> Tensor:
-        """E[y | x], (n,)."""
-        return (self.weights * self.means).sum(1)
-
-    @property
-    def aleatoric(self) -> Tensor:
-        """Var[y | x], within components and between them, (n,)."""
-        return (self.weights * (self.variances + (self.means - self.mean[:, None]).square())).sum(1)
-
-    @property
-    def epistemic(self) -> Tensor:
-        """Zero: a point has no doubt about theta."""
-        return torch.zeros_like(self.mean)
-
-    @property
-    def variance(self) -> Tensor:
-        """The whole of it: epistemic + aleatoric."""
-        return self.epistemic + self.aleatoric
-
-    @property
-    def std(self) -> Tensor:
-        """The root of the variance."""
-        return self.variance.sqrt()
-
-    def log_prob(self, y: Any) -> Tensor:
-        """log p(y | x) a row, (n,)."""
-        given = tensor_of(y, "The 'y' of log_prob").to(self.means)
-        must = f"have the shape {tuple(self.mean.shape)}"
-        require(given.shape == self.mean.shape, "y", "log_prob", must, tuple(given.shape))
-        each = Normal(self.means, self.variances.sqrt()).log_prob(given[:, None])
-        return (each + self.weights.log()).logsumexp(1)
-
-    def quantile(self, q: float) -> Tensor:
-        """Where a share q of y lies below, (n,), by bisection."""
-        require(isinstance(q, Real) and 0 < q < 1, "q", "quantile", "lie between 0 and 1", repr(q))
-        components = Normal(self.means, self.variances.sqrt())
-        ends = components.icdf(torch.as_tensor(q, dtype=self.means.dtype))
-        low, high = ends.amin(1), ends.amax(1)  # the mixture's quantile lies among its components'
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            below = (self.weights * components.cdf(middle[:, None])).sum(1) < q
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return (low + high) / 2
-
-    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The ends between which y lies with this probability, as much outside on each side."""
-        require(isinstance(level, Real) and 0 < level < 1, "level", "interval", "lie between 0 and 1", repr(level))
-        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
 
 class LatentPoint(Posterior):
@@ -122,8 +60,9 @@ class LatentPoint(Posterior):
         """log p(y | theta*) of the data of the fit: higher than log p(y), as theta was chosen by it."""
         return Evidence(self.log_likelihood_at_theta, "log-likelihood at theta")
 
-    def predict(self, x: Any, samples: int = 64, seed: int = 0) -> MixturePrediction:  # pyright: ignore
-        """p(y | x, theta*) at new inputs, for a model of y given x; exact, so that nothing is sampled."""
+    def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
+        """p(y | x, theta*) at new inputs, for a model of y given x: exact, but for the `samples` draws of y."""
+        require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
         inputs = tensor_of(x, "The 'x' argument of predict").to(self.latent.device, self.latent.dtype)
         check_finite(inputs, "inputs")
         if self.latent.parts[0] == "x" and self.latent.shapes is not None:
@@ -131,7 +70,10 @@ class LatentPoint(Posterior):
             got = tuple(inputs.shape[1:])
             require(got == shape, "x", "predict", f"have rows of the shape {shape}", f"the shape {got}")
         with torch.no_grad():
-            return MixturePrediction(*self.latent.predictive(self.theta, inputs))
+            weights, means, variances = self.latent.predictive(self.theta, inputs)
+        components = GaussianComponents(weights, means, variances, int(samples), int(seed))
+        prepare = lambda y: components.likelihood.prepare(y, means.dtype).to(means.device)  # noqa: E731
+        return Prediction.of(components, prepare)
 
     # Of data, in blocks.
 

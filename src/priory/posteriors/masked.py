@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from priory.models.target import Target
-    from priory.predictive.prediction import Prediction
+    from priory.predictive import Prediction
 
 
 class Masked(Posterior):

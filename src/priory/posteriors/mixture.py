@@ -14,15 +14,13 @@ from priory.posteriors.base import DRAWN, KINDS, Evidence, Posterior, taking
 from priory.posteriors.point import Point
 from priory.posteriors.prior_function import PriorFunction, predicted
 from priory.posteriors.status import Status, of_members
-from priory.predictive.averaged import Averaged
-from priory.predictive.prediction import predict
+from priory.predictive import Prediction, predict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from priory.models.density import Density
     from priory.models.target import Target
-    from priory.predictive.prediction import Prediction
 
 BUFFER = "buffer."  # what a file puts before the name of a member's buffer
 TOLERANCE = 1e-4  # of the sum of weights that a person gives
@@ -89,7 +87,7 @@ class Mixture(Posterior):
         for k, (member, a) in enumerate(zip(self.members, self.weights.tolist(), strict=True)):
             if a > 0:
                 parts.append(member.predict(x, samples=max(1, round(samples * a)), seed=seed + k))
-        return Averaged.of(parts, self.weights[self.weights > 0])
+        return Prediction.average(parts, self.weights[self.weights > 0])
 
     def _alike(self) -> bool:
         """Whether the members are points of one network with equal weights: draws of one mixture."""
@@ -115,7 +113,7 @@ class Mixture(Posterior):
             assert isinstance(self.model, Model)
             with taking(inputs):
                 prediction = predict(self.model, w, inputs, {}, target.event, seed)
-        self._check_rows(inputs, prediction.outputs.shape[1])
+        self._check_rows(inputs, len(prediction))
         return prediction
 
     @property

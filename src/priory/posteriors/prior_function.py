@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from priory.core.errors import InputError, require, whole
 from priory.posteriors.base import Posterior, taking
-from priory.predictive.prediction import predict
+from priory.predictive import Prediction, predict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from priory.core.data import Batch
     from priory.models.model import Buffers
     from priory.models.target import Target
-    from priory.predictive.prediction import Prediction
 
 
 class PriorFunction(Posterior):
@@ -43,7 +42,7 @@ class PriorFunction(Posterior):
         require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         inputs = self._inputs(x)
         prediction = predicted(self.target, [self.w[None]], [self.a[None]], inputs, self.buffers, seed)
-        self._check_rows(inputs, prediction.outputs.shape[1])
+        self._check_rows(inputs, len(prediction))
         return prediction
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
@@ -71,7 +70,8 @@ def predicted(
     with taking(inputs):
         learnt = predict(model, w, inputs, buffers, target.event, seed)
         fixed = predict(model, a, inputs, {}, target.event, seed)
-    return dataclasses.replace(learnt, outputs=learnt.outputs + fixed.outputs)
+    own: Any = learnt.distribution
+    return Prediction.of(dataclasses.replace(own, outputs=learnt.outputs + fixed.outputs), learnt.prepare)
 
 
 def without_parameters() -> InputError:

@@ -1,5 +1,22 @@
-"""Predictions: what is known of new targets."""
+"""Predictions: what a posterior says about the targets at new inputs."""
 
-from priory.predictive.prediction import Prediction, predict
+from priory.predictive.averaged import Averaged
+from priory.predictive.components import GaussianComponents
+from priory.predictive.distribution import PredictiveDistribution
+from priory.predictive.draws import MixtureOfDraws
+from priory.predictive.linearised import LINKS, Linearised
+from priory.predictive.prediction import ClassPrediction, CountPrediction, Prediction, RegressionPrediction, predict
 
-__all__ = ["Prediction", "predict"]
+__all__ = [
+    "LINKS",
+    "Averaged",
+    "ClassPrediction",
+    "CountPrediction",
+    "GaussianComponents",
+    "Linearised",
+    "MixtureOfDraws",
+    "Prediction",
+    "PredictiveDistribution",
+    "RegressionPrediction",
+    "predict",
+]

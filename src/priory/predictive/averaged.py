@@ -1,92 +1,82 @@
 """The average of several predictions: p(y | x, D) = sum_k a_k p_k(y | x, D), with weights a_k that add up to one.
 
 Members of an ensemble, and posteriors that were stacked or averaged by their evidence, predict like this. Each part
-stays what it is (a mixture over draws, a Gaussian in closed form), and everything here is of their mixture: the
-variance is what lies within the parts and between their means,
+keeps its own form (a mixture over draws, a Gaussian in closed form). The variance is that within the parts plus that
+between their means:
 
     epistemic = sum_k a_k (epistemic_k + (mean_k - mean)^2),    aleatoric = sum_k a_k aleatoric_k
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 import torch
-from torch import Tensor
 
-from priory.core.errors import require
-from priory.predictive.prediction import Prediction
+from priory.predictive.distribution import Normals, PredictiveDistribution
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from torch import Tensor
+
+    from priory.likelihoods import Likelihood
 
 
-@dataclass(frozen=True, repr=False, kw_only=True)
-class Averaged(Prediction):
-    """What several posteriors know of y at the same n inputs. `Averaged.of` makes one."""
+@final
+@dataclass(frozen=True, eq=False)
+class Averaged(PredictiveDistribution):
+    """The weighted average of distributions of y at the same n inputs. `Prediction.average` makes one.
 
-    outputs: Tensor = field(init=False, default=property(lambda self: self._outputs))  # pyright: ignore
-    parts: tuple[Prediction, ...]
-    weights: Tensor  # (K,), adding up to one
+    Args:
+        likelihood: The likelihood of the first part.
+        event: Shape of one target.
+        parts: The distributions, of targets of one shape.
+        weights: Their weights, (K,), adding up to one.
+    """
 
-    @classmethod
-    def of(cls, parts: Sequence[Prediction], weights: Tensor) -> Averaged:
-        """The average of predictions at the same inputs."""
-        require(len(parts) > 0, "parts", "Averaged", "be one prediction or more", "none")
-        first = parts[0]
-        same = all(len(p.example) == len(first.example) and p.event == first.event for p in parts)
-        require(same, "parts", "Averaged", "be of the same inputs and targets", [tuple(p.example.shape) for p in parts])
-        shapes = [tuple(p.mean.shape) for p in parts]
-        alike = "predict means of one shape, as Bernoulli and Categorical don't"
-        require(len(set(shapes)) == 1, "parts", "Averaged", alike, shapes)
-        widest = max((p.example.dtype for p in parts), key=lambda dtype: torch.finfo(dtype).bits)
-        given = {"parts": tuple(parts), "weights": weights.to(first.example.device, widest)}
-        return cls(first.likelihood, {}, first.event, first.prepare, first.seed, **given)
+    likelihood: Likelihood
+    event: torch.Size
+    parts: tuple[PredictiveDistribution, ...]
+    weights: Tensor
 
-    def __repr__(self) -> str:
-        return f"Averaged({len(self.example)} rows, {len(self.parts)} parts, {self.likelihood!r})"
+    def describe(self) -> str:
+        return f"{len(self.parts)} parts"
 
     @property
     def example(self) -> Tensor:
-        """The outputs of one network of the first part, (n, ...)."""
         return self.parts[0].example
 
     @cached_property
-    def _outputs(self) -> Tensor:
-        """The outputs behind every part, one after the other, (S, n, ...)."""
+    def outputs(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Outputs behind every part, one part after the other, (S, n, ...)."""
         return torch.cat([part.outputs for part in self.parts])
 
-    def _mean_of(self, values: list[Tensor]) -> Tensor:
+    def _average(self, values: list[Tensor]) -> Tensor:
         return torch.tensordot(self.weights, torch.stack([value.to(self.weights) for value in values]), 1)
 
     @cached_property
     def mean(self) -> Tensor:
-        """E[y | x, D]; for classes the probabilities."""
-        return self._mean_of([part.mean for part in self.parts])
+        return self._average([part.mean for part in self.parts])
 
     @cached_property
     def epistemic(self) -> Tensor:
-        """The part of the variance that more data would remove: within the parts and between them."""
-        return self._mean_of([part.epistemic + (part.mean - self.mean).square() for part in self.parts])
+        return self._average([part.epistemic + (part.mean - self.mean).square() for part in self.parts])
 
     @cached_property
     def aleatoric(self) -> Tensor:
-        """The part that more data would not remove."""
-        return self._mean_of([part.aleatoric for part in self.parts])
+        return self._average([part.aleatoric for part in self.parts])
 
-    def _log_prob(self, targets: Tensor) -> Tensor:
-        each = torch.stack([part._log_prob(targets).to(self.weights) for part in self.parts])  # (K, n)
+    def log_prob(self, targets: Tensor) -> Tensor:
+        each = torch.stack([part.log_prob(targets).to(self.weights) for part in self.parts])  # (K, n)
         return torch.logsumexp(each + self.weights.log()[:, None], 0)
 
     def cdf(self, value: Tensor) -> Tensor:
-        """P(y <= value | x, D), for values that broadcast to (n, *event)."""
-        return self._mean_of([part.cdf(value) for part in self.parts])
+        return self._average([part.cdf(value) for part in self.parts])
 
     @cached_property
     def samples(self) -> Tensor:
-        """Draws of y, (S, n, *event), from each part as many as its weight says."""
+        """Draws of y, (S, n, *event), from each part in proportion to its weight."""
         each = [part.samples for part in self.parts]
         wanted = sum(len(draws) for draws in each)
         at = (torch.arange(wanted, dtype=torch.float64) + 0.5) / wanted
@@ -97,7 +87,14 @@ class Averaged(Prediction):
 
     @property
     def mutual_information(self) -> Tensor:
-        """H[E p] - E H[p]: how much of the entropy is disagreement, between parts and within them, in nats."""
-        self._labels_only("mutual_information")
         within = [part.entropy - part.mutual_information for part in self.parts]
-        return self.entropy - self._mean_of(within)
+        return self.entropy - self._average(within)
+
+    def normals(self) -> Normals | None:
+        found = [part.normals() for part in self.parts]
+        each = [normals for normals in found if normals is not None]
+        if len(each) < len(found):
+            return None
+        weights = [torch.full_like(n.means, 1 / len(n.means)) if n.weights is None else n.weights for n in each]
+        shares = torch.cat([a * w for a, w in zip(self.weights, weights, strict=True)])
+        return Normals(torch.cat([n.means for n in each]), torch.cat([n.stds for n in each]), shares)
