@@ -72,7 +72,7 @@ def test_the_prediction_of_a_mixture_of_experts_is_a_regression_prediction():
     found = posterior.predict(x[:4], samples=7)
     assert type(found) is RegressionPrediction
     assert found.samples.shape == (7, 4)
-    assert repr(found) == "RegressionPrediction(4 rows, 2 components, Gaussian())"
+    assert repr(found) == "RegressionPrediction(4 rows, 2 components, Gaussian(noise='learn'))"
     with pytest.raises(pr.InputError, match="no network outputs"):
         _ = found.outputs
     with pytest.raises(pr.InputError, match="needs labels"):
