@@ -11,7 +11,7 @@ from priory.core.errors import DivergedError, InputError
 from priory.core.flat import Param
 from priory.core.streams import stream
 from priory.latent import Expectation, GaussianMixture, Latent, PoissonMixture, Rows, expect, score
-from priory.latent.base import Theta, read, some
+from priory.latent.base import Theta
 from priory.methods.em.em import EM
 
 # A person's own model: counts of which some are zero because nobody looked (zero-inflated Poisson).
@@ -89,7 +89,7 @@ def test_statistics_and_bounds_add_up_over_blocks_loaders_and_data_sets(clouds):
     theta = model.begin(model.rows((clouds,)), "k-means++", stream(0, "test"))
     (whole,) = expect(model, [theta], rows.blocks(1000))
     loader = DataLoader(TensorDataset(clouds), batch_size=11)
-    for batches in (rows.blocks(7), read(loader).blocks(7), Data.of(list_of(clouds)).blocks(50)):
+    for batches in (rows.blocks(7), Data.of(loader).blocks(7), Data.of(list_of(clouds)).blocks(50)):
         (parts,) = expect(model, [theta], batches)
         torch.testing.assert_close(parts.bound, whole.bound, rtol=1e-12, atol=0)
         torch.testing.assert_close(parts.statistics["sums"], whole.statistics["sums"], rtol=1e-10, atol=1e-10)
@@ -128,8 +128,8 @@ def test_meeting_data_leaves_the_model_as_it_was_and_takes_their_type(clouds):
 
 def test_a_sample_of_the_rows_is_all_of_few_and_spread_over_many():
     few = torch.arange(10.0)
-    assert torch.equal(some(read(few), 10, 4, stream(0, "test"))[0], few)
-    (many,) = some(read(torch.arange(50_000.0)), 1000, 999, stream(0, "test"))
+    assert torch.equal(Data.of(few).random_rows(10, 4, stream(0, "test"))[0], few)
+    (many,) = Data.of(torch.arange(50_000.0)).random_rows(1000, 999, stream(0, "test"))
     assert 850 < len(many) < 1150  # five standard deviations: false alarms below 1e-6
     assert abs(float(many.mean()) - 25_000) < 5 * 50_000 / (12 * 850) ** 0.5
 
@@ -140,7 +140,7 @@ def test_a_sample_of_the_rows_is_all_of_few_and_spread_over_many():
         (GaussianMixture(2), None, "The 'data' argument of fit must be given to a latent model, got None."),
         (GaussianMixture(2, given="weights"), torch.ones(4, 1), "must have 2 parts: y, weights, got 1."),
         (GaussianMixture(2), (torch.ones(4, 1), torch.ones(4)), "must have 1 part: y, got 2."),
-        (GaussianMixture(2), (torch.ones(4, 1), torch.ones(3)), "rows, as many in each part"),
+        (GaussianMixture(2), (torch.ones(4, 1), torch.ones(3)), "the same number of rows in each part"),
         (
             GaussianMixture(2),
             torch.tensor([1.0, torch.inf]),

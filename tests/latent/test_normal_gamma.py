@@ -16,7 +16,7 @@ from priory.fitting.prepare import make_target
 from priory.fitting.run import Run
 from priory.fitting.store import load
 from priory.latent.base import Rows, expect
-from priory.latent.conjugate import OverPhi
+from priory.latent.conjugate import VariationalView
 from priory.latent.normal_gamma import NormalGamma
 from priory.methods.em.variational_em import VariationalEM
 from priory.posteriors.conjugate import ConjugatePosterior
@@ -127,7 +127,7 @@ def test_the_bound_from_statistics_is_that_from_rows():
     y = column(9)
     posterior = fitted(PRIOR, y)
     model = posterior.latent
-    (found,) = expect(OverPhi(model), [posterior.phi], [(y,)])
+    (found,) = expect(VariationalView(model), [posterior.phi], [(y,)])
     again = model.complete_q(posterior.phi, found.statistics) - model.kl_q(posterior.phi)
     assert float(again) == pytest.approx(posterior.bound, rel=1e-12)
     theta = posterior.mean

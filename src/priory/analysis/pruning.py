@@ -35,6 +35,7 @@ from priory.core.streams import stream
 from priory.families import Diagonal
 from priory.families.full_rank import FullRank
 from priory.families.low_rank import LowRank
+from priory.models.base import has_network
 from priory.models.model import Model
 from priory.penalties.as_prior.parameters import describe_parameters
 from priory.posteriors import Posterior, Variational
@@ -446,9 +447,9 @@ def keep_mask(model: Model, order: Tensor, share: float) -> Tensor:
 
 
 def _model(posterior: Posterior, owner: str) -> Model:
-    ok = isinstance(posterior, Posterior) and isinstance(posterior.model, Model)
+    ok = isinstance(posterior, Posterior) and has_network(posterior.model)
     require(ok, "posterior", owner, "be the posterior of a Model", type(posterior).__name__)
-    assert isinstance(posterior.model, Model)
+    assert has_network(posterior.model)
     return posterior.model
 
 

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import InputError, require
-from priory.models.model import Model, rows_given
+from priory.models.base import has_network
+from priory.models.model import rows_given
 from priory.posteriors import Mixture, Posterior
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def stack(posteriors: Sequence[Posterior], data: Any, *, samples: int = 64, seed
     """
     check_posteriors(posteriors, "stack")
     for posterior in posteriors:
-        predicts = isinstance(posterior.model, Model)
+        predicts = has_network(posterior.model)
         require(predicts, "posteriors", "stack", "be of a Model, which predicts", type(posterior.model).__name__)
     scores = torch.stack([log_scores(posterior, data, samples, seed) for posterior in posteriors])  # (K, n)
     weights = best_weights(scores)

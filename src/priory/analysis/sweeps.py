@@ -29,6 +29,7 @@ from priory.evaluate.scores import matched, top_class
 from priory.fitting.fit import fit
 from priory.fitting.identity import repr_of
 from priory.methods.base import check_method
+from priory.models.base import has_network
 from priory.models.model import Model
 from priory.penalties import Certificate, penalty_from_prior, prior_from_penalty
 from priory.posteriors import Mixture, Posterior, Variational
@@ -181,7 +182,7 @@ def temperature_sweep(
     `test` is a pair (X, y), or the fraction of the rows of `data` to hold out, chosen by `seed`. The rest goes to `fit`
     and `predict`. The errors are those of the held-out rows; what another seed would change is not in them.
     """
-    require(isinstance(model, Model), "model", OWNER, "be a Model, with a likelihood", type(model).__name__)
+    require(has_network(model), "model", OWNER, "be a Model, with a likelihood", type(model).__name__)
     check_method(method, "method", OWNER)
     numbers = _temperatures(grid)
     pair = isinstance(test, (tuple, list)) and len(test) >= 2

@@ -78,10 +78,13 @@ class Data:
     weights: Tensor | None = None  # (N,), how often each row counts in the log-likelihood; None: once
 
     @staticmethod
-    def of(source: Any, batch_size: int | None = None, weights: Any = None) -> Data:
-        """Read tensors, arrays, a Dataset, a DataLoader, another Data, or None; `weights` has one number per row."""
+    def of(source: Any, batch_size: int | None = None, weights: Any = None, check_values: bool = True) -> Data:
+        """Read tensors, arrays, a Dataset, a DataLoader, another Data, or None; `weights` has one number per row.
+
+        Without `check_values` whoever prepares the rows decides which values may be missing.
+        """
         if weights is not None:
-            rows = Data.of(source, batch_size)
+            rows = Data.of(source, batch_size, check_values=check_values)
             return replace(rows, weights=read_weights(weights, rows))
         if isinstance(source, Data):
             return source
@@ -107,7 +110,7 @@ class Data:
         require(len({len(t) for t in tensors}) == 1, "data", "fit", "have the same number of rows in each part", shapes)
         n = len(tensors[0])
         require(n > 0, "data", "fit", "have at least one row", "none")
-        for i, t in enumerate(tensors):
+        for i, t in enumerate(tensors if check_values else ()):
             check_finite(t, part(i, len(tensors)))
         return Data(n, min(int(batch_size or DEFAULT_BATCH), n), tensors=tensors, single=single)
 
@@ -164,6 +167,24 @@ class Data:
     def in_memory(self) -> Batch | None:
         """All rows as one batch, with their weights; None if they are not tensors in memory."""
         return None if self.tensors is None else self._take(None, None)
+
+    def random_rows(self, rows: int, block: int, generator: torch.Generator) -> Batch:
+        """About `rows` rows, chosen at random in one pass, `block` at a time; all, if there are no more."""
+        assert self.num_data is not None
+        if self.num_data <= rows:
+            return tuple(torch.cat(parts) for parts in zip(*self.blocks(rows), strict=True))
+        share = rows / self.num_data
+        if self.tensors is not None:  # indexed once: many small copies between large blocks would fragment memory
+            starts = range(0, self.num_data, block)
+            sizes = [min(block, self.num_data - start) for start in starts]
+            drawn = ((torch.rand(n, generator=generator) < share).nonzero()[:, 0] for n in sizes)
+            chosen = torch.cat([start + keep for start, keep in zip(starts, drawn, strict=True)])
+            return tuple(t[chosen.to(t.device)] for t in self.tensors)
+        kept: list[Batch] = []
+        for batch in self.blocks(block):
+            keep = (torch.rand(len(batch[0]), generator=generator) < share).nonzero()[:, 0]
+            kept.append(tuple(t[keep.to(t.device)] for t in batch))
+        return tuple(torch.cat(parts) for parts in zip(*kept, strict=True))
 
     def split(self, fraction: float, seed: int) -> tuple[Data, Data]:
         """Two disjoint parts, the second with this fraction of the rows, chosen by the seed."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from priory.core.data import Batch, Data
     from priory.curvature.taps import Rows
-    from priory.models.density import Density
+    from priory.models.base import BaseModel
     from priory.models.target import Target
 
 Kind = Literal["ggn", "fisher", "empirical", "hessian"]
@@ -68,7 +68,7 @@ class Selection:
         return found
 
 
-def select(model: Model | Density, over: Any = "all", inputs: Batch | None = None) -> Selection:
+def select(model: BaseModel, over: Any = "all", inputs: Batch | None = None) -> Selection:
     """The coordinates that `over` means: "all", "last", names or patterns of names, or a LongTensor of coordinates.
 
     Of a Model, these are the network's. "last" runs the network on `inputs` to see what it calls last; a plain
@@ -99,7 +99,7 @@ def select(model: Model | Density, over: Any = "all", inputs: Batch | None = Non
     return _of_names(model, [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in over)])
 
 
-def _of_names(model: Model | Density, names: tuple[str, ...] | list[str]) -> Selection:
+def _of_names(model: BaseModel, names: tuple[str, ...] | list[str]) -> Selection:
     wanted = set(names)
     blocks = [block for block in model.layout.blocks if block.name in wanted]
     places = torch.cat([torch.arange(block.start, block.stop, device=model.device) for block in blocks])
@@ -107,7 +107,7 @@ def _of_names(model: Model | Density, names: tuple[str, ...] | list[str]) -> Sel
     return Selection(tuple(block.name for block in blocks), places, True, sizes)
 
 
-def _of_places(model: Model | Density, names: tuple[str, ...], over: Tensor) -> Selection:
+def _of_places(model: BaseModel, names: tuple[str, ...], over: Tensor) -> Selection:
     top = model.layout[names[-1]].stop
     ok = over.dtype == torch.long and over.ndim == 1 and over.numel() > 0
     ok = ok and int(over.min()) >= 0 and int(over.max()) < top

@@ -28,7 +28,7 @@ from priory.network.skeleton import tensors
 
 if TYPE_CHECKING:
     from priory.core.data import Batch, Data
-    from priory.models.density import Density
+    from priory.models.base import BaseModel
 
 DENSE = 1024  # coordinates of a layer without a Kronecker rule whose block is kept whole
 RULED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -111,7 +111,7 @@ class Layer:
 
 
 def budget(
-    model: Model | Density,
+    model: BaseModel,
     data: Data,
     structure: str,
     over: Any,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from priory.core.data import Batch
     from priory.families import Family
-    from priory.models.density import Density
+    from priory.models.base import BaseModel
     from priory.models.target import Target
     from priory.posteriors import Variational
 
@@ -115,7 +115,7 @@ def cells(row: Row, split: bool) -> list[str]:
 
 
 def variance(
-    model: Model | Density,
+    model: BaseModel,
     posterior: Variational,
     batch: Any = None,
     *,

@@ -24,14 +24,13 @@ if TYPE_CHECKING:
     from priory.fitting.callbacks import FitProgress
     from priory.fitting.checkpoint import Checkpoint
     from priory.methods.base import Method
-    from priory.models.density import Density
-    from priory.models.model import Model
+    from priory.models.base import BaseModel
 
 P = TypeVar("P", bound=Posterior)
 
 
 def fit(
-    model: Model | Density,
+    model: BaseModel,
     data: Any,
     method: Method[P],
     *,

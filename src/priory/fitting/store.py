@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import math
 import os
 import secrets
 import struct
@@ -23,20 +24,16 @@ from torch import Tensor
 
 from priory.core.errors import StoreError, require, warn
 from priory.core.streams import stream
-from priory.latent import Latent
-from priory.models.model import Model
+from priory.models.base import BaseModel
 from priory.models.target import Target
-from priory.penalties.as_prior.variational import with_unit_scale_penalties
-from priory.posteriors import KINDS, Evidence, Posterior, Variational
-from priory.priors import Prior
+from priory.posteriors import KINDS, Posterior
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from os import PathLike
 
-    from priory.models.density import Density
-
 FORMAT, VERSION = "priory", 1
+SAME_PRIOR = 1e-6  # relative difference of log p(w), in nats, up to which two priors are the same
 NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -67,8 +64,7 @@ def save(posterior: Posterior, path: str | PathLike[str]) -> None:
         "fixed": {n: s for n, s in fixed(posterior.model).items() if n not in posterior.buffers},
         "prior": prior_at_two_places(posterior.model),
         "own": posterior.own(),
-        "evidence": None if posterior._evidence is None else vars(posterior._evidence),
-        "k_hat": getattr(posterior, "_k_hat", None),
+        **posterior.results(),
     }
     tensors = {f"posterior.{name}": t for name, t in posterior.tensors().items()}
     tensors |= {f"buffer.{name}": t for name, t in posterior.buffers.items()}
@@ -76,13 +72,12 @@ def save(posterior: Posterior, path: str | PathLike[str]) -> None:
     write(path, "posterior", tensors, meta)
 
 
-def load(path: str | PathLike[str], model: Model | Density) -> Posterior:
+def load(path: str | PathLike[str], model: BaseModel) -> Posterior:
     """Read a posterior for a model of the same network and likelihood."""
-    known = isinstance(model, Model) or hasattr(model, "describe")
+    known = isinstance(model, BaseModel)
     require(known, "model", "load", "be a Model or a Density", type(model).__name__)
     tensors, meta = read(path, "posterior")
-    if isinstance(model, Latent):
-        model = model.like(meta["model"])  # with the shapes of the data that it met
+    model = model.like(meta["model"])  # with the shapes of the data that it met
     wanted, found = model.describe(), meta["model"]
     if found != wanted:
         raise StoreError(f"{os.fspath(path)} belongs to another model: {_difference(found, wanted)}.")
@@ -100,14 +95,11 @@ def load(path: str | PathLike[str], model: Model | Density) -> Posterior:
     )
     part = lambda prefix: {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
     own = {name: t.to(model.device) for name, t in part("posterior.").items()}
-    # a curvature may be kept in double whatever the model's type
-    numbers = {name: t for name, t in own.items() if t.is_floating_point() and "curvature." not in name}
-    wrong = [name for name, t in numbers.items() if t.dtype != model.dtype]
+    kind = KINDS[meta["kind"]]
+    wrong = [t.dtype for t in kind.in_model_type(own, meta["own"]) if t.is_floating_point() and t.dtype != model.dtype]
     if wrong:
-        raise StoreError(
-            f"{os.fspath(path)} belongs to another model: it is in {own[wrong[0]].dtype}, this one in {model.dtype}."
-        )
-    if prior_at_two_places(model) != meta["prior"]:
+        raise StoreError(f"{os.fspath(path)} belongs to another model: it is in {wrong[0]}, this one in {model.dtype}.")
+    if not same_prior(prior_at_two_places(model), meta["prior"]):
         warn(f"{os.fspath(path)} was fitted with another prior: predictions are the file's, bounds are of this one.")
     here = fixed(model)
     for name, digest in meta["fixed"].items():
@@ -116,32 +108,28 @@ def load(path: str | PathLike[str], model: Model | Density) -> Posterior:
                 f"{os.fspath(path)} belongs to another model: '{name}', which no fit changes, differs there."
             )
     buffers = {name: t.to(model.device) for name, t in part("buffer.").items()}
-    posterior = KINDS[meta["kind"]].of_tensors(target, own, buffers, **meta["own"])
+    posterior = kind.of_tensors(target, own, buffers, **meta["own"])
     posterior.history, posterior.method, posterior.seed = part("history."), meta["method"], meta["seed"]
-    posterior._evidence = None if meta["evidence"] is None else Evidence(**meta["evidence"])
-    if meta.get("k_hat") is not None and isinstance(posterior, Variational):
-        posterior._k_hat = meta["k_hat"]
+    posterior.restore_results(meta)
     return posterior
 
 
-def fixed(model: Model | Density) -> dict[str, str]:
+def fixed(model: BaseModel) -> dict[str, str]:
     """Checksums of what predictions depend on and a posterior doesn't keep: frozen parameters, unwritten buffers."""
-    return (
-        {n: checksum(t.detach().cpu().contiguous()) for n, t in model.fixed().items()}
-        if isinstance(model, Model)
-        else {}
-    )
+    return {name: checksum(t.detach().cpu().contiguous()) for name, t in model.fixed().items()}
 
 
-def prior_at_two_places(model: Model | Density) -> list[float]:
+def prior_at_two_places(model: BaseModel) -> list[float]:
     """log p(w) at zero and at a fixed vector: two priors that agree there are the same for a file."""
     size = model.layout.size
     vectors = torch.stack([torch.zeros(size), 0.1 * torch.randn(size, generator=stream(0, "identity"))])
-    prior = getattr(model.prior, "given", model.prior)  # as the person gave it, before evidence scaled it
-    if isinstance(prior, Prior):
-        prior = with_unit_scale_penalties(prior)  # a penalty on q has no density at one w
     with torch.no_grad():
-        return prior.log_prob(vectors.to(model.device, model.dtype)).tolist()
+        return model.prior_as_given().log_prob(vectors.to(model.device, model.dtype)).tolist()
+
+
+def same_prior(here: list[float], there: list[float]) -> bool:
+    """Whether two priors agree but for the rounding of other processors and versions of torch."""
+    return all(math.isclose(a, b, rel_tol=SAME_PRIOR, abs_tol=SAME_PRIOR) for a, b in zip(here, there, strict=True))
 
 
 def write(path: str | PathLike[str], what: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from priory.core.data import Data
 from priory.core.errors import InputError, require
 from priory.fitting.prepare import make_target
 from priory.methods.point.held_out import HELD_ROWS, learns, settled
-from priory.models.model import Model
+from priory.models.base import has_network
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Outside:
     """
 
     def __init__(self, owner: str, model: Any, data: Any, held: Any = None) -> None:
-        require(isinstance(model, Model), "model", owner, "be a Model", type(model).__name__)
+        require(has_network(model), "model", owner, "be a Model", type(model).__name__)
         self.owner, self.model = owner, model
         self.rows = Data.of(data).prepared(model.prepare)
         self.target = make_target(model, self.rows, drops=True)  # dropout is the training's, and off in predictions

@@ -19,7 +19,7 @@ by L-BFGS: generalised EM. And because p(z | y, theta) makes KL zero and flat, F
 
     d/dtheta log p(y | theta) = d/dtheta complete(theta, S)   at the theta that S is of
 
-A latent model is a `Density` too, with z summed out: MAP, Laplace and MCMC take it as one.
+A latent model that has met data has a `Density` with z summed out, so that MAP, Laplace and MCMC fit it as well.
 """
 
 from __future__ import annotations
@@ -30,19 +30,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from priory.core.data import DEFAULT_BATCH, Batch, Data, as_batch
-from priory.core.errors import InputError, require, warn, whole
+from priory.core.data import Batch, Data
+from priory.core.errors import InputError, require, warn
 from priory.core.flat import Param
 from priory.core.streams import stream
+from priory.models.base import BaseModel, Capabilities
 from priory.models.density import Density
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from typing_extensions import TypeIs
+
 Theta = dict[str, Tensor]
 CHECKED = 1 << 16  # rows that are looked at together, so that data on disk are never in memory whole
+CAPABILITIES = Capabilities(latent=True)
 CLIMBS = 20  # iterations of L-BFGS in an M-step without a closed form
 
 
@@ -95,7 +98,7 @@ class Generated(NamedTuple):
     z: Tensor
 
 
-class Latent(Density):
+class Latent(BaseModel):
     """A model of data with hidden variables. A person's own says `params`, `e_step` and `complete`.
 
     A model knows its options when it is made, and its shapes when it has met data: `fit` lets it. `given` names what
@@ -110,15 +113,17 @@ class Latent(Density):
     labels: ClassVar[bool] = False  # whether the E-step reads `rows.z`
     tempers: ClassVar[bool] = False  # whether it reads `rows.temperature`
     samples: ClassVar[bool] = False  # whether it reads `rows.draws`
+    sequences: ClassVar[bool] = False  # whether a row is a sequence, of any length
 
     block: int = 4096  # rows that an E-step is given at a time
     exact: bool = True  # whether E- and M-step never let the bound fall
     given: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] | None = None  # of one row of each part, once the model has met data
+    density: Density | None = None  # of theta, z summed out, once the model has met data
     frame: Mapping[str, Tensor]  # what `look` found
 
     def __init__(self) -> None:
-        """A model without options; it is a Density from when it has met data."""
+        """A model without options."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -193,15 +198,21 @@ class Latent(Density):
 
     # Meeting the data.
 
-    def meet(self, data: Any, batch_size: int | None = None) -> tuple[Self, Data]:
-        """The model in the data's shapes and type, and the data as it reads them."""
+    def bind(self, data: Any, batch_size: int | None = None) -> tuple[Self, Data]:
+        """The model in the data's shapes and type, with its density, and the data as it reads them."""
         rows = self.read(data, batch_size)
-        model = self if self.shapes is not None else self.shaped(rows)
+        model = self if self.density is not None else self.shaped(rows)
         return model, rows if rows is data else rows.prepared(model.prepare)
 
+    def meet(self, data: Any, batch_size: int | None = None) -> tuple[Self, Data]:
+        """The same as `bind`."""
+        return self.bind(data, batch_size)
+
     def read(self, data: Any, batch_size: int | None = None) -> Data:
-        """Data in whatever form a person has them, as rows."""
-        return read(data, batch_size, self.missing)
+        """Data in whatever form the user has them, as rows."""
+        require(data is not None, "data", "fit", "be given to a latent model", None)
+        rows = Data.of(data, batch_size, check_values=False)
+        return rows if rows is data else replace(rows, holes=self.missing)
 
     def blocks(self, data: Any) -> Iterator[Rows]:
         """Rows of other data than those of the fit, whose weights and z may be left out."""
@@ -213,7 +224,8 @@ class Latent(Density):
 
     def shaped(self, data: Data) -> Self:
         """A copy of the model in the shapes, the type and the frame of some data."""
-        batch = some(data, self.sample, self.block, stream(0, "frame"))
+        require(data.num_data is not None, "data", "fit", "be given to a latent model", None)
+        batch = data.random_rows(self.sample, self.block, stream(0, "frame"))
         self._check_parts(batch)
         shapes = tuple(tuple(t.shape[1:]) for t in batch[: len(self.parts)])
         types = [t.dtype for t in batch[: len(self.parts)] if t.is_floating_point()]
@@ -231,14 +243,26 @@ class Latent(Density):
         """A copy of the model for rows of these shapes."""
         model = copy.copy(self)
         model.shapes = tuple(tuple(shape) for shape in shapes)
-        params, log_prior, values = model.params(*model.shapes), model.log_prior, model._pointwise_of
-        Density.__init__(model, params=params, log_prior=log_prior, log_likelihood=values, dtype=dtype, device=device)
         model.frame = frame
+        density = model.density = model.marginal(dtype, device)
+        model.layout, model.prior, model.learnt = density.layout, density.prior, density.learnt
+        model.dtype, model.device = density.dtype, density.device
         return model
+
+    def marginal(self, dtype: torch.dtype, device: torch.device) -> Density:
+        """log p(theta) + sum_n log p(y_n | theta): the density of a model that has shapes, z summed out."""
+        assert self.shapes is not None
+        return Density(
+            params=self.params(*self.shapes),
+            log_prior=self.log_prior,
+            log_likelihood=self._pointwise_of,
+            dtype=dtype,
+            device=device,
+        )
 
     def like(self, described: Mapping[str, Any]) -> Self:
         """The model in the shapes that `describe` wrote; itself, if it has shapes."""
-        if self.shapes is not None or "shapes" not in described:
+        if self.density is not None or "shapes" not in described:
             return self
         return self.in_shapes(described["shapes"], getattr(torch, described["type"]), torch.device("cpu"))
 
@@ -295,19 +319,46 @@ class Latent(Density):
             whole_numbers = rows.z.shape == shape and not rows.z.is_floating_point() and rows.z.dtype != torch.bool
             require(whole_numbers, "z", repr(self), f"be integers, one a {each}, -1 where it is hidden", rows.z)
 
-    # As a Density: z summed out.
+    # As a density, z summed out.
+
+    def bound(self) -> Density:
+        """The density that was made when the model met data."""
+        if self.density is None:
+            raise InputError(f"{self!r} has no parameters before it has met data: fit it, or call bind(data).")
+        return self.density
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Hidden variables, which EM needs."""
+        return CAPABILITIES
 
     def start(self, targets: Tensor | None, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """Where EM would begin, (*shape, P), as zero is often where all components are the same."""
         alone = targets is not None and len(self.parts) == 1 and not self.given
         rows = Rows({self.parts[0]: targets}) if alone and targets is not None else None
         if rows is None:
-            return super().start(targets, shape or torch.Size([1]), generator).reshape(*shape, self.layout.size)
+            some = self.bound().start(targets, shape or torch.Size([1]), generator)
+            return some.reshape(*shape, self.layout.size)
         many = [self.begin(rows, self.starts[0], generator) for _ in range(shape.numel())]
         return torch.stack([self.layout.unconstrain(theta) for theta in many]).reshape(*shape, self.layout.size)
 
-    def check(self, batch: Any) -> None:
-        """Nothing: `prepare` has looked at every row."""
+    def log_likelihood(self, w: Tensor, batch: Any, buffers: Mapping[str, Tensor]) -> Tensor:
+        """log p(y_n | theta) for each row, times its weight: (*B, P) -> (*B, n)."""
+        return self.bound().log_likelihood(w, batch, buffers)
+
+    def log_likelihood_and_grad(
+        self, w: Tensor, batch: Any, factor: float | Tensor, buffers: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """sum_n factor_n log p(y_n | theta) and its gradient: (*B, P) -> (*B,), (*B, P)."""
+        return self.bound().log_likelihood_and_grad(w, batch, factor, buffers)
+
+    def log_likelihood_sum(self, w: Tensor, batch: Any, weights: Tensor | None = None) -> Tensor:
+        """sum_n weights_n log p(y_n | theta) for one vector (P,), differentiable by autograd."""
+        return self.bound().log_likelihood_sum(w, batch, weights)
+
+    def trial(self, w: Tensor) -> None:
+        """Call `log_prior` once at w (P,), for what it raises."""
+        self.bound().trial(w)
 
     def describe(self) -> dict[str, Any]:
         """What a stored posterior must agree with."""
@@ -322,6 +373,11 @@ class Latent(Density):
     def _pointwise_of(self, theta: Theta, batch: Any) -> Tensor:
         rows = self.rows(batch if isinstance(batch, tuple) else (batch,))
         return rows.counted(self.log_marginal(theta, rows))
+
+
+def has_latent(model: object) -> TypeIs[Latent]:
+    """Whether this is a model with hidden variables, as it declares."""
+    return isinstance(model, BaseModel) and model.capabilities.latent
 
 
 # Over all of the data.
@@ -400,44 +456,6 @@ def _slope(model: Latent, statistics: Mapping[str, Tensor], u: Tensor) -> tuple[
         value = model.complete(theta, statistics) + model.log_prior(theta)
         (gradient,) = torch.autograd.grad(value, leaf)
     return value.detach(), gradient
-
-
-def read(data: Any, batch_size: int | None = None, holes: bool = False) -> Data:
-    """Data as `Data.of` reads them, except that NaN may stand for a value that wasn't seen."""
-    if isinstance(data, TensorDataset):
-        data = data.tensors
-    if data is None or isinstance(data, (Data, Dataset, DataLoader)):
-        require(data is not None, "data", "fit", "be given to a latent model", None)
-        return data if isinstance(data, Data) else replace(Data.of(data, batch_size), holes=holes)
-    require(batch_size is None or whole(batch_size, 1), "batch_size", "fit", "be an integer >= 1", batch_size)
-    single = not isinstance(data, (tuple, list))
-    tensors = as_batch((data,) if single else data)
-    require(bool(tensors), "data", "fit", "have at least one part", "none")
-    sizes = {len(t) for t in tensors}
-    must = "have rows, as many in each part"
-    require(len(sizes) == 1 and min(sizes) > 0, "data", "fit", must, [tuple(t.shape) for t in tensors])
-    n = len(tensors[0])
-    return Data(n, min(int(batch_size or DEFAULT_BATCH), n), tensors=tensors, single=single)
-
-
-def some(data: Data, rows: int, block: int, generator: torch.Generator) -> Batch:
-    """At most about so many rows, chosen at random in one pass over the data; all, if there are no more."""
-    if data.num_data is None:
-        raise InputError("The 'data' argument of fit must be given to a latent model, got None.")
-    if data.num_data <= rows:
-        return tuple(torch.cat(parts) for parts in zip(*data.blocks(rows), strict=True))
-    share = rows / data.num_data
-    if data.tensors is not None:  # picked in one go: small pieces between large blocks would tear memory to shreds
-        starts = range(0, data.num_data, block)
-        sizes = [min(block, data.num_data - start) for start in starts]
-        drawn = ((torch.rand(n, generator=generator) < share).nonzero()[:, 0] for n in sizes)
-        chosen = torch.cat([start + keep for start, keep in zip(starts, drawn, strict=True)])
-        return tuple(t[chosen.to(t.device)] for t in data.tensors)
-    kept: list[Batch] = []
-    for batch in data.blocks(block):
-        keep = (torch.rand(len(batch[0]), generator=generator) < share).nonzero()[:, 0]
-        kept.append(tuple(t[keep.to(t.device)] for t in batch))
-    return tuple(torch.cat(parts) for parts in zip(*kept, strict=True))
 
 
 def warn_of_silent(count: int, owner: str, each: str = "row") -> None:

@@ -24,17 +24,23 @@ from torch import Tensor
 from priory.core.errors import InputError, require
 from priory.core.flat import Layout, Param
 from priory.latent.base import Expectation, Generated, Latent, Rows, Theta
+from priory.models.base import BaseModel, Capabilities
 from priory.models.density import DensityPrior
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from typing_extensions import TypeIs
+
 Phi = dict[str, Tensor]
+CAPABILITIES = Capabilities(latent=True, conjugate=True)
 LOG_TAU = math.log(2 * math.pi)
 
 
 class Conjugate(Latent):
     """A latent model with a prior over theta, and a q(theta) with the numbers phi."""
+
+    view: VariationalView  # the model over phi that variational EM climbs, once the model has met data
 
     # What an author writes.
 
@@ -103,25 +109,28 @@ class Conjugate(Latent):
     ) -> Self:
         """A copy of the model for rows of these shapes."""
         model = super().in_shapes(shapes, dtype, device, **frame)
-        given = copy.copy(model)
-        given.frame = given.neutral()
-        given.log_prior = Scaled(given)
-        model.frame = model.frame or given.frame
-        model.prior.given = DensityPrior(given)  # pyright: ignore[reportAttributeAccessIssue] - as the store reads it
+        model.frame = model.frame or model.neutral()
+        model.view = VariationalView(model)
         return model
 
+    def prior_as_given(self) -> DensityPrior:
+        """The prior for data of zero mean and unit scale."""
+        given = copy.copy(self)
+        given.frame = given.neutral()
+        return given.marginal(self.dtype, self.device).prior
 
-class Scaled:
-    """log p(theta) of a model, as a function: a bound method of its copy would be of the model it was copied from."""
-
-    def __init__(self, model: Conjugate) -> None:
-        self.model = model
-
-    def __call__(self, theta: Theta) -> Tensor:
-        return type(self.model).log_prior(self.model, theta)
+    @property
+    def capabilities(self) -> Capabilities:
+        """Hidden variables and a q(theta) in closed form, which variational EM needs."""
+        return CAPABILITIES
 
 
-class OverPhi(Latent):
+def has_conjugate_prior(model: object) -> TypeIs[Conjugate]:
+    """Whether this is a model with a q(theta) in closed form, as it declares."""
+    return isinstance(model, BaseModel) and model.capabilities.conjugate
+
+
+class VariationalView(Latent):
     """A conjugate model as one whose parameters are phi, and whose log prior is -KL(q(theta) || p(theta)).
 
     EM of this model is variational EM of the other.

@@ -30,6 +30,7 @@ class SequenceModel(Latent):
     """A model of sequences, which may be longer or shorter than those that it was fitted to."""
 
     missing: ClassVar[bool] = True
+    sequences: ClassVar[bool] = True
 
     sample: ClassVar[int] = 1 << 11
 

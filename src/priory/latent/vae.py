@@ -30,11 +30,15 @@ from priory.core.streams import stream
 from priory.latent.base import Expectation, Generated, Latent, Rows, Theta
 from priory.likelihoods import Gaussian
 from priory.likelihoods.base import Likelihood
+from priory.models.base import BaseModel, Capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from typing_extensions import TypeIs
+
 LOG_TAU = math.log(2 * math.pi)
+CAPABILITIES = Capabilities(latent=True, encoder=True)
 ENCODER, DECODER, OWN = "encoder.", "decoder.", "likelihood."
 
 
@@ -68,6 +72,11 @@ class VAE(Latent):
 
     def __repr__(self) -> str:
         return f"VAE(latent={self.latent}, {self.likelihood!r})"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Hidden variables, and an encoder for amortised EM to train."""
+        return CAPABILITIES
 
     def params(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
         """phi, the encoder's parameters, and then theta: the decoder's, and the likelihood's own."""
@@ -158,3 +167,8 @@ class VAE(Latent):
     def _run(self, name: str, theta: Theta, inputs: Tensor) -> Tensor:
         own = {n.removeprefix(name + "."): t for n, t in theta.items() if n.startswith(name + ".")}
         return functional_call(getattr(self, name), own, (inputs,))
+
+
+def has_encoder(model: object) -> TypeIs[VAE]:
+    """Whether this is a model with an encoder, as it declares."""
+    return isinstance(model, BaseModel) and model.capabilities.encoder

@@ -14,16 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from priory.core.data import Batch, check_finite, weighted_sum
+from priory.core.data import Batch, Data, check_finite, weighted_sum
 from priory.core.errors import InputError, require
 from priory.core.flat import Layout, Param
+from priory.models.base import BaseModel, Capabilities
 from priory.network.vectorise import Vectorised, value_and_grad
 
 Params = dict[str, Tensor]
 TRIES = 64  # starts of chains that are tried where there is no density in the origin
 
 
-class Density:
+class Density(BaseModel):
     """A log density as a function of a dict of constrained tensors, one draw at a time.
 
     Draws are vectorised by `vmap`; with `batched=True` the functions take leading dimensions themselves.
@@ -83,6 +84,11 @@ class Density:
             return dtype
         return torch.float64
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """Whether its likelihood is apart from its prior, and whether its functions take leading dimensions."""
+        return Capabilities(separate_likelihood=self.log_prob is None, batched=self.batched)
+
     # What comes in.
 
     def prepare(self, batch: Batch) -> Batch:
@@ -91,7 +97,7 @@ class Density:
             check_finite(t, f"part {i}")
         return tuple(t.to(self.device, self.dtype if t.is_floating_point() else None) for t in batch)
 
-    def check(self, batch: Any) -> None:
+    def check(self, batch: Any, data: Data | None = None, drops: bool = False) -> None:
         """One trial evaluation where a fit starts: scalar and finite; one value a datum; whether it has a gradient.
 
         A density may be zero in the origin, so that others of the places that chains start from are tried. Somewhere
@@ -220,6 +226,16 @@ class Density:
         values, gradients = function.values_and_grads(w.reshape(-1, w.shape[-1]), *arguments)
         return values.reshape(w.shape[:-1]), gradients.reshape(w.shape)
 
+    def trial(self, w: Tensor) -> None:
+        """Call log_prob, or else log_prior, once at w (P,), for what it raises."""
+        function = self.log_prob if self.log_prob is not None else self.log_prior
+        assert function is not None
+        function(self.layout.constrain(w))
+
+    def values_only(self) -> Density:
+        """The density with a gradient of zero, if it has none of its own."""
+        return ValuesOnly(self) if self.no_slope else self
+
     def _values(self, w: Tensor, batch: Any) -> Tensor:
         params = self.layout.constrain(w)
         if self.log_prob is not None:
@@ -276,12 +292,12 @@ class DensityPrior:
         return self.density.log_prior(self.density.layout.constrain(w))
 
 
-class Values(Density):
-    """A density for who asks for values alone: whatever its functions are made of, its gradient is zero."""
+class ValuesOnly(Density):
+    """A density whose gradient is zero, for methods that need none; its functions need not be differentiable."""
 
     def __init__(self, density: Density) -> None:
         vars(self).update(vars(density))
-        self.prior = ValuesPrior(self)
+        self.prior = ValuesOnlyPrior(self)
 
     def log_likelihood_and_grad(
         self, w: Tensor, batch: Any, factor: float | Tensor, buffers: Mapping[str, Tensor]
@@ -289,7 +305,7 @@ class Values(Density):
         return weighted_sum(self.log_likelihood(w, batch, buffers), factor), torch.zeros_like(w)
 
 
-class ValuesPrior(DensityPrior):
+class ValuesOnlyPrior(DensityPrior):
     """Its prior, which autograd doesn't see."""
 
     def log_prob_of_others(self, w: Tensor, jacobian: bool = True) -> Tensor:

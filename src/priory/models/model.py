@@ -18,21 +18,24 @@ import torch
 from torch import Tensor
 
 from priory.core.data import Batch, Data, check_finite, part
-from priory.core.errors import InputError, require
+from priory.core.errors import InputError, require, warn
 from priory.core.flat import Layout
 from priory.likelihoods import Likelihood
+from priory.models.base import BaseModel, Capabilities
 from priory.network.evaluation import Evaluation
 from priory.network.layer_chain import SharedInputs
 from priory.network.skeleton import MEMORY_LIMIT, Network
+from priory.penalties.as_prior.variational import with_unit_scale_penalties
 from priory.priors import Prior, declared, read_prior
 
 if TYPE_CHECKING:
     from torch import nn
 
 Buffers = Mapping[str, Tensor]
+CAPABILITIES = Capabilities(network=True)
 
 
-class Model:
+class Model(BaseModel):
     """A network with a likelihood and a prior.
 
     The network is copied as it is now, and never changed. `prior` is any `torch.distributions` distribution,
@@ -76,6 +79,11 @@ class Model:
         weights = f"{type(self.net).__name__} with {self.network.size:,} weights"
         return f"Model({weights}, {self.likelihood!r}, prior={self._prior_text})"
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """A network, whose posteriors predict."""
+        return CAPABILITIES
+
     def with_prior(self, prior: Prior) -> Model:
         """The same network and likelihood under another prior over the same coordinates."""
         model = copy.copy(self)
@@ -106,11 +114,13 @@ class Model:
         """Targets as the likelihood takes them."""
         return self.likelihood.prepare(targets, self.dtype).to(self.device)
 
-    def check(self, batch: Batch, drops: bool = False) -> None:
+    def check(self, batch: Batch, data: Data | None = None, drops: bool = False) -> None:
         """One trial pass: the network takes the inputs, fits the likelihood, is finite, and draws nothing at random.
 
-        For a method that draws dropout's masks itself, the network's own does nothing.
+        For a method that draws dropout's masks itself, the network's own does nothing. Targets in memory are then
+        checked again, now that the network's outputs are known: labels must fit them.
         """
+        require(len(batch) > 0, "data", "fit", "be inputs and targets, such as (X, y)", None)
         self.network.silence(modules=drops)
         outputs, drew = self._try(batch)
         if drew and drops:
@@ -132,6 +142,32 @@ class Model:
         finite = bool(torch.isfinite(outputs).all())
         require(finite, "output", "the network", "be finite at its initial weights", "NaN or infinity")
         self._example = arranged[:1]
+        if data is not None and data.tensors is not None:
+            self.prepare(data.tensors)
+
+    def event_shape(self, batch: Batch) -> torch.Size:
+        """The shape of one target."""
+        return batch[-1].shape[1:] if batch else torch.Size()
+
+    def warn_of_scale(self, data: Data) -> None:
+        """Say when numbers are far from unit scale, for which priors, learning rates and first noises are made."""
+        if data.tensors is None:
+            return
+        targets = [("targets", data.tensors[-1])] if self.likelihood.unit_scale else []
+        for name, t in [("inputs", data.tensors[0]), *targets]:
+            if not t.is_floating_point() or t.ndim > 2 or len(t) < 2:
+                continue
+            columns = t.double().reshape(len(t), -1)
+            centre, spread, top = columns.mean(0), columns.std(0), columns.abs().amax(0)
+            odd = (spread > 50) | ((top > 0) & (top < 0.05)) | (centre.abs() > 20 * spread.clamp_min(0.5))
+            if bool(odd.any()):
+                column = int(odd.nonzero()[0])
+                where = f", column {column}," if columns.shape[1] > 1 else ""
+                warn(
+                    f"The {name}{where} have mean {float(centre[column]):.3g} and standard deviation "
+                    f"{float(spread[column]):.3g}: standardise them, as priors and learning rates are made for unit "
+                    "scale."
+                )
 
     def _try(self, batch: Batch) -> tuple[Tensor, bool]:
         """The outputs of a pass in training mode, and whether it drew random numbers."""
@@ -174,6 +210,10 @@ class Model:
     def fixed(self) -> dict[str, Tensor]:
         """What predictions depend on and no fit changes."""
         return self.network.fixed()
+
+    def in_one_pass(self, batch: Batch) -> bool:
+        """Whether the network evaluates many vectors together on a batch."""
+        return self.evaluation.in_one_pass(batch[:-1])
 
     def member(self, buffers: Buffers, index: int) -> dict[str, Tensor]:
         """The buffers of one member, by its place in the flattened leading shape; draws in front of it share them."""
@@ -250,6 +290,10 @@ class Model:
         """What a stored posterior must agree with."""
         network = re.sub(r" at 0x[0-9a-f]+", "", repr(self.network.skeleton))
         return {"layout": self.layout.signature(), "likelihood": repr(self.likelihood), "network": network}
+
+    def prior_as_given(self) -> Prior:
+        """The prior before evidence scaled it; a penalty on q, which has no density at one w, at unit scales."""
+        return with_unit_scale_penalties(getattr(self.prior, "given", self.prior))
 
 
 def rows_given(data: Any, owner: str) -> Data:

@@ -24,14 +24,15 @@ from torch import Tensor
 
 from priory.core.data import WeightedBatch, weighted_sum
 from priory.core.errors import InputError, require
-from priory.models.model import Model
+from priory.models.base import has_network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from priory.core.data import Batch, Data
     from priory.families import Family
-    from priory.models.density import Density
+    from priory.models.base import BaseModel
+    from priory.models.model import Model
     from priory.posteriors import Posterior
 
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 class Target:
     """What a method sees of a model and its data: values and gradients at w (*B, P), never a module."""
 
-    model: Model | Density
+    model: BaseModel
     num_data: int | None
     temperature: float = 1.0
     tempers: Literal["likelihood", "posterior"] = "likelihood"
@@ -56,7 +57,7 @@ class Target:
         object.__setattr__(self, "temperature", float(t))
         known = self.tempers in ("likelihood", "posterior")
         require(known, "tempers", "fit", "be 'likelihood' or 'posterior'", repr(self.tempers))
-        whole = getattr(self.model, "log_prob", None) is not None and self.tempers == "likelihood" and t != 1
+        whole = not self.model.capabilities.separate_likelihood and self.tempers == "likelihood" and t != 1
         require(
             not whole,
             "tempers",
@@ -74,13 +75,13 @@ class Target:
         """The target of another model of the same data, under that model's own prior."""
         return replace(self, model=model, prior=model.prior)
 
-    def believed_model(self) -> Model | Density:
+    def believed_model(self) -> BaseModel:
         """The model with this target's prior: itself, or a copy where the prior has been replaced."""
         return self.model if self.prior is self.model.prior else self.network_model("A prior").with_prior(self.prior)
 
     def network_model(self, owner: str, why: str = "has no network") -> Model:
         """The model, for a caller that works on its network; refused in the owner's name where there is none."""
-        if not isinstance(self.model, Model):
+        if not has_network(self.model):
             raise InputError(f"{owner} needs a Model: a {type(self.model).__name__} {why}.")
         return self.model
 

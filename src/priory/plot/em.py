@@ -23,6 +23,7 @@ from torch.distributions import Normal
 from priory.core.data import tensor_of
 from priory.core.errors import extra, require, whole
 from priory.latent import GaussianMixture, Latent, expect
+from priory.latent.base import has_latent
 from priory.plot import BLUE, COLOURS, GREEN, GREY, INK, VERMILION, _axes, _list
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def turns(
     `along` takes one number or two, (1,) or (2,), and returns parameters of the model: `entries` makes one, or write
     your own. `span` has the ends of the grid for each number; the bound must have its maximum between them.
     """
-    require(isinstance(model, Latent), "model", "turns", "be a latent model", type(model).__name__)
+    require(has_latent(model), "model", "turns", "be a latent model", type(model).__name__)
     require(whole(count, 1), "count", "turns", "be an integer >= 1", repr(count))
     here = torch.as_tensor(start, dtype=torch.float64).reshape(-1)
     require(len(here) in (1, 2), "start", "turns", "be one number or two", start)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
-from priory.latent.vae import VAE
+from priory.latent.vae import has_encoder
 from priory.posteriors.base import Evidence, Posterior
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class AmortisedPosterior(Posterior):
     def __init__(self, target: Target, w: Tensor) -> None:
         super().__init__(target)
         model = target.model
-        assert isinstance(model, VAE)
+        assert has_encoder(model)
         self.latent, self.w = model, w.detach().clone()
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:

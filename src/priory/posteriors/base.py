@@ -19,7 +19,7 @@ from torch import Tensor
 from priory.core.data import Data, tensor_of
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
-from priory.models.model import Model
+from priory.models.base import has_network
 from priory.posteriors.status import UNKNOWN, Status, of_history, worst
 from priory.posteriors.summaries import summarise
 from priory.predictive import Prediction, predict
@@ -126,6 +126,19 @@ class Posterior(ABC):
     ) -> Posterior:
         """The posterior that a file kept."""
 
+    @classmethod
+    def in_model_type(cls, tensors: Mapping[str, Tensor], own: Mapping[str, Any]) -> list[Tensor]:
+        """Those of a file's tensors whose floating type must be the model's: all, unless a posterior says otherwise."""
+        return list(tensors.values())
+
+    def results(self) -> dict[str, Any]:
+        """What was computed after the fit and a file keeps too, as JSON; `restore_results` gets it back."""
+        return {"evidence": None if self._evidence is None else vars(self._evidence)}
+
+    def restore_results(self, results: Mapping[str, Any]) -> None:
+        """Take back what `results` wrote."""
+        self._evidence = None if results["evidence"] is None else Evidence(**results["evidence"])
+
     @property
     @abstractmethod
     def mean(self) -> dict[str, Tensor]:
@@ -204,7 +217,7 @@ class Posterior(ABC):
         require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
         require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         inputs = self._inputs(x)
-        assert isinstance(self.model, Model)
+        assert has_network(self.model)
         generator = stream(seed, "predict", device=self.model.device)
         wanted = 1 if self.point else int(samples)
         few = max(2, 2 * (DRAWN // (2 * self.model.layout.size)))  # an even number, for pairs
@@ -219,7 +232,7 @@ class Posterior(ABC):
 
     def _inputs(self, x: Any) -> Batch:
         """New inputs in the network's type, or the sentence that says why not."""
-        if not isinstance(self.model, Model):
+        if not has_network(self.model):
             raise InputError(
                 "A posterior over a Density has no network to predict with: use .sample() and your own function."
             )

@@ -16,7 +16,7 @@ from priory.core.streams import stream
 from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, r_hat
 from priory.diagnostics.flatness import name_of
 from priory.diagnostics.summary import Summary, labels
-from priory.models.model import Model
+from priory.models.base import has_network
 from priory.posteriors.base import Evidence, Posterior, chosen
 from priory.posteriors.status import CONVERGED, Status
 from priory.posteriors.summaries import varying
@@ -174,7 +174,7 @@ class Chains(Posterior):
         if bool(torch.isnan(table["r_hat"]).all()):
             return Status("not_converged", "No quantity varies: the chains have not moved. Try another start.")
         problem = table.disagreement or table.shortage
-        if problem and self.model.layout.size > 1 and isinstance(self.model, Model):
+        if problem and self.model.layout.size > 1 and has_network(self.model):
             look = "Weights have symmetries that chains need not cross, so look at function_space(x)."
             return Status("doubtful", f"{problem} {look}")
         if problem:
@@ -196,7 +196,7 @@ class Chains(Posterior):
         """
         self.predict(x, samples=1)  # refuses what can't be inputs
         model = self.model
-        assert isinstance(model, Model)
+        assert has_network(model)
         parts = isinstance(x, tuple) or (isinstance(x, list) and isinstance(x[0], Tensor))
         inputs = model.prepare_inputs(as_batch(x if parts else (x,), "of x"))
         found, w = [], self.w.flatten(0, 1)
@@ -226,9 +226,9 @@ class Chains(Posterior):
         groups = {"posterior": {name: as_array(x) for name, x in self.draws.items()}}
         if self.statistics:
             groups["sample_stats"] = {ARVIZ_NAMES.get(n, n): as_array(t) for n, t in self.statistics.items()}
-        rows = self.data if data is None else Data.of(data).prepared(self.model.prepare)
+        rows = self.data if data is None else self.model.bind(data)[1]
         if rows is not None and rows.num_data is not None:
-            own = self.replicated(rows) if isinstance(self.model, Model) else {}
+            own = self.replicated(rows) if has_network(self.model) else {}
             found = {"log_likelihood": self.pointwise(rows), **own}
             groups |= {name: {"y": as_array(t)} for name, t in found.items()}
         # from version 1 on the groups come as one dict
@@ -243,7 +243,7 @@ class Chains(Posterior):
     def replicated(self, rows: Data) -> dict[str, Tensor]:
         """The targets of a network's rows, (row, ...), and one for each at every draw, (chain, draw, row, ...)."""
         w, model, generator = self.w.flatten(0, 1), self.model, stream(self.seed, "replicated", device=self.w.device)
-        assert isinstance(model, Model)
+        assert has_network(model)
         observed, drawn = [], []
         for *inputs, targets in self._blocks(rows):
             with torch.no_grad():

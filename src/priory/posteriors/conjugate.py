@@ -10,7 +10,7 @@ from torch import Tensor
 from priory.core.data import as_batch, check_finite
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
-from priory.latent.conjugate import Conjugate
+from priory.latent.conjugate import has_conjugate_prior
 from priory.likelihoods import Gaussian
 from priory.posteriors.base import Evidence, Posterior
 from priory.posteriors.status import Status, of_ascent, worst
@@ -35,7 +35,7 @@ class ConjugatePosterior(Posterior):
     def __init__(self, target: Target, phi: Phi, bound: float, converged: bool) -> None:
         super().__init__(target)
         model = target.model
-        assert isinstance(model, Conjugate)
+        assert has_conjugate_prior(model)
         self.latent = model
         self.phi = {name: t.detach().clone() for name, t in phi.items()}
         self.bound, self.converged = bound, converged
@@ -152,7 +152,7 @@ class ConjugatePosterior(Posterior):
         cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
     ) -> ConjugatePosterior:
         model = target.model
-        assert isinstance(model, Conjugate)
+        assert has_conjugate_prior(model)
         assert model.shapes is not None
         part = lambda prefix: {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
         same = model.in_shapes(model.shapes, model.dtype, model.device, **part(FRAME))

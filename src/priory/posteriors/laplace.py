@@ -25,7 +25,7 @@ from priory.core.streams import stream
 from priory.curvature import STRUCTURES, Curvature, Gaussian, select
 from priory.curvature.evidence import log_evidence
 from priory.curvature.taps import Taps, picks
-from priory.models.model import Model
+from priory.models.base import has_network
 from priory.network.skeleton import MEMORY_LIMIT
 from priory.posteriors.base import Evidence, Posterior, taking
 from priory.posteriors.point import FACTOR
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from priory.models.target import Target
 
 Through = Literal["linear", "network"]
+CURVATURE = "curvature."  # what a file puts before the names of the curvature's tensors
 TOGETHER = 256  # outputs of a row whose whole covariance a prediction has
 WIDE = 32  # of more, how many have their backward passes at a time
 MEANS = 4096  # draws behind the mean of a parameter that no closed form is known for
@@ -178,7 +179,7 @@ class LaplacePosterior(Posterior):
         require(known, "through", "predict", "be 'linear' or 'network'", repr(through))
         links = ("samples", *LINKS)
         require(link in links, "link", "predict", f"be among {', '.join(links)}", repr(link))
-        if (through or self.through) == "network" or not isinstance(self.model, Model):
+        if (through or self.through) == "network" or not has_network(self.model):
             require(link == "samples", "link", "predict", "be 'samples' for draws through the network", repr(link))
             return super().predict(x, samples, seed)
         require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
@@ -243,7 +244,7 @@ class LaplacePosterior(Posterior):
 
     def _inputs(self, x: Any) -> Batch:
         prepared = super()._inputs(x)
-        assert isinstance(self.model, Model)
+        assert has_network(self.model)
         first = tuple(t[:2] for t in prepared)
         with taking(prepared), torch.no_grad():
             outputs = self.model.network(self.w, first, self.buffers, train=False)
@@ -264,9 +265,14 @@ class LaplacePosterior(Posterior):
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        kept = {f"curvature.{name}": t for name, t in self.curvature.tensors().items()}
+        kept = {CURVATURE + name: t for name, t in self.curvature.tensors().items()}
         kept |= {FACTOR + name: factor for name, factor in self.target.prior.factors.items()}
         return {"w": self.w, "precision": self.precision, **kept}
+
+    @classmethod
+    def in_model_type(cls, tensors: Mapping[str, Tensor], own: Mapping[str, Any]) -> list[Tensor]:
+        """All but the curvature, which may be in double precision whatever the model's type."""
+        return [t for name, t in tensors.items() if not name.startswith(CURVATURE)]
 
     @classmethod
     def of_tensors(
@@ -275,7 +281,7 @@ class LaplacePosterior(Posterior):
         part = lambda prefix: {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
         places = torch.cat([torch.arange(start, stop) for start, stop in own["runs"]])
         selection = select(target.model, places)
-        curvature = STRUCTURES[own["structure"]].of_tensors(selection, part("curvature."), **own["curvature"])
+        curvature = STRUCTURES[own["structure"]].of_tensors(selection, part(CURVATURE), **own["curvature"])
         return cls(
             target.scaled(part(FACTOR)),
             tensors["w"],

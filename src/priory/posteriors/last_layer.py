@@ -14,7 +14,8 @@ import torch
 
 from priory.core.errors import require, whole
 from priory.curvature.last_layer import Belief, Layer, newton, precision_root
-from priory.models.model import Model, rows_given
+from priory.models.base import has_network
+from priory.models.model import rows_given
 from priory.posteriors.base import Evidence, Posterior, taking
 from priory.posteriors.status import UNKNOWN, Status
 from priory.predictive import LINKS, Linearised, Prediction
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from priory.models.target import Target
+
+PRECISION = "curvature.precision"  # as files call it
 
 
 class LastLayerPosterior(Posterior):
@@ -73,7 +76,7 @@ class LastLayerPosterior(Posterior):
         require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         require(link in ("samples", *LINKS), "link", "predict", f"be among samples, {', '.join(LINKS)}", repr(link))
         inputs, model = self._inputs(x), self.model
-        assert isinstance(model, Model)
+        assert has_network(model)
         labels = link == "samples" or model.likelihood.classes
         require(labels, "link", "predict", f"be 'samples' for {model.likelihood!r}", repr(link))
         with taking(inputs):
@@ -92,7 +95,7 @@ class LastLayerPosterior(Posterior):
     def update(self, data: Any) -> LastLayerPosterior:
         """The posterior after more rows, given the same features: exact with Gaussian noise, in whatever pieces."""
         model = self.model
-        assert isinstance(model, Model)
+        assert has_network(model)
         rows = rows_given(data, "update").prepared(model.prepare)
         with taking(inputs := rows.some(1)[:-1]):
             self.layer.features(model, self.w, inputs, self.buffers)
@@ -104,7 +107,7 @@ class LastLayerPosterior(Posterior):
         return found
 
     def evidence(self) -> Evidence:
-        assert isinstance(self.model, Model)
+        assert has_network(self.model)
         exact = self.model.likelihood.slope is not None
         t = self.target.temperature
         what = "log p(D)" if t == 1 else f"the tempered log p(D), T = {t:g}, and no log p(D),"
@@ -112,18 +115,23 @@ class LastLayerPosterior(Posterior):
         return Evidence(self._value, f"{kind}, given the other layers")
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"w": self.w, "curvature.precision": self.belief.precision, "places": self.layer.places}
+        return {"w": self.w, PRECISION: self.belief.precision, "places": self.layer.places}
 
     def own(self) -> dict[str, Any]:
         layer = self.layer
         return {"layer": layer.name, "outputs": layer.outputs, "biased": layer.biased, "log_evidence": self._value}
 
     @classmethod
+    def in_model_type(cls, tensors: Mapping[str, Tensor], own: Mapping[str, Any]) -> list[Tensor]:
+        """The weights: the precision is in double, whatever the model's type."""
+        return [tensors["w"]]
+
+    @classmethod
     def of_tensors(
         cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
     ) -> LastLayerPosterior:
-        assert isinstance(target.model, Model)
+        assert has_network(target.model)
         module: Any = target.model.network.skeleton.get_submodule(own["layer"])
         layer = Layer(own["layer"], module, tensors["places"], own["outputs"], own["biased"])
-        belief = Belief(tensors["w"][layer.places].double(), tensors["curvature.precision"])
+        belief = Belief(tensors["w"][layer.places].double(), tensors[PRECISION])
         return cls(target, tensors["w"], belief, layer, own["log_evidence"], buffers)

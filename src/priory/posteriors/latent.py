@@ -10,8 +10,7 @@ from torch import Tensor
 from priory.core.data import check_finite, tensor_of
 from priory.core.errors import require, whole
 from priory.core.streams import stream
-from priory.latent.base import Latent
-from priory.latent.sequences import SequenceModel
+from priory.latent.base import has_latent
 from priory.posteriors.base import Evidence, Posterior
 from priory.posteriors.status import Status, of_ascent, worst
 from priory.predictive import GaussianComponents, Prediction
@@ -34,7 +33,7 @@ class LatentPoint(Posterior):
     def __init__(self, target: Target, theta: Theta, log_likelihood: float, converged: bool) -> None:
         super().__init__(target)
         model = target.model
-        assert isinstance(model, Latent)
+        assert has_latent(model)
         self.latent = model
         self.theta = {name: t.detach().clone() for name, t in theta.items()}
         self.log_likelihood_at_theta, self.converged = log_likelihood, converged
@@ -104,7 +103,7 @@ class LatentPoint(Posterior):
         Sequences have so many `steps`, or as many as those of the fit had.
         """
         require(whole(n, 1), "n", "generate", "be an integer >= 1", repr(n))
-        able = isinstance(self.latent, SequenceModel)
+        able = self.latent.sequences
         must = "be an integer >= 1" if able else f"be left out for {self.latent!r}"
         require(steps is None or (able and whole(steps, 1)), "steps", "generate", must, repr(steps))
         with torch.no_grad():
@@ -123,7 +122,7 @@ class LatentPoint(Posterior):
         cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
     ) -> LatentPoint:
         model = target.model
-        assert isinstance(model, Latent)
+        assert has_latent(model)
         assert model.shapes is not None
         frame = {name.removeprefix(FRAME): t for name, t in tensors.items() if name.startswith(FRAME)}
         theta = {name: t for name, t in tensors.items() if not name.startswith(FRAME)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from priory.core.errors import InputError
-from priory.models.model import Model
+from priory.models.base import has_network
 from priory.network.dropout_off import DropoutOff
 from priory.network.dropout_sites import Site, Units, places_of
 from priory.posteriors.base import Evidence, Posterior
@@ -75,7 +75,7 @@ class Masked(Posterior):
         cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
     ) -> Masked:
         sites = tuple(Site((name, *others), units) for name, units, *others in own["sites"])
-        assert isinstance(target.model, Model)
+        assert has_network(target.model)
         units = Units(sites, tensors["unit"], tensors["site"], places_of(target.model.network, sites))
         return cls(target, tensors["loc"], tensors["rates"], units, own["noise"], buffers)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from priory.core.distributed import gather, world
 from priory.core.errors import InputError, require, whole
-from priory.models.model import Model
+from priory.models.base import has_network
 from priory.posteriors.base import DRAWN, KINDS, Evidence, Posterior, taking
 from priory.posteriors.point import Point
 from priory.posteriors.prior_function import PriorFunction, predicted
@@ -19,7 +19,7 @@ from priory.predictive import Prediction, predict
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from priory.models.density import Density
+    from priory.models.base import BaseModel
     from priory.models.target import Target
 
 BUFFER = "buffer."  # what a file puts before the name of a member's buffer
@@ -110,7 +110,7 @@ class Mixture(Posterior):
             a = (torch.stack([member.a for member in group]) for group in groups)
             prediction = predicted(target, w, a, inputs, {}, seed)
         else:
-            assert isinstance(self.model, Model)
+            assert has_network(self.model)
             with taking(inputs):
                 prediction = predict(self.model, w, inputs, {}, target.event, seed)
         self._check_rows(inputs, len(prediction))
@@ -146,13 +146,21 @@ class Mixture(Posterior):
         return {"members": [[member.kind, member.own()] for member in self.members], "methods": methods}
 
     @classmethod
+    def in_model_type(cls, tensors: Mapping[str, Tensor], own: Mapping[str, Any]) -> list[Tensor]:
+        """The weights of the mixture, and what each member says."""
+        found = [tensors["weights"]]
+        for k, (kind, options) in enumerate(own["members"]):
+            mine, theirs = of_member(tensors, k)
+            found += [*KINDS[kind].in_model_type(mine, options), *theirs.values()]
+        return found
+
+    @classmethod
     def of_tensors(
         cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
     ) -> Mixture:
         members = []
         for k, (kind, options) in enumerate(own["members"]):
-            mine = {name[len(f"{k}.") :]: t for name, t in tensors.items() if name.startswith(f"{k}.")}
-            theirs = {name[len(BUFFER) :]: mine.pop(name) for name in list(mine) if name.startswith(BUFFER)}
+            mine, theirs = of_member(tensors, k)
             members.append(KINDS[kind].of_tensors(target, mine, theirs, **options))
         for member, method in zip(members, own.get("methods", []), strict=False):  # older files don't have them
             member.method = method
@@ -180,11 +188,18 @@ class Mixture(Posterior):
         return f"Mixture({len(self.members)} x {self.members[0]!r}{self._status_text()})"
 
 
-def same(model: Model | Density, other: Model | Density) -> bool:
+def of_member(tensors: Mapping[str, Tensor], index: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors and the buffers of one member, out of a file's."""
+    own = {name[len(f"{index}.") :]: t for name, t in tensors.items() if name.startswith(f"{index}.")}
+    buffers = {name[len(BUFFER) :]: own.pop(name) for name in list(own) if name.startswith(BUFFER)}
+    return own, buffers
+
+
+def same(model: BaseModel, other: BaseModel) -> bool:
     """Whether one vector means the same in both: parameters, likelihood, network, and what of it no fit changes."""
     if model is other:
         return True
     if model.describe() != other.describe():
         return False
-    first, second = (m.fixed() if isinstance(m, Model) else {} for m in (model, other))
+    first, second = (m.fixed() if has_network(m) else {} for m in (model, other))
     return first.keys() == second.keys() and all(torch.equal(t, second[name]) for name, t in first.items())

@@ -22,7 +22,7 @@ from priory.diagnostics import psis
 from priory.diagnostics.importance import k_hat
 from priory.estimators.evidence_bound import assemble
 from priory.families import Diagonal, Family, Form, FullRank, LowRank, form_of
-from priory.models.model import Model
+from priory.models.base import has_network
 from priory.penalties.as_prior.variational import VariationalTerm
 from priory.posteriors.base import Evidence, Posterior
 from priory.posteriors.status import Status, of_k_hat, worst
@@ -135,7 +135,7 @@ class Variational(Posterior):
         whose data lie outside of the model has it in `importance(data).k_hat`.
         """
         if self._k_hat is None:
-            samples = RATIOS if isinstance(self.model, Model) else RATIOS_OF_DENSITY
+            samples = RATIOS if has_network(self.model) else RATIOS_OF_DENSITY
             self._k_hat = self.importance(samples=samples).k_hat
         return self._k_hat
 
@@ -143,7 +143,7 @@ class Variational(Posterior):
     def precisions(self) -> dict[str, Tensor]:
         """The precisions of a hierarchical prior by the name of their parameter, under this q."""
         moments = self.family.moments()
-        if moments is None or not isinstance(self.model, Model):
+        if moments is None or not has_network(self.model):
             raise InputError("The precisions need a network's prior, and a q whose variances are known.")
         return self.target.prior.precisions(*moments)
 
@@ -156,7 +156,7 @@ class Variational(Posterior):
     @property
     def equivalence(self) -> Equivalence | None:
         """Which prior the penalty on q is, as q was trained with it: T r at the temperature T; None for a prior."""
-        others = self.target.prior.others if isinstance(self.model, Model) else []
+        others = self.target.prior.others if has_network(self.model) else []
         penalties = {id(d.penalty): d.penalty for _, d in others if isinstance(d, VariationalTerm)}
         if not penalties:
             return None
@@ -175,6 +175,13 @@ class Variational(Posterior):
     def tensors(self) -> dict[str, Tensor]:
         return {"theta": self.theta}
 
+    def results(self) -> dict[str, Any]:
+        return {**super().results(), "k_hat": self._k_hat}
+
+    def restore_results(self, results: Mapping[str, Any]) -> None:
+        super().restore_results(results)
+        self._k_hat = results.get("k_hat")
+
     @classmethod
     def of_tensors(
         cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
@@ -184,7 +191,7 @@ class Variational(Posterior):
     # Draws, a few at a time.
 
     def _rows(self, data: Any, owner: str) -> Data:
-        source = self.data if data is None else Data.of(data).prepared(self.model.prepare)
+        source = self.data if data is None else self.model.bind(data)[1]
         if source is None and self.num_data is None:
             source = Data.of(None)  # the data are inside of the density
         if source is None:

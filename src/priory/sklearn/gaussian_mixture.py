@@ -23,7 +23,7 @@ from sklearn.utils.validation import check_is_fitted
 from priory import latent
 from priory.core.errors import require
 from priory.core.streams import stream
-from priory.latent.base import Theta, expect, some
+from priory.latent.base import Theta, expect
 from priory.methods import EM
 from priory.models.target import Target
 from priory.posteriors import LatentPoint
@@ -106,7 +106,9 @@ class GaussianMixture(MixtureEstimator):
             self._frame = arrays(dict(met.frame))
             seed = self._seed()
             start = self._start(met, batches, seed)
-            theta = EM(start=start).first(met, some(batches, met.sample, met.block, stream(seed)), stream(seed), None)
+            theta = EM(start=start).first(
+                met, batches.random_rows(met.sample, met.block, stream(seed)), stream(seed), None
+            )
             self.n_samples_seen_, self.n_iter_, self.converged_ = 0, 0, False
         else:
             met.frame = tensors(self._frame)
@@ -161,7 +163,7 @@ class GaussianMixture(MixtureEstimator):
             return how
         met, batches = model.meet(data)
         generator = stream(seed, "start")
-        begun = met.begin(met.rows(some(batches, met.sample, met.block, generator)), how, generator)
+        begun = met.begin(met.rows(batches.random_rows(met.sample, met.block, generator)), how, generator)
         return {**begun, **given}
 
     def _given(self) -> dict[str, Array]:

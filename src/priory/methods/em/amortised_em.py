@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import require, whole
-from priory.latent.vae import VAE
+from priory.latent.vae import VAE, has_encoder
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.posteriors.amortised import AmortisedPosterior
@@ -127,6 +127,6 @@ def move(adam: Adam, part: Tensor, gradient: Tensor) -> None:
 def vae_of(target: Target) -> VAE:
     """The target's model, which must be amortised."""
     model = target.model
-    require(isinstance(model, VAE), "model", "AmortisedEM", "be a latent.VAE", type(model).__name__)
-    assert isinstance(model, VAE)
+    require(has_encoder(model), "model", "AmortisedEM", "be a latent.VAE", type(model).__name__)
+    assert has_encoder(model)
     return model

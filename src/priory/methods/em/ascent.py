@@ -32,7 +32,7 @@ from torch import Tensor
 
 from priory.core.data import Data
 from priory.core.errors import DivergedError, require, warn, whole
-from priory.latent.base import Latent, Theta, climbed, expect, some
+from priory.latent.base import Latent, Theta, climbed, expect, has_latent
 from priory.methods.base import Info, Options, Plan, Traits
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Ascent(Options):
         return ITERATIONS if self.online is None else PASSES * data.steps_per_epoch
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
-        model = latent_of(target, self)
+        model = self.latent(target)
         require(target.temperature == 1, "temperature", type(self).__name__, "be 1", target.temperature)
         for option, value, able in (("annealing", self.annealing, model.tempers), ("draws", self.draws, model.samples)):
             require(not value or able, option, type(self).__name__, f"be left out for {model!r}", value)
@@ -140,6 +140,14 @@ class Ascent(Options):
             )
         return Plan(data, steps)
 
+    def latent(self, target: Target) -> Latent:
+        """The target's model, which must be one that has an E-step."""
+        model = target.model
+        must = "be a latent model, such as latent.GaussianMixture(3)"
+        require(has_latent(model), "model", type(self).__name__, must, type(model).__name__)
+        assert has_latent(model)
+        return model
+
     # The three functions of a method.
 
     def init(
@@ -150,9 +158,9 @@ class Ascent(Options):
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
     ) -> State:
-        model = latent_of(target, self)
+        model = self.latent(target)
         lead = torch.Size([*shape, self.restarts])
-        batch = some(plan.data, model.sample, model.block, generator)
+        batch = plan.data.random_rows(model.sample, model.block, generator)
         thetas = [self.first(model, batch, generator, start) for _ in range(lead.numel())]
         whole_data = plan.data.blocks(model.block) if self.online is None else [batch]
         factor = 1.0 if self.online is None else target.factor(batch)
@@ -173,7 +181,7 @@ class Ascent(Options):
         )
 
     def step(self, target: Target, state: State, batch: Data | Batch, generator: torch.Generator) -> tuple[State, Info]:
-        model, lead = latent_of(target, self), state.bound.shape
+        model, lead = self.latent(target), state.bound.shape
         thetas, sums = members(state.theta, lead), members(state.statistics, lead)
         bound, entropy, q, gap = (t.flatten().clone() for t in (state.bound, state.entropy, state.expected, state.gap))
         active, past = state.active.flatten().clone(), state.past.reshape(lead.numel(), 2, -1)
@@ -222,7 +230,7 @@ class Ascent(Options):
     def warn_of_doubts(self, target: Target, state: State) -> None:
         """Say what the model thinks of the best restart."""
         theta, statistics, _, _ = self.best(state)
-        for sentence in latent_of(target, self).doubts(theta, statistics):
+        for sentence in self.latent(target).doubts(theta, statistics):
             warn(sentence)
 
     def asked(self, iteration: int, generator: torch.Generator) -> dict[str, Any]:
@@ -261,7 +269,7 @@ class Ascent(Options):
         generator: torch.Generator,
     ) -> dict[int, Expectation]:
         """The E-step at some theta, from all of the data or from a minibatch that stands for it."""
-        model, asked = latent_of(target, self), self.asked(iteration, generator)
+        model, asked = self.latent(target), self.asked(iteration, generator)
         if isinstance(batch, Data):
             found = expect(model, list(thetas.values()), batch.blocks(model.block), **asked)
         else:
@@ -287,7 +295,7 @@ class Ascent(Options):
         generator: torch.Generator,
     ) -> None:
         """SQUAREM: after every second iteration go further along the last two, where the likelihood says so."""
-        model = latent_of(target, self)
+        model = self.latent(target)
         for i in moved:
             past[i, iteration % 2] = model.layout.unconstrain(thetas[i])
         if iteration % 2 == 0:
@@ -306,7 +314,7 @@ class Ascent(Options):
 
     def check_rise(self, target: Target, state: State, rise: float, before: float) -> None:
         """Stop at a fall of the bound where there can be none."""
-        model = latent_of(target, self)
+        model = self.latent(target)
         exact = model.exact and not self.noisy and state.iteration + 1 > len(self.annealing)
         size = max(abs(before), float(target.num_data or 1))
         if exact and rise < -FALL.get(model.dtype, FALL[torch.float32]) * size:
@@ -332,15 +340,6 @@ class Given(dict[str, Any]):
     def __repr__(self) -> str:
         numbers = repr([(name, torch.as_tensor(t).tolist()) for name, t in self.items()])
         return f"<{', '.join(self)}: {hashlib.blake2b(numbers.encode(), digest_size=4).hexdigest()}>"
-
-
-def latent_of(target: Target, method: Ascent) -> Latent:
-    """The target's model, which must be one that has an E-step."""
-    model, name = target.model, type(method).__name__
-    must = "be a latent model, such as latent.GaussianMixture(3)"
-    require(isinstance(model, Latent), "model", name, must, type(model).__name__)
-    assert isinstance(model, Latent)
-    return model
 
 
 def expected(model: Latent, theta: Theta, statistics: Mapping[str, Tensor]) -> Tensor:

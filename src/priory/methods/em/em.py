@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from priory.methods.em.ascent import Ascent, State, latent_of
+from priory.methods.em.ascent import Ascent, State
 from priory.posteriors.latent import LatentPoint
 
 if TYPE_CHECKING:
@@ -49,5 +49,5 @@ class EM(Ascent):
     def point(self, target: Target, state: State) -> LatentPoint:
         theta, _, bound, settled = self.best(state)
         with torch.no_grad():
-            prior = float(latent_of(target, self).log_prior(theta))
+            prior = float(self.latent(target).log_prior(theta))
         return LatentPoint(target, theta, bound - prior, settled)

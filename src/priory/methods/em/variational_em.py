@@ -19,22 +19,21 @@ and Paisley, 2013), at the rates (t + 1)^-online.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from priory.core.errors import require
-from priory.latent.conjugate import Conjugate, OverPhi
+from priory.latent.conjugate import has_conjugate_prior
 from priory.methods.em.ascent import Ascent
 from priory.posteriors.conjugate import ConjugatePosterior
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from priory.core.data import Batch, Data
+    from priory.core.data import Batch
     from priory.latent.base import Latent, Theta
-    from priory.methods.base import Info, Plan
     from priory.methods.em.ascent import State
     from priory.models.target import Target
     from priory.posteriors import Posterior
@@ -54,35 +53,22 @@ class VariationalEM(Ascent):
     priory.InputError: The 'restarts' argument of VariationalEM must be an integer >= 1, got 0.
     """
 
-    def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
-        return super().plan(over_phi(target), data, steps, seed)
-
-    # The three functions of a method.
-
-    def init(
-        self,
-        target: Target,
-        plan: Plan,
-        generator: torch.Generator,
-        shape: torch.Size = torch.Size(),
-        start: Posterior | None = None,
-    ) -> State:
-        return super().init(over_phi(target), plan, generator, shape, start)
-
-    def step(self, target: Target, state: State, batch: Data | Batch, generator: torch.Generator) -> tuple[State, Info]:
-        return super().step(over_phi(target), state, batch, generator)
+    def latent(self, target: Target) -> Latent:
+        """The target's model as one over the numbers of q."""
+        model = target.model
+        must = "be a latent model with conjugate priors, such as latent.BayesianGaussianMixture(3)"
+        require(has_conjugate_prior(model), "model", "VariationalEM", must, type(model).__name__)
+        assert has_conjugate_prior(model)
+        return model.view
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> ConjugatePosterior:
-        self.warn_of_doubts(over_phi(target), state)
+        self.warn_of_doubts(target, state)
         return self.point(target, state)
 
     # Its parts.
 
     def point(self, target: Target, state: State) -> ConjugatePosterior:
         """q(theta) of the best restart."""
-        model = target.model
-        if isinstance(model, OverPhi):
-            target = replace(target, model=model.model)
         phi, _, bound, settled = self.best(state)
         return ConjugatePosterior(target, phi, bound, settled)
 
@@ -94,14 +80,3 @@ class VariationalEM(Ascent):
         require(isinstance(start, ConjugatePosterior), "start", "VariationalEM", must, repr(start))
         assert isinstance(start, ConjugatePosterior)
         return {name: t.clone() for name, t in start.phi.items()}
-
-
-def over_phi(target: Target) -> Target:
-    """The target with its model as one over the numbers of q."""
-    model = target.model
-    if isinstance(model, OverPhi):
-        return target
-    must = "be a latent model with conjugate priors, such as latent.BayesianGaussianMixture(3)"
-    require(isinstance(model, Conjugate), "model", "VariationalEM", must, type(model).__name__)
-    assert isinstance(model, Conjugate)
-    return replace(target, model=OverPhi(model))

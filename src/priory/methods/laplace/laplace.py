@@ -36,7 +36,7 @@ from priory.curvature.evidence import log_evidence, prior_precision, prior_secon
 from priory.curvature.full import Full
 from priory.methods.base import Info, Method, Options, Plan, Traits, centre_of, factors_of
 from priory.methods.point.map import MAP
-from priory.models.density import Density
+from priory.models.base import BaseModel, has_network
 from priory.models.model import Model
 from priory.models.target import Target
 from priory.network.skeleton import MEMORY_LIMIT
@@ -187,7 +187,7 @@ class Laplace(Options):
         """A posterior whose point is the mode, or the method that finds it, if one was named."""
         return None if isinstance(self.at, str) else self.at
 
-    def default_start(self, model: Model | Density) -> MAP | None:
+    def default_start(self, model: BaseModel) -> MAP | None:
         """What finds the mode where nothing was named: MAP of a network; a density's is found here."""
         return MAP() if isinstance(model, Model) and self.at is None else None
 
@@ -195,7 +195,7 @@ class Laplace(Options):
         return NEWTON_STEPS
 
     @overload
-    def plan(self, target: Model | Density, data: Any) -> Budget: ...
+    def plan(self, target: BaseModel, data: Any) -> Budget: ...
     @overload
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan: ...
     def plan(self, target: Any, data: Any, steps: int | None = None, seed: int = 0) -> Budget | Plan:
@@ -204,9 +204,9 @@ class Laplace(Options):
         A person calls it with a model and data, and gets a `Budget` to print: memory and time of each structure, from
         shapes alone. The driver calls it with a target, and is refused here what exceeds the limit.
         """
-        if isinstance(target, (Model, Density)):
-            rows = data if isinstance(data, Data) else Data.of(data).prepared(target.prepare)
-            if isinstance(target, Model):
+        if isinstance(target, BaseModel):
+            target, rows = target.bind(data)
+            if has_network(target):
                 require(rows.num_data is not None, "data", "plan", "be inputs and targets, such as (X, y)", None)
                 target.check(rows.some(128))
             return self._budget(target, rows)
@@ -274,7 +274,7 @@ class Laplace(Options):
         posterior.data = state.data
         return posterior
 
-    def _advice(self, model: Model | Density) -> str:
+    def _advice(self, model: BaseModel) -> str:
         """What to do about a point that is no mode."""
         if not isinstance(model, Model):
             return "give the fit more steps"
@@ -282,7 +282,7 @@ class Laplace(Options):
             return "name the prior that the network was trained under, train it further, or leave 'at' out: MAP goes on"
         return "give the fit that found it more epochs"
 
-    def _budget(self, model: Model | Density, data: Data) -> Budget:
+    def _budget(self, model: BaseModel, data: Data) -> Budget:
         """What this needs; options that don't go with the model are refused here, before anything is computed."""
         structure = self.structure_for(model)
         ok = self.tune != "parameter" or structure in ("full", "diag")
@@ -305,7 +305,7 @@ class Laplace(Options):
 
     # A network: one pass over the data.
 
-    def structure_for(self, model: Model | Density) -> str:
+    def structure_for(self, model: BaseModel) -> str:
         """The structure that was named, or the one that fits the model."""
         if self.structure is not None:
             return self.structure

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from priory.models.density import Density
+from priory.models.base import has_network
 from priory.network.recorded_graph import by_coordinate, by_vector, record
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def log_joint(target: Target, data: Data, w: Tensor, compile: bool = False) -> J
     if batch is None:
         return blockwise(target, data, rows)
     # a network multiplies matrices that are parts of its vectors, which must be contiguous
-    orders = (by_coordinate, by_vector) if isinstance(target.model, Density) else (by_vector,)
+    orders = (by_vector,) if has_network(target.model) else (by_coordinate, by_vector)
     graph = record(gradients(target, batch), w, orders, compile)
     if graph is None:
         return blockwise(target, data, rows)
@@ -67,9 +67,7 @@ def whole(target: Target, data: Data, rows: int) -> Batch | None:
         return ()
     if data.tensors is None or data.num_data > rows:
         return None
-    if not isinstance(target.model, Density) and not target.model.evaluation.in_one_pass(data.tensors[:-1]):
-        return None
-    return data.in_memory()
+    return data.in_memory() if target.model.in_one_pass(data.tensors) else None
 
 
 def blockwise(target: Target, data: Data, rows: int) -> Joint:
@@ -99,4 +97,4 @@ def gradients(target: Target, batch: Batch) -> Callable[[Tensor], tuple[Tensor, 
             (gradient,) = torch.autograd.grad(values.sum(), leaf)
         return gradient, values.detach()
 
-    return summed if isinstance(target.model, Density) and target.model.batched else vmap(grad_and_value(tempered))
+    return summed if target.model.capabilities.batched else vmap(grad_and_value(tempered))

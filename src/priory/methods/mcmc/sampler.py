@@ -24,7 +24,7 @@ from priory.methods.mcmc.integrators import integrate, kinetic
 from priory.methods.mcmc.joint import log_joint, values_alone
 from priory.methods.mcmc.metrics import METRICS, Metric
 from priory.methods.mcmc.starts import begin, from_prior, learnt_from, refuse_discrete, refuse_improper, replaced
-from priory.models.density import Density, Values
+from priory.models.base import has_network
 from priory.posteriors.chains import Chains
 
 if TYPE_CHECKING:
@@ -159,8 +159,8 @@ class Sampler(Options):
         start: Posterior | None = None,
     ) -> State:
         name = type(self).__name__
-        if not self.slopes and isinstance(target.model, Density) and target.model.no_slope:
-            target = target.of_model(Values(target.model))
+        if not self.slopes:
+            target = target.of_model(target.model.values_only())
         lead = torch.Size([*shape, self._chains(target)])
         if self.start == "prior":
             w = from_prior(target, lead, generator, name)
@@ -169,7 +169,7 @@ class Sampler(Options):
         joint = log_joint(target, plan.data, w, self.compile)
         joint = joint if self.slopes else values_alone(joint)
         w, value, gradient = begin(joint, w, target, name)
-        if self.slopes and isinstance(target.model, Density):
+        if self.slopes and not has_network(target.model):
             refuse_discrete(target.model, joint, w, value, gradient, name)
         refuse_improper(target, joint, w, value, name)
         warmup = self._warmup(target)

@@ -9,7 +9,7 @@ first metric.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,8 +17,7 @@ from torch import Tensor
 from priory.core.errors import DivergedError, InputError, require
 from priory.diagnostics.flatness import name_of
 from priory.methods.mcmc.adaptation import Moments
-from priory.models.density import Density
-from priory.models.model import Model
+from priory.models.base import BaseModel, has_network
 from priory.models.target import summed
 from priory.priors.base import flattens
 from priory.priors.hierarchical import Hierarchical, precision_name
@@ -47,13 +46,13 @@ def from_prior(target: Target, shape: torch.Size, generator: torch.Generator, ow
     """A draw of the model's prior for each chain, in unconstrained coordinates, (*shape, P)."""
     model = target.model
     require(
-        isinstance(model, Model),
+        has_network(model),
         "start",
         owner,
         "be a method or a posterior for a Density, whose prior can't be drawn from",
         "'prior'",
     )
-    assert isinstance(model, Model)
+    assert has_network(model)
     prior, blocks = target.prior, model.layout.blocks
     noise = torch.randn((*shape, target.size), generator=generator, dtype=model.dtype, device=model.device)
     w = prior.loc + noise * prior.precision.rsqrt()
@@ -153,17 +152,15 @@ def no_start(joint: Joint, w: Tensor, target: Target, owner: str) -> str:
     return f"The log density must be finite where {owner} starts, as at {params}, got {got} there, and at every start."
 
 
-def refuse_discrete(density: Density, joint: Joint, w: Tensor, value: Tensor, gradient: Tensor, owner: str) -> None:
+def refuse_discrete(density: BaseModel, joint: Joint, w: Tensor, value: Tensor, gradient: Tensor, owner: str) -> None:
     """Refuse a parameter that is an integer to the density: it has no slope to follow.
 
     Either a distribution over integers is asked about it, which a check of its arguments tells; or it is rounded,
     so that the density changes with it and has no slope in it at any start, the volume element apart. What a density
     doesn't read at all is left to the chains, which will be seen to spread.
     """
-    first = density.layout.constrain(w.flatten(0, -2)[0])
-    function: Any = density.log_prob if density.log_prob is not None else density.log_prior
     try:
-        function(first)
+        density.trial(w.flatten(0, -2)[0])
     except ValueError as error:
         kind = next((kind for kind in WHOLE if kind in str(error)), None)
         if kind is not None:

@@ -22,7 +22,7 @@ from priory.estimators.importance import importance_weighted
 from priory.families.diagonal import LOG_2_PI_E
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
-from priory.models.model import Model
+from priory.models.base import has_network
 from priory.posteriors.variational import Variational
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class VariationalMethod(Options):
 
     def first_scale(self, target: Target) -> Tensor:
         """The standard deviations that q starts with, (P,)."""
-        usual = NARROW if self.narrow or isinstance(target.model, Model) else WIDE
+        usual = NARROW if self.narrow or has_network(target.model) else WIDE
         return (self.initial_scale or usual) * target.prior.typical_scale()
 
     @property

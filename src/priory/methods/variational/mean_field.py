@@ -37,7 +37,7 @@ from priory.methods.base import Info
 from priory.methods.optimise import Adam, rates
 from priory.methods.variational.base import State as Flat
 from priory.methods.variational.base import VariationalMethod, inner, parts
-from priory.models.model import Model
+from priory.models.base import has_network
 from priory.network.layer_noise import LayerNoise
 from priory.posteriors import DiagonalGaussian, Posterior, Variational
 
@@ -123,7 +123,7 @@ class MeanField(VariationalMethod):
 
     def form(self, target: Target) -> Form:
         if isinstance(self.family, dict):
-            if isinstance(target.model, Model):
+            if has_network(target.model):
                 raise InputError(
                     "The 'family' argument of MeanField must be one for every weight of a network, got a dict."
                 )
@@ -172,8 +172,8 @@ class MeanField(VariationalMethod):
             return None
         model = target.model
         needs = f"a Model for the estimator {self.estimator!r}"
-        require(isinstance(model, Model), "model", "MeanField", f"be {needs}", type(model).__name__)
-        assert isinstance(model, Model)
+        require(has_network(model), "model", "MeanField", f"be {needs}", type(model).__name__)
+        assert has_network(model)
         noise = LayerNoise(model.network, self.estimator)  # pyright: ignore[reportArgumentType] - one of the two
         noise.examine(tuple(plan.data.some(EXAMINED)[:-1]), model.buffers())
         if noise.fallbacks:
@@ -359,7 +359,7 @@ class MeanField(VariationalMethod):
         They are buffers that the next pass overwrites.
         """
         model = target.model
-        assert isinstance(model, Model)
+        assert has_network(model)
         assert state.layers is not None
         buffers = model.member(state.buffers, member)
         noise = None if state.base is None else state.base.view(self.samples, -1, loc.shape[-1])[sample, member]

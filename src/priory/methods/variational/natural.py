@@ -39,7 +39,7 @@ from priory.families import Diagonal, FullRank, FullRankForm
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import check_rate, default_steps, rates
 from priory.methods.variational.base import inner, parts, warn_if_flat
-from priory.models.model import Model
+from priory.models.base import has_network
 from priory.posteriors import DiagonalGaussian
 from priory.posteriors.variational import Variational
 
@@ -196,7 +196,7 @@ class NaturalGradient(Options):
 
     def update(self, target: Target, state: State, w: Tensor, value: Tensor, gradient: Tensor) -> tuple[State, Info]:
         """Take the step, given log p(D|w) and its gradient at the draws that `draw` returned."""
-        if isinstance(target.model, Model) and target.prior.empirical:
+        if has_network(target.model) and target.prior.empirical:
             target = target.settled(self.posterior(target, state).family)
         prior, a, t = target.prior, target.prior_weight, target.entropy_weight
         others, volume = None, None

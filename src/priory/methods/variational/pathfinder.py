@@ -36,7 +36,7 @@ from priory.diagnostics.flatness import DRAWS, flat_place, name_of
 from priory.diagnostics.importance import importance_resample, k_hat, psis
 from priory.estimators.evidence_bound import assemble
 from priory.methods.base import Info, Options, Plan, Traits
-from priory.models.model import Model
+from priory.models.base import has_network
 from priory.posteriors import Evidence, Posterior
 from priory.posteriors.draws import Draws
 
@@ -388,7 +388,7 @@ def survivors(state: State) -> Normal:
 
 def warn_if_flat(target: Target, data: Data, paths: Normal, seed: int) -> None:
     """Say when log p doesn't fall over the width of the approximations (K, P): their scale is then no one's."""
-    if isinstance(target.model, Model) and not target.prior.improper:
+    if has_network(target.model) and not target.prior.improper:
         return
     generator, function = stream(seed, "flat", device=paths.loc.device), log_joint(target, data)
     each = max(1, DRAWS // len(paths.loc))

@@ -1,0 +1,188 @@
+"""The model protocol: what the driver, `Target`, the methods and the file format ask of any model.
+
+`Model` (a network), `Density` (a log density) and the latent-variable models of `priory.latent` implement `BaseModel`.
+Code that works with a model never asks for its class. It uses the members below, and where only some models can do a
+thing, the model declares so in `capabilities`.
+
+The life of a model in a fit:
+
+    model, data = model.bind(data, batch_size)    shapes and types are known from here on
+    model.check(batch, data)                      one trial evaluation, before anything is trained
+    w = model.start(targets, shape, generator)    the first vector of unconstrained parameters
+    model.log_likelihood_and_grad(w, batch, ...)  at every step
+    model.describe()                              what a stored posterior must agree with
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from priory.core.data import Batch, Data
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from typing_extensions import TypeIs
+
+    from priory.core.flat import Layout
+    from priory.models.model import Model
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a model can do beyond evaluating its log joint.
+
+    Attributes:
+        network: It maps inputs to targets by a network and a likelihood (`network`, `likelihood`, `outputs`), so that
+            its posteriors predict, and its prior is a `Prior` that can be drawn from.
+        latent: It has hidden variables, an E-step and a complete-data log-likelihood, which EM needs.
+        conjugate: It has a q(theta) in closed form, which variational EM needs.
+        encoder: It has a network for q(z | y), which amortised EM trains.
+        separate_likelihood: Its log-likelihood is apart from its prior and has one value per row. False for a `Density`
+            that is one `log_prob`.
+        batched: Its functions take leading dimensions themselves, without `vmap`.
+    """
+
+    network: bool = False
+    latent: bool = False
+    conjugate: bool = False
+    encoder: bool = False
+    separate_likelihood: bool = True
+    batched: bool = False
+
+
+class BaseModel(ABC):
+    """What is believed before the data: parameters, a prior over them and a likelihood.
+
+    Parameters are one flat vector w of P unconstrained coordinates; `layout` maps it to named, constrained tensors.
+    Functions of w take leading dimensions, (*B, P). Sums here are over the rows of a batch; the factor N/n,
+    temperatures and signs belong to `Target`.
+
+    Attributes:
+        layout: The parameters by name: shapes, supports and places in the flat vector.
+        prior: The prior in unconstrained coordinates: `log_prob`, `log_prob_of_others`, `loc`, `precision`.
+        dtype: The floating type of w.
+        device: The device of w.
+        learnt: The coordinates of w that belong to the likelihood, such as a noise scale.
+        no_slope: Why the model has no gradient; empty if it has one.
+    """
+
+    layout: Layout
+    prior: Any  # a Prior or a DensityPrior
+    dtype: torch.dtype
+    device: torch.device
+    learnt: slice
+    no_slope: str = ""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What the model can do beyond evaluating its log joint."""
+
+    # Data.
+
+    def bind(self, data: Any, batch_size: int | None = None) -> tuple[Self, Data]:
+        """The model in the data's shapes, and the data in the model's types.
+
+        Args:
+            data: Tensors, arrays, a Dataset, a DataLoader, None, or a `Data` that was bound before, which is
+                returned as it is.
+            batch_size: Rows per minibatch.
+
+        Returns:
+            The bound model, which is the model itself where nothing depends on the data, and the rows.
+        """
+        return self, data if isinstance(data, Data) else Data.of(data, batch_size).prepared(self.prepare)
+
+    @abstractmethod
+    def prepare(self, batch: Batch) -> Batch:
+        """A batch in the model's types, on its device, checked."""
+
+    def check(  # noqa: B027 - a model may have nothing to check
+        self, batch: Any, data: Data | None = None, drops: bool = False
+    ) -> None:
+        """One trial evaluation on a few rows of bound data, so that a wrong model is refused before it is fitted.
+
+        Args:
+            batch: The first rows in the form in which they were given, a tuple or one tensor; () if there are none.
+            data: All rows, if those in memory should be checked too.
+            drops: Whether the method draws the masks of dropout itself.
+
+        Raises:
+            InputError: If the model can't be evaluated on the data.
+        """
+
+    def warn_of_scale(self, data: Data) -> None:  # noqa: B027 - unit scale matters to networks alone
+        """Warn if the data are far from unit scale, where that matters to the model."""
+
+    def event_shape(self, batch: Batch) -> torch.Size:
+        """The shape of one target; () for a model that has none."""
+        return torch.Size()
+
+    # Where a fit begins.
+
+    @abstractmethod
+    def start(self, targets: Tensor, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """A starting vector for each member, (*shape, P)."""
+
+    def buffers(self) -> dict[str, Tensor]:
+        """A copy of the buffers that training writes, such as running means."""
+        return {}
+
+    def fixed(self) -> dict[str, Tensor]:
+        """What predictions depend on and no fit changes, such as frozen parameters."""
+        return {}
+
+    def in_one_pass(self, batch: Batch) -> bool:
+        """Whether many vectors are evaluated together on a batch, rather than one after the other."""
+        return True
+
+    # log p(D | w).
+
+    @abstractmethod
+    def log_likelihood(self, w: Tensor, batch: Any, buffers: Mapping[str, Tensor]) -> Tensor:
+        """log p(y_n | x_n, w) for each row, without gradient: (*B, P) -> (*B, n)."""
+
+    @abstractmethod
+    def log_likelihood_and_grad(
+        self, w: Tensor, batch: Any, factor: float | Tensor, buffers: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """sum_n factor_n log p(y_n | x_n, w) and its gradient: (*B, P) -> (*B,), (*B, P).
+
+        `factor` is a number or has one value per row, (n,).
+        """
+
+    @abstractmethod
+    def log_likelihood_sum(self, w: Tensor, batch: Any, weights: Tensor | None = None) -> Tensor:
+        """sum_n weights_n log p(y_n | x_n, w) for one vector (P,), differentiable by autograd."""
+
+    def trial(self, w: Tensor) -> None:  # noqa: B027 - a network's prior is made of distributions that were checked
+        """Call the user's own log_prob or log_prior once at w (P,), for what it raises."""
+
+    def values_only(self) -> BaseModel:
+        """The model with a gradient of zero, for methods that need none of a density that has none."""
+        return self
+
+    # Files.
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What a stored posterior must agree with, as JSON."""
+
+    def like(self, described: Mapping[str, Any]) -> Self:
+        """The model in the shapes of the one that was described, if it isn't bound to data yet."""
+        return self
+
+    def prior_as_given(self) -> Any:
+        """The prior as the user gave it, before evidence or data scaled it; it has a `log_prob`."""
+        return self.prior
+
+
+def has_network(model: object) -> TypeIs[Model]:
+    """Whether this is a model with a network and a likelihood, as it declares."""
+    return isinstance(model, BaseModel) and model.capabilities.network
