@@ -27,7 +27,11 @@ NAMES = [
     if line.startswith("| `")
     for name in re.findall(r"`([^`]+)`", line.split(" | ")[0])
 ]
-PAGES = [page for page in sorted(DOCS.glob("*.md")) if BLOCK.search(page.read_text(encoding="utf-8"))]
+PAGES = [
+    page
+    for page in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
+    if BLOCK.search(page.read_text(encoding="utf-8"))
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -89,4 +93,4 @@ def test_the_reference_has_a_signature_for_each_class_and_function_that_a_person
 
 
 def test_there_are_pages_with_code():
-    assert {"index.md", "tutorial.md", "examples.md"} <= {page.name for page in PAGES}
+    assert {"README.md", "index.md", "tutorial.md", "examples.md"} <= {page.name for page in PAGES}

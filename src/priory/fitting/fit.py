@@ -68,11 +68,9 @@ def fit(
         callbacks: Functions that are called with a `FitProgress` after every epoch, and end the fit by returning True.
 
     Returns:
-    -------
         The posterior. Its class depends on the method: `Chains` for a sampler, `LaplacePosterior` for `Laplace`.
 
     Raises:
-    ------
         InputError: If an argument can't be used; the message says why.
         DivergedError: If a value is not finite during the fit; its `posterior` is built from the last good state.
 

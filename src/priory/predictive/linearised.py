@@ -96,7 +96,6 @@ class Linearised(PredictiveDistribution):
             link: "samples", or for labels one of `LINKS`.
 
         Raises:
-        ------
             InputError: If a shape, number or link can't be used.
         """
         require(whole(samples, 1), "samples", "Linearised", "be an integer >= 1", samples)

@@ -158,7 +158,6 @@ class Prediction(ABC):
             y: Targets, (n, *event); (n, 1) serves for (n,).
 
         Raises:
-        ------
             InputError: If the targets aren't finite, have another shape or can't come from the likelihood.
         """
         given = tensor_of(y, "The 'y' argument of log_prob")
@@ -181,7 +180,6 @@ class Prediction(ABC):
         """Return the value below which y lies with probability q, (n, *event).
 
         Raises:
-        ------
             InputError: If q isn't between 0 and 1, or y is a label.
         """
 
