@@ -32,7 +32,7 @@ from priory.core.data import Data
 from priory.core.streams import stream
 from priory.curvature import STRUCTURES, Gaussian, select
 from priory.curvature.base import Kind
-from priory.curvature.taps import rows
+from priory.curvature.layer_jacobians import jacobian_rows
 from priory.fitting.prepare import make_target
 
 ROWS, BATCH, CLASSES = 5_000, 128, 10
@@ -81,7 +81,7 @@ class Ours:
         return curvature.gaussian(self.model.prior.precision[selection.places])
 
     def covariance(self, gaussian: Gaussian, over: str, x: Tensor) -> Tensor:
-        some = rows(self.target, self.w, (x,), select(self.model, over))
+        some = jacobian_rows(self.target, self.w, (x,), select(self.model, over))
         return torch.cat([gaussian.output_covariance(part) for part in some])
 
 

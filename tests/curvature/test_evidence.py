@@ -13,7 +13,7 @@ from torch.distributions import Laplace, MultivariateNormal, Normal, StudentT
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.curvature import select
+from priory.curvature import Pass, select
 from priory.curvature.evidence import log_evidence, prior_precision, tune
 from priory.curvature.full import Full
 from priory.fitting.prepare import make_target
@@ -41,7 +41,7 @@ class Line:
         self.start = self.target.start(self.data, torch.Size(), generator)
 
     def curvature(self, w, **options):
-        return Full.of(self.target, w, self.data, self.selection, **options)
+        return Full.of(Pass(self.target, w, self.data, self.selection, **options))
 
     def mode(self, precision, square, w=None):
         """The vector whose weights are the mode for these prior precisions (p,) and this noise."""
@@ -116,7 +116,7 @@ def test_a_tempered_posterior_is_the_integral_of_the_joint_to_one_over_t():
     tau, H = 1.2**-2, float(X.square().sum()) / 0.49
     w = torch.tensor([float(X[:, 0] @ y) / 0.49 / (H + tau)], dtype=F64)
     selection = select(model)
-    gaussian = Full.of(target, w, data, selection).gaussian(prior_precision(target, w) / 3, 1 / 3)
+    gaussian = Full.of(Pass(target, w, data, selection)).gaussian(prior_precision(target, w) / 3, 1 / 3)
     found = log_evidence(target, w, gaussian, target.log_likelihood(w, data), selection)
     grid = torch.linspace(-30, 30, 200_001, dtype=F64)[:, None]
     joint = (target.log_likelihood(grid, data) + target.log_prior(grid)) / 3
@@ -238,7 +238,7 @@ def assert_highest(found, data, kind="ggn", structure=Full, step=1e-4):
     def value(target, w):
         a, b = target.likelihood_power, target.prior_power
         precision = b * prior_precision(target, w)[selection.places]
-        gaussian = structure.of(target, w, data, selection, kind=kind).gaussian(precision, a)
+        gaussian = structure.of(Pass(target, w, data, selection, kind=kind)).gaussian(precision, a)
         return float(log_evidence(target, w, gaussian, target.log_likelihood(w, data), selection))
 
     assert found.log_evidence == pytest.approx(value(target, w), abs=1e-7)
@@ -267,7 +267,7 @@ def assert_highest(found, data, kind="ggn", structure=Full, step=1e-4):
 )
 def test_a_factor_a_layer_and_the_noise_are_where_no_slope_of_the_evidence_is_left(likelihood, kind, options):
     target, w, data = problem(likelihood, **options)
-    curvature = Full.of(target, w, data, select(target.model), kind=kind)
+    curvature = Full.of(Pass(target, w, data, select(target.model), kind=kind))
     found = tune(target, w, curvature, data, by="layer", kind=kind, steps=1_000)
     assert set(found.factors) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert found.factors["0.weight"] == found.factors["0.bias"] != found.factors["2.bias"]
@@ -280,7 +280,7 @@ def test_a_factor_a_layer_and_the_noise_are_where_no_slope_of_the_evidence_is_le
 @pytest.mark.parametrize("likelihood", [pr.Gaussian(outputs=2), pr.StudentT(4.0, outputs=2)])
 def test_one_noise_an_output_too(likelihood):
     target, w, data = problem(likelihood, outputs=2)
-    again = lambda v: Full.of(target, v, data, select(target.model))  # noqa: E731
+    again = lambda v: Full.of(Pass(target, v, data, select(target.model)))  # noqa: E731
     found = tune(target, w, again(w), data, by="layer", again=again, steps=300)
     (noise,) = found.noise.values()
     assert noise[1] > noise[0]
@@ -289,7 +289,7 @@ def test_one_noise_an_output_too(likelihood):
 
 def test_without_another_curvature_one_noise_an_output_stays_and_that_is_said():
     target, w, data = problem(pr.Gaussian(outputs=2), outputs=2)
-    found = tune(target, w, Full.of(target, w, data, select(target.model)), data)
+    found = tune(target, w, Full.of(Pass(target, w, data, select(target.model))), data)
     assert found.noise == {}
     assert torch.equal(found.w, w)
     assert found.notes == ["likelihood.noise: left as it is, one noise an output needs `again`."]
@@ -297,7 +297,7 @@ def test_without_another_curvature_one_noise_an_output_stays_and_that_is_said():
 
 def test_a_curvature_that_is_no_multiple_of_another_leaves_the_noise_and_says_so():
     target, w, data = problem(pr.StudentT(4.0))
-    curvature = Full.of(target, w, data, select(target.model), kind="empirical")
+    curvature = Full.of(Pass(target, w, data, select(target.model), kind="empirical"))
     found = tune(target, w, curvature, data, kind="empirical")
     assert torch.equal(found.w, w)
     assert "likelihood.scale: left as it is" in found.notes[0]
@@ -305,7 +305,7 @@ def test_a_curvature_that_is_no_multiple_of_another_leaves_the_noise_and_says_so
 
 def test_the_prior_stays_unless_asked_for_and_so_does_the_noise():
     target, w, data = problem(pr.Gaussian())
-    curvature = Full.of(target, w, data, select(target.model))
+    curvature = Full.of(Pass(target, w, data, select(target.model)))
     found = tune(target, w, curvature, data, by=None)
     assert found.factors == {}
     assert found.target is target
@@ -320,8 +320,8 @@ def test_the_prior_stays_unless_asked_for_and_so_does_the_noise():
 def test_its_gaussian_is_that_of_the_scaled_target_with_the_set_noise():
     target, w, data = problem(pr.Gaussian())
     selection = select(target.model)
-    found = tune(target, w, Full.of(target, w, data, selection), data, by="layer")
-    direct = Full.of(found.target, found.w, data, selection).gaussian(found.target.prior.precision[:17])
+    found = tune(target, w, Full.of(Pass(target, w, data, selection)), data, by="layer")
+    direct = Full.of(Pass(found.target, found.w, data, selection)).gaussian(found.target.prior.precision[:17])
     torch.testing.assert_close(found.gaussian.log_det, direct.log_det, rtol=0, atol=1e-8)
     torch.testing.assert_close(found.gaussian.variance(), direct.variance(), rtol=1e-8, atol=0)
     again = found.curvature.gaussian(found.precision, found.scale)
@@ -330,7 +330,7 @@ def test_its_gaussian_is_that_of_the_scaled_target_with_the_set_noise():
 
 def test_only_the_selected_coordinates_are_scaled():
     target, w, data = problem(pr.Gaussian(0.4))
-    curvature = Full.of(target, w, data, select(target.model, torch.tensor([1, 2, 13])))
+    curvature = Full.of(Pass(target, w, data, select(target.model, torch.tensor([1, 2, 13]))))
     found = tune(target, w, curvature, data)
     before, after = target.prior.precision, found.target.prior.precision
     changed = (before != after).nonzero()[:, 0]
@@ -344,9 +344,9 @@ def test_only_the_selected_coordinates_are_scaled():
 
 def test_a_learnt_precision_of_the_prior_moves_as_the_coordinate_that_it_is():
     plain, w, data = problem(pr.Gaussian(0.4), prior=2.0)
-    wanted = tune(plain, w, Full.of(plain, w, data, select(plain.model)), data)
+    wanted = tune(plain, w, Full.of(Pass(plain, w, data, select(plain.model))), data)
     target, v, _ = problem(pr.Gaussian(0.4), prior=Hierarchical(shape=1.0, rate=4.0))  # precision 1/4, as a scale of 2
-    found = tune(target, v, Full.of(target, v, data, select(target.model)), data)
+    found = tune(target, v, Full.of(Pass(target, v, data, select(target.model))), data)
     assert found.factors == {}
     tau = 0.25 * float(wanted.factors["0.weight"])
     torch.testing.assert_close(found.w[17:].exp(), torch.full((4,), tau, dtype=F64), rtol=1e-6, atol=0)
@@ -356,22 +356,22 @@ def test_a_learnt_precision_of_the_prior_moves_as_the_coordinate_that_it_is():
 def test_weights_at_the_centre_of_their_prior_and_a_perfect_fit_stay_within_bounds():
     target, w, data = problem(pr.Gaussian())
     w[:12] = 0
-    curvature = Full.of(target, w, data, select(target.model))
+    curvature = Full.of(Pass(target, w, data, select(target.model)))
     found = tune(target, w, curvature, data, by="layer")
     assert float(found.factors["0.weight"]) == pytest.approx(1e8, rel=1e-6)
     exact = Data.of((data.tensors[0], target.model.net(data.tensors[0]).detach()[:, 0]), 10).prepared(
         target.model.prepare
     )
     _, w, _ = problem(pr.Gaussian())
-    found = tune(target, w, Full.of(target, w, exact, select(target.model)), exact)
+    found = tune(target, w, Full.of(Pass(target, w, exact, select(target.model))), exact)
     assert 1e-4 * float(w[-1].exp()) * 0.999 < float(found.noise["likelihood.noise"]) < 1e-2
     assert math.isfinite(found.log_evidence)
 
 
 def test_it_works_in_single_precision():
     (target, w, data), (target_32, w_32, data_32) = (problem(pr.Gaussian(), dtype=t) for t in (F64, torch.float32))
-    wanted = tune(target, w, Full.of(target, w, data, select(target.model)), data)
-    found = tune(target_32, w_32, Full.of(target_32, w_32, data_32, select(target_32.model)), data_32)
+    wanted = tune(target, w, Full.of(Pass(target, w, data, select(target.model))), data)
+    found = tune(target_32, w_32, Full.of(Pass(target_32, w_32, data_32, select(target_32.model))), data_32)
     assert found.w.dtype == found.factors["0.weight"].dtype == torch.float32
     assert found.log_evidence > wanted.log_evidence - 20  # other data: of another type's noise
     assert all(later >= earlier - 1e-4 for earlier, later in zip(found.trace, found.trace[1:], strict=False))
@@ -379,7 +379,7 @@ def test_it_works_in_single_precision():
 
 def test_bad_input_is_one_sentence():
     target, w, data = problem(pr.Gaussian())
-    curvature = Full.of(target, w, data, select(target.model))
+    curvature = Full.of(Pass(target, w, data, select(target.model)))
     with pytest.raises(
         pr.InputError, match="The 'tune' argument of Laplace must be None or among scalar, layer, parameter"
     ):
@@ -387,7 +387,7 @@ def test_bad_input_is_one_sentence():
     with pytest.raises(pr.InputError, match="The 'steps' argument of tune must be an integer >= 1"):
         tune(target, w, curvature, data, steps=0)
     flat, w, data = problem(pr.Gaussian(), prior={"0.weight": 1.0, "*": "flat"})
-    curvature = Full.of(flat, w, data, select(flat.model, ["2.*"]))
+    curvature = Full.of(Pass(flat, w, data, select(flat.model, ["2.*"])))
     with pytest.raises(pr.InputError, match="must have a Gaussian prior to scale"):
         tune(flat, w, curvature, data)
     density = pr.Density(lambda x: -x["a"].square(), {"a": pr.Param()})
@@ -406,7 +406,7 @@ def test_rows_that_stand_for_two_count_twice(likelihood):
     found = []
     for rows in (data, twice):
         double = replace(target, num_data=50)
-        again = lambda v, rows=rows, double=double: Full.of(double, v, rows, select(double.model))  # noqa: E731
+        again = lambda v, rows=rows, double=double: Full.of(Pass(double, v, rows, select(double.model)))  # noqa: E731
         found.append(tune(double, w, again(w), rows, by="layer", again=again, steps=20))
     assert found[0].log_evidence == pytest.approx(found[1].log_evidence, abs=1e-8)
     torch.testing.assert_close(found[0].w, found[1].w, rtol=0, atol=1e-8)

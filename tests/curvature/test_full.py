@@ -12,9 +12,10 @@ from torch.func import hessian
 import priory as pr
 from priory.core.data import Data
 from priory.core.errors import InputError, PrioryWarning
-from priory.curvature import Full, select
+from priory.curvature import Full, Pass, select
 from priory.curvature.full import factorise
-from priory.curvature.taps import Rows, rows
+from priory.curvature.jacobian_parts import JacobianRows
+from priory.curvature.layer_jacobians import jacobian_rows
 from priory.fitting.prepare import make_target
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, StudentT
 from priory.models.target import Target
@@ -118,7 +119,7 @@ def problem(name: str, n: int = 6, hidden: int = 3):
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_the_ggn_equals_a_double_loop_of_autograd_for_every_likelihood(name: str) -> None:
     target, data, w = problem(name)
-    curvature = Full.of(target, w, data, select(target.model))
+    curvature = Full.of(Pass(target, w, data, select(target.model)))
     torch.testing.assert_close(curvature.dense(), ggn_by_loop(target, w, data), rtol=1e-8, atol=1e-10)
 
 
@@ -231,14 +232,14 @@ def module_problem(name: str, likelihood: Likelihood | None = None):
 @pytest.mark.parametrize("name", MODULES)
 def test_the_ggn_equals_a_double_loop_of_autograd_for_every_module(name: str) -> None:
     target, data, w = module_problem(name)
-    curvature = Full.of(target, w, data, select(target.model))
+    curvature = Full.of(Pass(target, w, data, select(target.model)))
     torch.testing.assert_close(curvature.dense(), ggn_by_loop(target, w, data), rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_hessian_equals_autograd_twice_for_every_module(name: str) -> None:
     target, data, w = module_problem(name)
-    curvature = Full.of(target, w, data, select(target.model), kind="hessian")
+    curvature = Full.of(Pass(target, w, data, select(target.model), kind="hessian"))
     assert data.tensors is not None
     *inputs, y = data.tensors
     model, p = target.model, target.model.network.size
@@ -258,7 +259,7 @@ def test_the_hessian_equals_autograd_twice_for_every_module(name: str) -> None:
 def test_the_hessian_equals_torch_func_hessian_of_the_log_likelihood(name: str) -> None:
     target, data, w = problem(name)
     p = target.model.network.size
-    found = Full.of(target, w, data, select(target.model), kind="hessian").dense()
+    found = Full.of(Pass(target, w, data, select(target.model), kind="hessian")).dense()
     expected = -hessian(lambda v: target.model.log_likelihood_sum(v, data.tensors))(w)[:p, :p]
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
 
@@ -268,7 +269,7 @@ def test_the_hessian_is_the_ggn_of_a_linear_model(name: str) -> None:
     likelihood, kind, event, width = LIKELIHOODS[name]
     torch.manual_seed(0)
     target, data, w = prepared(nn.Linear(3, width), likelihood, numbers(7, 3), labels(kind, 7, *event))
-    ggn, full = (Full.of(target, w, data, select(target.model), kind=k).dense() for k in ("ggn", "hessian"))
+    ggn, full = (Full.of(Pass(target, w, data, select(target.model), kind=k)).dense() for k in ("ggn", "hessian"))
     torch.testing.assert_close(ggn, full, rtol=1e-8, atol=1e-10)
 
 
@@ -281,7 +282,7 @@ def test_the_empirical_fisher_is_the_sum_of_outer_products_of_gradients() -> Non
         value = target.model.log_likelihood_sum(leaf, (x[None], y[None]))
         g = torch.autograd.grad(value, leaf)[0][:p]
         expected = expected + torch.outer(g, g)
-    found = Full.of(target, w, data, select(target.model), kind="empirical").dense()
+    found = Full.of(Pass(target, w, data, select(target.model), kind="empirical")).dense()
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
 
 
@@ -289,8 +290,8 @@ def test_the_empirical_fisher_is_the_sum_of_outer_products_of_gradients() -> Non
 def test_the_sampled_fisher_has_the_ggn_for_its_mean(name: str) -> None:
     target, data, w = problem(name, n=3, hidden=2)
     selection, generator = select(target.model, ["2.*"]), torch.Generator().manual_seed(8)
-    few = [Full.of(target, w, data, selection, "fisher", 8, generator).dense() for _ in range(100)]
-    exact = Full.of(target, w, data, selection).dense()
+    few = [Full.of(Pass(target, w, data, selection, "fisher", 8, generator)).dense() for _ in range(100)]
+    exact = Full.of(Pass(target, w, data, selection)).dense()
     # 5 standard errors, about 100 entries: false alarm below 1e-4
     assert_mean_close(torch.stack(few).flatten(1), exact.flatten(), sigmas=5)
 
@@ -298,43 +299,45 @@ def test_the_sampled_fisher_has_the_ggn_for_its_mean(name: str) -> None:
 def test_more_samples_of_the_fisher_average_and_do_not_add() -> None:
     target, data, w = problem("classes", n=3, hidden=2)
     selection, generator = select(target.model, ["2.*"]), torch.Generator().manual_seed(8)
-    many = Full.of(target, w, data, selection, "fisher", 1000, generator).dense()
-    exact = Full.of(target, w, data, selection).dense()
+    many = Full.of(Pass(target, w, data, selection, "fisher", 1000, generator)).dense()
+    exact = Full.of(Pass(target, w, data, selection)).dense()
     assert (many - exact).norm() < 0.1 * exact.norm()
 
 
 def test_a_selection_is_a_block_of_the_whole() -> None:
     target, data, w = problem("classes")
-    every = Full.of(target, w, data, select(target.model)).dense()
+    every = Full.of(Pass(target, w, data, select(target.model))).dense()
     for over in ("last", ["0.bias", "2.weight"], torch.tensor([8, 0, 5, 13])):
         selection = select(target.model, over)
-        found = Full.of(target, w, data, selection)
+        found = Full.of(Pass(target, w, data, selection))
         expected = every[selection.places][:, selection.places]
         torch.testing.assert_close(found.dense(), expected, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(found.diagonal(), expected.diagonal(), rtol=1e-10, atol=1e-12)
-        twice = Full.of(target, w, data, selection, kind="hessian").dense()
+        twice = Full.of(Pass(target, w, data, selection, kind="hessian")).dense()
         assert twice.shape == expected.shape
 
 
 @pytest.mark.parametrize("kind", ["ggn", "hessian", "empirical"])
 def test_the_result_does_not_depend_on_the_memory_limit(kind: str) -> None:
     target, data, w = problem("classes")
-    whole, few = (Full.of(target, w, data, select(target.model), kind=kind, limit=m).dense() for m in (1 << 29, 1))
+    whole, few = (
+        Full.of(Pass(target, w, data, select(target.model), kind=kind, limit=m)).dense() for m in (1 << 29, 1)
+    )
     torch.testing.assert_close(whole, few, rtol=1e-10, atol=1e-12)
 
 
 def test_no_jacobian_of_all_the_data_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     target, data, w = problem("classes", n=50)
     held: list[int] = []
-    plain = Rows.dense
+    plain = JacobianRows.dense
 
-    def counted(rows: Rows) -> Tensor:
+    def counted(rows: JacobianRows) -> Tensor:
         found = plain(rows)
         held.append(found.numel() * found.element_size())
         return found
 
-    monkeypatch.setattr(Rows, "dense", counted)
-    Full.of(target, w, data, select(target.model), limit=20_000)
+    monkeypatch.setattr(JacobianRows, "dense", counted)
+    Full.of(Pass(target, w, data, select(target.model), limit=20_000))
     assert sum(held) == 50 * 3 * 21 * 8
     assert max(held) <= 20_000 / 3
 
@@ -346,18 +349,23 @@ def test_one_layer_alone_has_its_block_of_the_whole(kind: str) -> None:
     whole = select(target.model)
     for layer in (["0.*"], ["2.*"]):
         some = select(target.model, layer)
-        block = Full.of(target, w, data, whole, kind=kind).dense()[some.places[:, None], some.places]
-        torch.testing.assert_close(Full.of(target, w, data, some, kind=kind).dense(), block, rtol=1e-10, atol=1e-12)
+        block = Full.of(Pass(target, w, data, whole, kind=kind)).dense()[some.places[:, None], some.places]
+        torch.testing.assert_close(
+            Full.of(Pass(target, w, data, some, kind=kind)).dense(), block, rtol=1e-10, atol=1e-12
+        )
 
 
 def test_a_loader_that_drops_rows_stands_for_all_of_them() -> None:
     target, data, w = problem("classes")
     assert data.tensors is not None
     part = Data.of(tuple(t[:4] for t in data.tensors))
-    expected = 6 / 4 * Full.of(Target(target.model, 4), w, part, select(target.model)).dense()
-    torch.testing.assert_close(Full.of(target, w, part, select(target.model)).dense(), expected, rtol=1e-12, atol=0)
+    expected = 6 / 4 * Full.of(Pass(Target(target.model, 4), w, part, select(target.model))).dense()
+    torch.testing.assert_close(
+        Full.of(Pass(target, w, part, select(target.model))).dense(), expected, rtol=1e-12, atol=0
+    )
     twice = [
-        Full.of(t, w, part, select(target.model), kind="hessian").dense() for t in (Target(target.model, 4), target)
+        Full.of(Pass(t, w, part, select(target.model), kind="hessian")).dense()
+        for t in (Target(target.model, 4), target)
     ]
     torch.testing.assert_close(twice[1], 6 / 4 * twice[0], rtol=1e-12, atol=0)
 
@@ -365,10 +373,10 @@ def test_a_loader_that_drops_rows_stands_for_all_of_them() -> None:
 def test_buffers_other_than_the_given_ones_are_read() -> None:
     target, data, w = module_problem("batch norm")
     buffers = {"1.running_var": torch.tensor([4.0, 0.25], dtype=torch.float64)}
-    plain, moved = (Full.of(target, w, data, select(target.model), buffers=b).dense() for b in (None, buffers))
+    plain, moved = (Full.of(Pass(target, w, data, select(target.model), buffers=b)).dense() for b in (None, buffers))
     scale = ((plain[:8, :8].diagonal() + 1e-12) / (moved[:8, :8].diagonal() + 1e-12)).sqrt()
     assert not torch.allclose(scale, torch.ones_like(scale), atol=1e-3)
-    again = Full.of(target, w, data, select(target.model)).dense()
+    again = Full.of(Pass(target, w, data, select(target.model))).dense()
     assert torch.equal(plain, again)
 
 
@@ -382,7 +390,7 @@ def test_a_network_that_squeezes_a_batch_of_one_away_has_its_curvature() -> None
             return torch.tanh(self.layer(x)).squeeze()
 
     target, data, w = prepared(Squeezed(), Gaussian(0.5), numbers(5, 3), numbers(5))
-    found = Full.of(target, w, data, select(target.model)).dense()
+    found = Full.of(Pass(target, w, data, select(target.model))).dense()
     torch.testing.assert_close(found, ggn_by_loop(target, w, data), rtol=1e-8, atol=1e-10)
 
 
@@ -391,7 +399,7 @@ def test_a_network_in_float32_has_a_curvature_without_negative_eigenvalues() -> 
     model = pr.Model(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)), Categorical(), prior=1.0)
     data = Data.of((torch.randn(9, 3), torch.arange(9) % 2)).prepared(model.prepare)
     target = make_target(model, data)
-    curvature = Full.of(target, model.network.initial, data, select(model))
+    curvature = Full.of(Pass(target, model.network.initial, data, select(model)))
     values = torch.linalg.eigvalsh(curvature.dense())
     assert curvature.dense().dtype == torch.float64
     assert values[0] > -1e-14 * values[-1]
@@ -405,7 +413,7 @@ def test_a_network_in_float32_has_a_curvature_without_negative_eigenvalues() -> 
 
 def curved(name: str = "classes"):
     target, data, w = problem(name)
-    curvature = Full.of(target, w, data, select(target.model))
+    curvature = Full.of(Pass(target, w, data, select(target.model)))
     precision = 0.5 + torch.rand(target.model.network.size, generator=torch.Generator().manual_seed(6)).double()
     return curvature, precision
 
@@ -430,13 +438,15 @@ def test_the_covariance_of_the_outputs_is_that_of_the_dense_jacobian(name: str, 
     target, data, w = module_problem(name)
     assert data.tensors is not None
     selection = select(target.model, "all" if over == "all" else torch.arange(0, target.model.network.size, 2))
-    curvature = Full.of(target, w, data, selection)
+    curvature = Full.of(Pass(target, w, data, selection))
     precision = 0.5 + numbers(selection.size).square()
     inverse = torch.linalg.inv(curvature.dense() + torch.diag(precision))
     inputs = data.tensors[:-1]
     jacobian = jacobian_by_loop(target, w, inputs)[1][..., selection.places]
     gaussian = curvature.gaussian(precision)
-    found = torch.cat([gaussian.output_covariance(part) for part in rows(target, w, inputs, selection, limit=2000)])
+    found = torch.cat(
+        [gaussian.output_covariance(part) for part in jacobian_rows(target, w, inputs, selection, limit=2000)]
+    )
     torch.testing.assert_close(found, jacobian @ inverse @ jacobian.mT, rtol=1e-8, atol=1e-10)
 
 
@@ -459,7 +469,7 @@ def test_a_stored_curvature_comes_back() -> None:
 
 def test_weights_that_diverged_are_refused_in_a_sentence() -> None:
     target, data, w = problem("classes")
-    curvature = Full.of(target, torch.full_like(w, torch.nan), data, select(target.model))
+    curvature = Full.of(Pass(target, torch.full_like(w, torch.nan), data, select(target.model)))
     with pytest.raises(
         InputError,
         match=r"'curvature' argument of Laplace must be finite at the weights, got "
@@ -491,7 +501,7 @@ def test_a_singular_curvature_that_rounding_hides_is_refused_under_a_flat_prior(
 
 def test_a_flat_prior_over_what_the_data_do_determine_is_taken() -> None:
     target, data, w = prepared(nn.Linear(2, 1), Gaussian(0.5), numbers(9, 2), numbers(9))
-    curvature = Full.of(target, w, data, select(target.model))
+    curvature = Full.of(Pass(target, w, data, select(target.model)))
     gaussian = curvature.gaussian(torch.zeros(3, dtype=torch.float64))
     torch.testing.assert_close(gaussian.log_det, torch.logdet(curvature.dense()), rtol=1e-10, atol=0)
 
@@ -541,4 +551,4 @@ def test_bad_arguments_of_the_gaussian_are_refused_in_a_sentence(precision, scal
 def test_bad_options_are_refused_in_a_sentence(options, sentence) -> None:
     target, data, w = problem("classes")
     with pytest.raises(InputError, match=sentence):
-        Full.of(target, w, data, select(target.model), **options)
+        Full.of(Pass(target, w, data, **options))

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import priory as pr
 from priory.core.data import Data
 from priory.core.errors import InputError
-from priory.curvature import Full, select
+from priory.curvature import Full, Pass, select
 from priory.curvature.kronecker import Kronecker, outer
-from priory.curvature.taps import rows
+from priory.curvature.layer_jacobians import jacobian_rows
 from priory.testing import assert_covariance_close, assert_mean_close
 
 EXACT: Any = {"rtol": 1e-8, "atol": 1e-10}
@@ -27,7 +27,8 @@ def by_parameter(selection: Any) -> Tensor:
 
 
 def fitted(problem: Any, **options: Any) -> Kronecker:
-    return Kronecker.of(problem.target, problem.w, problem.data, problem.selection, **options)
+    own = {name: options.pop(name) for name in ("sharing",) if name in options}
+    return Kronecker.of(Pass(problem.target, problem.w, problem.data, problem.selection, **options), **own)
 
 
 # Where it is exact.
@@ -37,7 +38,7 @@ def test_it_is_the_whole_curvature_of_a_linear_model_with_gaussian_noise(make_pr
     torch.manual_seed(0)
     x, y = torch.randn(9, 3).double(), torch.randn(9, 2).double()
     made = make_problem(nn.Linear(3, 2).double(), pr.Gaussian(noise=torch.tensor([0.5, 2.0]).double()), x, y)
-    full = Full.of(made.target, made.w, made.data, made.selection)
+    full = Full.of(Pass(made.target, made.w, made.data, made.selection))
     torch.testing.assert_close(fitted(made).dense(), full.dense(), **EXACT)
 
 
@@ -48,7 +49,7 @@ def test_rows_that_a_loader_drops_are_stood_for_by_the_others(make_problem: Any)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=2, drop_last=True)
     data = Data.of(loader).prepared(made.target.model.prepare)
     jacobian = made.jacobian()[:6] / 0.5
-    found = Kronecker.of(made.target, made.w, data, made.selection).dense()
+    found = Kronecker.of(Pass(made.target, made.w, data, made.selection)).dense()
     torch.testing.assert_close(found, 7 / 6 * torch.einsum("nci,ncj->ij", jacobian, jacobian), **EXACT)
 
 
@@ -67,7 +68,7 @@ def test_it_is_the_whole_curvature_of_one_layer_and_one_datum(make_problem: Any,
     torch.manual_seed(0)
     likelihood, outputs, y = LIKELIHOODS[name]
     made = make_problem(nn.Linear(3, outputs).double(), likelihood, torch.randn(1, 3).double(), y)
-    full = Full.of(made.target, made.w, made.data, made.selection)
+    full = Full.of(Pass(made.target, made.w, made.data, made.selection))
     torch.testing.assert_close(fitted(made).dense(), full.dense(), **EXACT)
 
 
@@ -86,7 +87,7 @@ def test_expanding_is_exact_for_linear_outputs_at_every_position(make_problem: A
     torch.manual_seed(0)
     x, y = torch.randn(5, 4, 3).double(), torch.randn(5, 4, 2).double()
     made = make_problem(nn.Linear(3, 2).double(), pr.Gaussian(noise=0.5), x, y)
-    full = Full.of(made.target, made.w, made.data, made.selection)
+    full = Full.of(Pass(made.target, made.w, made.data, made.selection))
     torch.testing.assert_close(fitted(made).dense(), full.dense(), **EXACT)
 
 
@@ -94,7 +95,7 @@ def test_reducing_is_exact_for_a_linear_layer_summed_over_positions(make_problem
     torch.manual_seed(0)
     x, y = torch.randn(5, 4, 3).double(), torch.randn(5, 2).double()
     made = make_problem(Pooled().double(), pr.Gaussian(noise=0.5), x, y)
-    full = Full.of(made.target, made.w, made.data, made.selection)
+    full = Full.of(Pass(made.target, made.w, made.data, made.selection))
     torch.testing.assert_close(fitted(made, sharing="reduce").dense(), full.dense(), **EXACT)
 
 
@@ -103,7 +104,7 @@ def test_an_embedding_of_one_word_is_exact(make_problem: Any) -> None:
     net = nn.Sequential(nn.Embedding(4, 3, padding_idx=2), nn.Flatten()).double()
     x = torch.tensor([[0], [1], [2], [1], [3]])
     made = make_problem(net, pr.Gaussian(noise=0.5), x, torch.randn(5, 3).double())
-    full = Full.of(made.target, made.w, made.data, made.selection)
+    full = Full.of(Pass(made.target, made.w, made.data, made.selection))
     torch.testing.assert_close(fitted(made).dense(), full.dense(), **EXACT)
 
 
@@ -144,7 +145,7 @@ def test_the_covariance_of_the_outputs_is_that_of_the_dense_jacobian(problem: An
     precision = by_parameter(problem.selection)
     gaussian = curvature.gaussian(precision, scale=0.7)
     q, jacobian = 0.7 * curvature.dense() + torch.diag(precision), problem.jacobian()
-    some = rows(problem.target, problem.w, problem.inputs, problem.selection)
+    some = jacobian_rows(problem.target, problem.w, problem.inputs, problem.selection)
     found = torch.cat([gaussian.output_covariance(r) for r in some])
     torch.testing.assert_close(found, jacobian @ torch.linalg.inv(q) @ jacobian.mT, **EXACT)
 
@@ -247,8 +248,8 @@ def test_float32_keeps_a_few_digits_with_many_rows(make_problem: Any) -> None:
     high = fitted(double).gaussian(precision)
     torch.testing.assert_close(low.variance().double(), high.variance(), rtol=2e-4, atol=0)
     torch.testing.assert_close(low.log_det, high.log_det, rtol=1e-5, atol=0)
-    (few,) = rows(single.target, single.w, (x[:50],), single.selection)
-    (exact,) = rows(double.target, double.w, (x[:50].double(),), double.selection)
+    (few,) = jacobian_rows(single.target, single.w, (x[:50],), single.selection)
+    (exact,) = jacobian_rows(double.target, double.w, (x[:50].double(),), double.selection)
     found, right = low.output_covariance(few).double(), high.output_covariance(exact)
     torch.testing.assert_close(found, right, rtol=2e-3, atol=1e-4 * float(right.abs().max()))
 
@@ -283,7 +284,7 @@ def test_a_flat_prior_where_the_data_say_nothing_is_refused(small: Any, make_pro
 def test_single_coordinates_are_refused(small: Any) -> None:
     selection = select(small.target.model, torch.tensor([0, 2]))
     with pytest.raises(InputError, match="'over' argument of Laplace must name whole parameters for structure='kron'"):
-        Kronecker.of(small.target, small.w, small.data, selection)
+        Kronecker.of(Pass(small.target, small.w, small.data, selection))
 
 
 def test_an_unknown_way_of_sharing_is_refused(small: Any) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import priory as pr
 from priory.core.data import Data
 from priory.core.errors import InputError
-from priory.curvature import Full, product, products, select
+from priory.curvature import Full, Pass, product, products, select
 from priory.fitting.prepare import make_target
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, StudentT
 from priory.models.target import Target
@@ -83,10 +83,10 @@ NAMES = [
 def test_a_product_with_the_ggn_is_that_with_its_matrix(name: str) -> None:
     target, data, w = problem(name)
     selection = select(target.model)
-    matrix = Full.of(target, w, data, selection).dense()  # from rows of the Jacobian
+    matrix = Full.of(Pass(target, w, data, selection)).dense()  # from rows of the Jacobian
     v = numbers(3, selection.size, seed=7)
-    torch.testing.assert_close(product(target, w, data, v), v @ matrix, rtol=1e-9, atol=1e-10)
-    torch.testing.assert_close(product(target, w, data, v[0]), v[0] @ matrix, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(product(Pass(target, w, data), v), v @ matrix, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(product(Pass(target, w, data), v[0]), v[0] @ matrix, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["classes", "a learnt noise", "a noise from the network", "heavy tails"])
@@ -97,25 +97,25 @@ def test_a_product_with_the_hessian_is_that_with_the_matrix_of_torch(name: str) 
     p = selection.size
     matrix = -torch.func.hessian(lambda u: target.model.log_likelihood_sum(u, data.tensors))(w)[:p, :p]
     v = numbers(3, p, seed=7)
-    torch.testing.assert_close(product(target, w, data, v, kind="hessian"), v @ matrix, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(product(Pass(target, w, data, kind="hessian"), v), v @ matrix, rtol=1e-9, atol=1e-9)
 
 
 def test_products_over_a_selection_are_with_its_block() -> None:
     target, data, w = problem("classes")
-    matrix = Full.of(target, w, data, select(target.model)).dense()
+    matrix = Full.of(Pass(target, w, data, select(target.model))).dense()
     for over in ("last", ["0.*"], torch.tensor([1, 4, 13])):
         selection = select(target.model, over)
         v = numbers(2, selection.size, seed=7)
         expected = v @ matrix[selection.places][:, selection.places]
-        found = product(target, w, data, v, selection=selection)
+        found = product(Pass(target, w, data, selection=selection), v)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
 def test_a_product_with_the_empirical_fisher_is_that_with_its_matrix() -> None:
     target, data, w = problem("classes")
-    matrix = Full.of(target, w, data, select(target.model), kind="empirical").dense()
+    matrix = Full.of(Pass(target, w, data, select(target.model), kind="empirical")).dense()
     v = numbers(2, len(matrix), seed=7)
-    torch.testing.assert_close(product(target, w, data, v, kind="empirical"), v @ matrix, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(product(Pass(target, w, data, kind="empirical"), v), v @ matrix, rtol=1e-9, atol=1e-10)
 
 
 def test_a_sampled_fisher_has_the_same_labels_for_all_vectors_and_the_same_seed() -> None:
@@ -123,7 +123,18 @@ def test_a_sampled_fisher_has_the_same_labels_for_all_vectors_and_the_same_seed(
     selection = select(target.model)
 
     def of(v: Tensor) -> Tensor:
-        return product(target, w, data, v, "fisher", selection, 2, torch.Generator().manual_seed(3))
+        return product(
+            Pass(
+                target,
+                w,
+                data,
+                selection=selection,
+                kind="fisher",
+                samples=2,
+                generator=torch.Generator().manual_seed(3),
+            ),
+            v,
+        )
 
     unit = torch.eye(selection.size, dtype=torch.float64)
     matrix = of(unit)
@@ -131,7 +142,7 @@ def test_a_sampled_fisher_has_the_same_labels_for_all_vectors_and_the_same_seed(
     assert torch.linalg.matrix_rank(matrix) <= 2 * 5
     v = numbers(2, selection.size, seed=7)
     torch.testing.assert_close(of(v), v @ matrix, rtol=1e-9, atol=1e-10)
-    same = Full.of(target, w, data, selection, "fisher", 2, torch.Generator().manual_seed(3)).dense()
+    same = Full.of(Pass(target, w, data, selection, "fisher", 2, torch.Generator().manual_seed(3))).dense()
     torch.testing.assert_close(matrix, same, rtol=1e-9, atol=1e-10)
 
 
@@ -139,14 +150,14 @@ def test_a_sampled_fisher_has_the_same_labels_for_all_vectors_and_the_same_seed(
 def test_the_memory_limit_changes_nothing(kind) -> None:
     target, data, w = problem("classes")
     v = numbers(3, select(target.model).size, seed=7)
-    whole, few = (product(target, w, data, v, kind, limit=m) for m in (1 << 29, 1))
+    whole, few = (product(Pass(target, w, data, kind=kind, limit=m), v) for m in (1 << 29, 1))
     torch.testing.assert_close(whole, few, rtol=1e-10, atol=1e-12)
 
 
 def test_vectors_go_one_by_one_where_vmap_has_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     target, data, w = problem("classes")
     v = numbers(3, select(target.model).size, seed=7)
-    expected, plain = product(target, w, data, v), torch.autograd.grad
+    expected, plain = product(Pass(target, w, data), v), torch.autograd.grad
 
     def without_batches(*args, is_grads_batched: bool = False, **options):
         if is_grads_batched:
@@ -154,7 +165,7 @@ def test_vectors_go_one_by_one_where_vmap_has_no_rule(monkeypatch: pytest.Monkey
         return plain(*args, **options)
 
     monkeypatch.setattr(products.torch.autograd, "grad", without_batches)
-    torch.testing.assert_close(product(target, w, data, v), expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(product(Pass(target, w, data), v), expected, rtol=1e-12, atol=1e-13)
 
 
 def test_half_of_the_rows_stand_for_all_of_them() -> None:
@@ -163,8 +174,8 @@ def test_half_of_the_rows_stand_for_all_of_them() -> None:
     v = numbers(select(target.model).size, seed=7)
     part = Data.of(tuple(t[:2] for t in data.tensors))
     for kind in ("ggn", "hessian"):
-        own = product(Target(target.model, 2), w, part, v, kind)
-        torch.testing.assert_close(product(target, w, part, v, kind), 2.5 * own, rtol=1e-12, atol=0)
+        own = product(Pass(Target(target.model, 2), w, part, kind=kind), v)
+        torch.testing.assert_close(product(Pass(target, w, part, kind=kind), v), 2.5 * own, rtol=1e-12, atol=0)
 
 
 def test_a_model_that_is_linear_in_its_weights_has_its_products() -> None:
@@ -173,7 +184,7 @@ def test_a_model_that_is_linear_in_its_weights_has_its_products() -> None:
     x, v = data.tensors[0], numbers(2, 3, seed=7)
     expected = v @ (x.mT @ x / 0.25)
     for kind in ("ggn", "hessian"):
-        torch.testing.assert_close(product(target, w, data, v, kind), expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(product(Pass(target, w, data, kind=kind), v), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["ggn", "hessian"])
@@ -187,13 +198,13 @@ def test_the_network_runs_in_evaluation_mode_with_the_buffers_of_the_fit(kind) -
         block = x.mT @ x / 0.25
         expected = torch.cat([v[:, 3 * i : 3 * i + 3] @ block / (variance[i] + 1e-5) for i in (0, 1)], -1)
         target.model.network.set_mode(train=True)
-        found = product(target, w, data, v, kind, buffers=buffers)
+        found = product(Pass(target, w, data, kind=kind, buffers=buffers), v)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
 def test_a_vector_of_another_size_is_refused_in_a_sentence() -> None:
     target, data, w = problem("classes")
     with pytest.raises(InputError, match=r"The 'v' argument of product must be \(20,\) or \(k, 20\), got \(3,\)"):
-        product(target, w, data, torch.zeros(3))
+        product(Pass(target, w, data), torch.zeros(3))
     with pytest.raises(InputError, match="'curvature' argument of Laplace must be among"):
-        product(target, w, data, torch.zeros(20).double(), "newton")  # pyright: ignore[reportArgumentType]
+        product(Pass(target, w, data, kind="newton"), torch.zeros(20).double())  # pyright: ignore[reportArgumentType]

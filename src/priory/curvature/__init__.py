@@ -1,6 +1,6 @@
 """Curvature of a network's log-likelihood: GGN, Fisher and Hessian, one structure a file."""
 
-from priory.curvature.base import KINDS, STRUCTURES, Curvature, Gaussian, Selection, select
+from priory.curvature.base import KINDS, STRUCTURES, Curvature, Gaussian, Pass, Selection, select
 from priory.curvature.diagonal import Diagonal
 from priory.curvature.full import Full
 from priory.curvature.kronecker import Kronecker
@@ -16,6 +16,7 @@ __all__ = [
     "Gaussian",
     "Kronecker",
     "LowRank",
+    "Pass",
     "Selection",
     "product",
     "select",

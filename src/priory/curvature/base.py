@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from priory.core.data import Batch, Data
-    from priory.curvature.taps import Rows
+    from priory.curvature.jacobian_parts import JacobianRows
     from priory.models.base import BaseModel
     from priory.models.target import Target
 
@@ -222,6 +222,43 @@ def check_curvature(values: Tensor) -> None:
 
 
 @dataclass(frozen=True, eq=False)
+class Pass:
+    """What one pass over the data computes a curvature from: H at w, with the network in evaluation mode.
+
+    Args:
+        target: The target, whose log-likelihood is differentiated.
+        w: The vector, (P,).
+        data: The rows.
+        selection: The p coordinates that H is over. Default: all of the network's.
+        kind: "ggn", "fisher", "empirical" or "hessian". Default: "ggn".
+        samples: Labels drawn per row for "fisher". Default: 1.
+        generator: What they are drawn from.
+        buffers: Buffers that training wrote, such as running means.
+        limit: Bytes held at a time; rows are read in chunks of this size.
+    """
+
+    target: Target
+    w: Tensor
+    data: Data
+    selection: Selection = None  # pyright: ignore[reportAssignmentType] - set below
+    kind: Kind = "ggn"
+    samples: int = 1
+    generator: torch.Generator | None = None
+    buffers: Mapping[str, Tensor] | None = None
+    limit: int = MEMORY_LIMIT
+
+    def __post_init__(self) -> None:
+        check_kind(self.kind, self.samples, self.generator)
+        self.target.network_model("Curvature")
+        if self.selection is None:
+            object.__setattr__(self, "selection", select(self.target.model))
+
+    def roots(self) -> Roots:
+        """The columns whose outer products make up H."""
+        return Roots(self.target, self.w, self.kind, self.samples, self.generator)
+
+
+@dataclass(frozen=True, eq=False)
 class Roots:
     """The columns s_c of one kind of curvature: H = sum_n sum_c (J_n' s_cn)(J_n' s_cn)'.
 
@@ -272,19 +309,8 @@ class Curvature(ABC):
 
     @classmethod
     @abstractmethod
-    def of(
-        cls,
-        target: Target,
-        w: Tensor,
-        data: Data,
-        selection: Selection,
-        kind: Kind = "ggn",
-        samples: int = 1,
-        generator: torch.Generator | None = None,
-        buffers: Mapping[str, Tensor] | None = None,
-        limit: int = MEMORY_LIMIT,
-    ) -> Curvature:
-        """H at w (P,), with the network in evaluation mode, in chunks that hold up to `limit` bytes at a time."""
+    def of(cls, given: Pass) -> Curvature:
+        """H from one pass over the data, or a few; subclasses have options of their own beside it."""
 
     @abstractmethod
     def gaussian(self, precision: Tensor, scale: float = 1.0) -> Gaussian:
@@ -350,5 +376,5 @@ class Gaussian(ABC):
         """v' Q v for v (..., p), (...)."""
 
     @abstractmethod
-    def output_covariance(self, rows: Rows) -> Tensor:
+    def output_covariance(self, rows: JacobianRows) -> Tensor:
         """J Q^-1 J' for each datum, (n, C, C)."""

@@ -4,7 +4,7 @@
 
 A layer at one position a datum needs no gradient of any datum for it: (g a')^2 = g^2 (a^2)', so that a product of
 squares a layer is all. Elsewhere each datum's gradient is formed, a few data at a time. Time: C backward passes over
-the N data and a product a layer, or C T products at T positions; memory p, beside what `taps` holds.
+the N data and a product a layer, or C T products at T positions; memory p, beside what `layer_jacobians` holds.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import InputError
-from priory.curvature.base import Curvature, Gaussian, Kind, Selection
-from priory.curvature.taps import rooted
-from priory.network.skeleton import MEMORY_LIMIT
+from priory.curvature.base import Curvature, Gaussian, Pass, Selection
+from priory.curvature.layer_jacobians import curvature_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from priory.core.data import Data
-    from priory.curvature.taps import Rows
-    from priory.models.target import Target
+    from priory.curvature.jacobian_parts import JacobianRows
 
 
 class Diagonal(Curvature):
@@ -36,27 +33,16 @@ class Diagonal(Curvature):
         self.selection, self.values = selection, values
 
     @classmethod
-    def of(
-        cls,
-        target: Target,
-        w: Tensor,
-        data: Data,
-        selection: Selection,
-        kind: Kind = "ggn",
-        samples: int = 1,
-        generator: torch.Generator | None = None,
-        buffers: Mapping[str, Tensor] | None = None,
-        limit: int = MEMORY_LIMIT,
-    ) -> Diagonal:
-        """The diagonal of H at w by one pass over the data; `limit` is in bytes, for what is held at a time."""
-        total, among, seen = w.new_zeros(0), None, 0
-        for rows in rooted(target, w, data, selection, kind, samples, generator, buffers, limit):
-            total = total if seen else w.new_zeros(rows.touched)
+    def of(cls, given: Pass) -> Diagonal:
+        """The diagonal of H by one pass over the data."""
+        total, among, seen = given.w.new_zeros(0), None, 0
+        for rows in curvature_rows(given):
+            total = total if seen else given.w.new_zeros(rows.touched)
             for part in rows.parts:
                 part.place.add(part.squares(), total)
             seen, among = seen + len(rows), rows.among
         total = total if among is None else total[among]
-        return cls(selection, total * target.scale(seen))
+        return cls(given.selection, total * given.target.scale(seen))
 
     def gaussian(self, precision: Tensor, scale: float = 1.0) -> DiagonalGaussian:
         precision, scale = self.checked(precision, scale)
@@ -104,7 +90,7 @@ class DiagonalGaussian(Gaussian):
     def quadratic(self, v: Tensor) -> Tensor:
         return (v.square() * self.precision).sum(-1)
 
-    def output_covariance(self, rows: Rows) -> Tensor:
+    def output_covariance(self, rows: JacobianRows) -> Tensor:
         variance = self.variance()
         if rows.among is not None:  # the other coordinates don't move
             variance = variance.new_zeros(rows.touched).index_copy_(0, rows.among, variance)

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent
 
 from priory.core.errors import InputError, require, whole
-from priory.curvature.taps import rows
+from priory.curvature.layer_jacobians import jacobian_rows
 from priory.likelihoods import Gaussian as GaussianNoise
 from priory.likelihoods.scale import LocationScale
 from priory.models.model import Model
@@ -398,7 +398,7 @@ class Climb:
         total, seen = torch.zeros_like(log_square), 0
         for batch in self.data.blocks(ROWS):
             weights, first = self.target.row_weights(batch), 0
-            for some in rows(self.target, w, batch[:-1], self.curvature.selection, buffers=self.buffers):
+            for some in jacobian_rows(self.target, w, batch[:-1], self.curvature.selection, buffers=self.buffers):
                 spread = here.gaussian.output_covariance(some).diagonal(dim1=-2, dim2=-1).double()
                 informed = model.likelihood.roots(some.outputs, model.learnt_at(w)).double().square().sum(0)
                 each = informed.reshape(spread.shape) * spread

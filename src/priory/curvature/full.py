@@ -18,17 +18,15 @@ from torch import Tensor
 
 from priory.core.errors import InputError
 from priory.core.linalg import NotPositiveDefiniteError, cholesky, try_cholesky
-from priory.curvature.base import Curvature, Gaussian, Kind, Selection, check_curvature, check_kind
+from priory.curvature.base import Curvature, Gaussian, Kind, Pass, Selection, check_curvature
+from priory.curvature.jacobian_parts import LayerPart
+from priory.curvature.layer_jacobians import curvature_rows
 from priory.curvature.products import product
-from priory.curvature.taps import Tapped, rooted
-from priory.network.skeleton import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from priory.core.data import Data
-    from priory.curvature.taps import Rows
-    from priory.models.target import Target
+    from priory.curvature.jacobian_parts import JacobianRows
 
 SINGULAR = 1e-13  # what is left of a coordinate's precision, once the others are known, that is none
 
@@ -43,35 +41,23 @@ class Full(Curvature):
         self.kind: Kind = kind
 
     @classmethod
-    def of(
-        cls,
-        target: Target,
-        w: Tensor,
-        data: Data,
-        selection: Selection,
-        kind: Kind = "ggn",
-        samples: int = 1,
-        generator: torch.Generator | None = None,
-        buffers: Mapping[str, Tensor] | None = None,
-        limit: int = MEMORY_LIMIT,
-    ) -> Full:
-        """H at w by one pass over the data."""
-        check_kind(kind, samples, generator)
+    def of(cls, given: Pass) -> Full:
+        """H by one pass over the data."""
+        selection, w, kind = given.selection, given.w, given.kind
         if kind == "hessian":
-            unit = torch.eye(selection.size, dtype=w.dtype, device=w.device)
-            matrix = product(target, w, data, unit, kind, selection, buffers=buffers, limit=limit).double()
+            matrix = product(given, torch.eye(selection.size, dtype=w.dtype, device=w.device)).double()
             return cls(selection, 0.5 * (matrix + matrix.mT), kind)
         matrix, seen = torch.zeros(selection.size, selection.size, dtype=torch.float64, device=w.device), 0
-        for rows in rooted(target, w, data, selection, kind, samples, generator, buffers, limit):
+        for rows in curvature_rows(given):
             seen += len(rows)
             part = rows.parts[0]
-            if len(rows.parts) == 1 and rows.among is None and isinstance(part, Tapped) and part.a.shape[1] == 1:
+            if len(rows.parts) == 1 and rows.among is None and isinstance(part, LayerPart) and part.a.shape[1] == 1:
                 add_layer(part, matrix)
                 continue
-            for few in rows.chunks(limit):
+            for few in rows.chunks(given.limit):
                 flat = few.dense().flatten(0, 1).double()  # (n C, p)
                 matrix.addmm_(flat.mT, flat)
-        return cls(selection, matrix.mul_(target.scale(seen)), kind)
+        return cls(selection, matrix.mul_(given.target.scale(seen)), kind)
 
     def gaussian(self, precision: Tensor, scale: float = 1.0) -> FullGaussian:
         precision, scale = self.checked(precision, scale)
@@ -121,7 +107,7 @@ class FullGaussian(Gaussian):
     def quadratic(self, v: Tensor) -> Tensor:
         return (v.double() @ self.root).square().sum(-1).to(v.dtype)
 
-    def output_covariance(self, rows: Rows) -> Tensor:
+    def output_covariance(self, rows: JacobianRows) -> Tensor:
         return torch.cat([self._between(few.dense()) for few in rows.chunks()])
 
     def _between(self, jacobian: Tensor) -> Tensor:
@@ -131,7 +117,7 @@ class FullGaussian(Gaussian):
         return (half @ half.mT).to(jacobian.dtype)
 
 
-def add_layer(layer: Tapped, matrix: Tensor) -> None:
+def add_layer(layer: LayerPart, matrix: Tensor) -> None:
     """Add sum_n (sum_c g_cn g_cn') x a_n a_n', the curvature of one layer, by N p^2 / 2 products."""
     a, g = layer.a[:, 0].double(), layer.g[:, :, 0].double()  # (n, in), (C, n, out)
     out, places = g.shape[-1], layer.place.read(torch.arange(len(matrix), device=matrix.device))  # (out, in)

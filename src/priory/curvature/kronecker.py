@@ -1,7 +1,7 @@
 """Kronecker-factored curvature: a layer's block of H as the product of two small matrices.
 
-For a layer with d f_c / d W = sum_t g_ct a_t' (see `taps`), KFAC (Martens and Grosse 2015) takes a and g to be
-independent over the data. With B (out x out) over the rows of W and A (in x in) over its columns, bias included:
+For a layer with d f_c / d W = sum_t g_ct a_t' (see `layer_jacobians`), KFAC (Martens and Grosse 2015) takes a and g to
+be independent over the data. With B (out x out) over the rows of W and A (in x in) over its columns, bias included:
 
     H_W ~ B x A,      A = sum_n sum_t a_nt a_nt',      B = (1 / N T) sum_n sum_t sum_c g_cnt g_cnt'        "expand"
                       A = sum_n a_n a_n',  B = (1 / N) sum_n sum_c g_cn g_cn',  a_n = mean_t, g_cn = sum_t  "reduce"
@@ -34,15 +34,14 @@ from torch import Tensor
 
 from priory.core.errors import InputError, require
 from priory.core.linalg import eigh, try_cholesky
-from priory.curvature.base import Curvature, Gaussian, Kind, Selection
-from priory.curvature.taps import Looked, Place, Plain, Tapped, rooted
-from priory.network.skeleton import MEMORY_LIMIT
+from priory.curvature.base import Curvature, Gaussian, Pass, Selection
+from priory.curvature.jacobian_parts import DensePart, EmbeddingPart, LayerPart, MatrixSlice
+from priory.curvature.layer_jacobians import curvature_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from priory.core.data import Data
-    from priory.curvature.taps import Part, Rows
+    from priory.curvature.jacobian_parts import JacobianPart, JacobianRows
     from priory.models.target import Target
 
 Sharing = Literal["expand", "reduce"]
@@ -57,29 +56,29 @@ STRIP = 128  # columns of a symmetric product that are made at a time: half of i
 class Factors:
     """The sums of one block: H = left x right once both are closed. A vector stands for a diagonal matrix."""
 
-    place: Place
+    place: MatrixSlice
     left: Tensor  # over rows
     right: Tensor  # over columns
     positions: float = 0.0  # over which left or right is a mean, each counted by its row's weight
 
     @classmethod
-    def empty(cls, part: Part) -> Factors:
+    def empty(cls, part: JacobianPart) -> Factors:
         rows, columns = part.place.shape
-        if isinstance(part, Tapped):
+        if isinstance(part, LayerPart):
             return cls(part.place, part.g.new_zeros(rows, rows), part.g.new_zeros(columns, columns))
-        if isinstance(part, Looked):
+        if isinstance(part, EmbeddingPart):
             return cls(part.place, part.g.new_zeros(rows), part.g.new_zeros(columns, columns))
         whole = (columns, columns) if columns <= LARGEST else (columns,)
         return cls(part.place, part.rows.new_ones(1), part.rows.new_zeros(whole))
 
-    def add(self, part: Part, sharing: Sharing, weights: Tensor | None = None) -> None:
+    def add(self, part: JacobianPart, sharing: Sharing, weights: Tensor | None = None) -> None:
         """Add some data to the sums; gradients hold the roots of the weights (n,) already, inputs don't."""
-        if isinstance(part, Plain):
+        if isinstance(part, DensePart):
             if self.right.ndim == 1:
                 self.right += part.squares()[0]
             else:
                 add_gram(self.right, part.rows.flatten(0, 1))
-        elif isinstance(part, Looked):
+        elif isinstance(part, EmbeddingPart):
             present = part.present if weights is None else part.present * weights[:, None]
             self.left.index_add_(0, part.index.flatten(), present.flatten())
             add_gram(self.right, part.g.flatten(0, 2))
@@ -201,30 +200,19 @@ class Kronecker(Curvature):
         self._sides: dict[tuple[int, str], Side] = {}
 
     @classmethod
-    def of(
-        cls,
-        target: Target,
-        w: Tensor,
-        data: Data,
-        selection: Selection,
-        kind: Kind = "ggn",
-        samples: int = 1,
-        generator: torch.Generator | None = None,
-        buffers: Mapping[str, Tensor] | None = None,
-        limit: int = MEMORY_LIMIT,
-        sharing: Sharing = "expand",
-    ) -> Kronecker:
-        """The factors at w by one pass over the data; `limit` is in bytes, for what is held at a time."""
+    def of(cls, given: Pass, sharing: Sharing = "expand") -> Kronecker:
+        """The factors by one pass over the data."""
+        selection, target = given.selection, given.target
         require(selection.whole, "over", "Laplace", "name whole parameters for structure='kron'", "single coordinates")
         known = sharing in ("expand", "reduce")
         require(known, "sharing", "Kronecker", "be 'expand' or 'reduce'", repr(sharing))
         sums: dict[tuple[int, int], Factors] = {}
         plain: dict[str, int] = {}
         seen = 0
-        for rows in rooted(target, w, data, selection, kind, samples, generator, buffers, limit):
+        for rows in curvature_rows(given):
             for part in rows.parts:
                 sums.setdefault(part.place.key, Factors.empty(part)).add(part, sharing, rows.weights)
-            plain |= {part.name: part.place.shape[1] for part in rows.parts if isinstance(part, Plain)}
+            plain |= {part.name: part.place.shape[1] for part in rows.parts if isinstance(part, DensePart)}
             seen += len(rows)
         factor = target.scale(seen)
         notes = [note(target, name, size) for name, size in plain.items()]
@@ -282,7 +270,7 @@ class Kronecker(Curvature):
         blocks = []
         for i, (weight, bias, shape) in enumerate(own["places"]):
             at = [None if part is None else slice(*part) for part in (weight, bias)]
-            place = Place(at[0], at[1], (shape[0], shape[1]))
+            place = MatrixSlice(at[0], at[1], (shape[0], shape[1]))
             blocks.append(Factors(place, tensors[f"{i}.left"], tensors[f"{i}.right"]))
         return cls(selection, blocks, own["notes"])
 
@@ -335,16 +323,16 @@ class Piece:
         left, right = (replace(side, basis=side.basis.square()) for side in (self.left, self.right))
         return left.turned_back(right.turned_back(1 / self.values).mT).mT
 
-    def covariance(self, part: Part) -> Tensor:
+    def covariance(self, part: JacobianPart) -> Tensor:
         """The block's share of J Q^-1 J', (n, C, C)."""
         left, right, place = self.left, self.right, part.place
-        if isinstance(part, Tapped):
-            part = Tapped(place, right.turned(part.a), left.turned(part.g))
-        elif isinstance(part, Looked):
+        if isinstance(part, LayerPart):
+            part = LayerPart(place, right.turned(part.a), left.turned(part.g))
+        elif isinstance(part, EmbeddingPart):
             g = part.g * left.basis[part.index].unsqueeze(-1)
-            part = Looked(place, part.index, part.present, right.turned(g))
+            part = EmbeddingPart(place, part.index, part.present, right.turned(g))
         else:
-            part = Plain(place, right.turned(part.rows), part.name)
+            part = DensePart(place, right.turned(part.rows), part.name)
         return part.covariance(1 / self.values)
 
 
@@ -387,7 +375,7 @@ class KroneckerGaussian(Gaussian):
             total = total + self.scale * (x * piece.block.times(x)).sum((-2, -1))
         return total
 
-    def output_covariance(self, rows: Rows) -> Tensor:
+    def output_covariance(self, rows: JacobianRows) -> Tensor:
         pieces = {piece.block.place.key: piece for piece in self.pieces}
         total = rows.outputs.new_zeros(len(rows), rows.count, rows.count)
         for part in rows.parts:

@@ -27,18 +27,15 @@ from torch import Tensor
 from priory.core.errors import InputError, require, whole
 from priory.core.linalg import eigh
 from priory.core.streams import stream
-from priory.curvature.base import Curvature, Gaussian, Kind, Selection, check_curvature, check_kind
+from priory.curvature.base import Curvature, Gaussian, Kind, Pass, Selection, check_curvature
 from priory.curvature.diagonal import Diagonal
 from priory.curvature.full import Full, indefinite
 from priory.curvature.products import product
-from priory.network.skeleton import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from priory.core.data import Data
-    from priory.curvature.taps import Rows
-    from priory.models.target import Target
+    from priory.curvature.jacobian_parts import JacobianRows
 
 RANK = 64
 EXTRA = 10  # directions beyond the rank, which make the wanted ones accurate
@@ -64,30 +61,16 @@ class LowRank(Curvature):
         self.share = share
 
     @classmethod
-    def of(
-        cls,
-        target: Target,
-        w: Tensor,
-        data: Data,
-        selection: Selection,
-        kind: Kind = "ggn",
-        samples: int = 1,
-        generator: torch.Generator | None = None,
-        buffers: Mapping[str, Tensor] | None = None,
-        limit: int = MEMORY_LIMIT,
-        rank: int = RANK,
-        iterations: int = 4,
-        rest: bool = False,
-    ) -> LowRank:
-        """H at w by `iterations` passes over the data; a sampled Fisher has the same labels in each."""
-        check_kind(kind, samples, generator)
+    def of(cls, given: Pass, rank: int = RANK, iterations: int = 4, rest: bool = False) -> LowRank:
+        """H by `iterations` passes over the data; a sampled Fisher has the same labels in each."""
+        w, selection, kind, generator = given.w, given.selection, given.kind, given.generator
         for name, value in (("rank", rank), ("iterations", iterations)):
             require(whole(value, 1), name, "LowRank", "be an integer >= 1", repr(value))
         known = not (rest and kind == "hessian")
         require(known, "rest", "LowRank", "be False for the Hessian, whose diagonal costs p products", rest)
         none = torch.zeros(1, dtype=torch.float64, device=w.device).expand(selection.size)
         if rank >= selection.size:
-            matrix = Full.of(target, w, data, selection, kind, samples, generator, buffers, limit).matrix
+            matrix = Full.of(given).matrix
             check_curvature(matrix)
             values, vectors = eigh(matrix)
             return cls(selection, vectors.flip(1), values.flip(0), none, kind)
@@ -96,7 +79,7 @@ class LowRank(Curvature):
         def multiply(v: Tensor) -> Tensor:  # H v for columns v (p, k)
             if generator is not None and state is not None:
                 generator.set_state(state)
-            return product(target, w, data, v.mT, kind, selection, samples, generator, buffers, limit).mT
+            return product(given, v.mT).mT
 
         noise = stream(0, "low rank")
         directions = lambda k: torch.randn(selection.size, k, dtype=w.dtype, generator=noise).to(w.device)  # noqa: E731
@@ -112,7 +95,7 @@ class LowRank(Curvature):
         kept = min(rank, int((values.abs() > rounding).sum()))
         found = cls(selection, vectors[:, :kept], values[:kept], none, kind)
         if rest:
-            exact = Diagonal.of(target, w, data, selection, kind, samples, generator, buffers, limit).diagonal()
+            exact = Diagonal.of(given).diagonal()
             found.rest = (exact.double() - found.diagonal()).clamp_min(0)
             return found
         outside = 0.0
@@ -187,7 +170,7 @@ class LowRankGaussian(Gaussian):
         z = v.double()
         return ((z / self.scale).square().sum(-1) + (z @ self.vectors).square() @ self.values).to(v.dtype)
 
-    def output_covariance(self, rows: Rows) -> Tensor:
+    def output_covariance(self, rows: JacobianRows) -> Tensor:
         return torch.cat([self._between(few.dense()) for few in rows.chunks()])
 
     def _between(self, jacobian: Tensor) -> Tensor:

@@ -19,52 +19,34 @@ from torch.func import functional_call
 
 from priory.core.data import split_rows, weighted_sum
 from priory.core.errors import require
-from priory.curvature.base import BLOCK, Kind, Roots, Selection, check_kind, select
+from priory.curvature.base import BLOCK
 from priory.curvature.per_datum import parameters, twice_differentiable
-from priory.models.model import Model
-from priory.network.skeleton import MEMORY_LIMIT, checked
+from priory.network.skeleton import checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from priory.core.data import Batch, Data
+    from priory.core.data import Batch
+    from priory.curvature.base import Pass, Roots, Selection
     from priory.models.target import Target
 
 GRAPH = 8  # numbers held for each activation by a graph that is differentiated again
 
 
-def product(
-    target: Target,
-    w: Tensor,
-    data: Data,
-    v: Tensor,
-    kind: Kind = "ggn",
-    selection: Selection | None = None,
-    samples: int = 1,
-    generator: torch.Generator | None = None,
-    buffers: Mapping[str, Tensor] | None = None,
-    limit: int = MEMORY_LIMIT,
-) -> Tensor:
-    """H v at w (P,) for v (p,) or (k, p), over the selection (the whole network unless given).
-
-    The sampled Fisher draws its labels anew at each call, from the generator.
-    """
-    model = target.model
-    assert isinstance(model, Model)
-    check_kind(kind, samples, generator)
-    selection = select(model) if selection is None else selection
+def product(given: Pass, v: Tensor) -> Tensor:
+    """H v for v (p,) or (k, p). The sampled Fisher draws its labels anew at each call, from the generator."""
+    target, w, selection, buffers = given.target, given.w, given.selection, given.buffers or {}
     shaped = v.ndim in (1, 2) and v.shape[-1] == selection.size
     require(shaped, "v", "product", f"be ({selection.size},) or (k, {selection.size})", tuple(v.shape))
     vectors, total, seen = torch.atleast_2d(v), torch.zeros_like(torch.atleast_2d(v)), 0
-    roots = Roots(target, w, kind, samples, generator)
-    network = model.network
-    network.use_buffers(buffers or {})
+    roots, network = given.roots(), target.network_model("Curvature").network
+    network.use_buffers(buffers)
     network.set_mode(train=False)
-    for batch in data.blocks(BLOCK):
-        columns = _numbers_of_columns(target, w, batch, roots, buffers or {})
-        each = (GRAPH * network.activations(batch[:-1], buffers or {}) + columns) * w.element_size()
-        rows = max(1, min(len(batch[0]), limit // each))
-        together = max(1, min(len(vectors), limit // (each * rows)))
+    for batch in given.data.blocks(BLOCK):
+        columns = _numbers_of_columns(target, w, batch, roots, buffers)
+        each = (GRAPH * network.activations(batch[:-1], buffers) + columns) * w.element_size()
+        rows = max(1, min(len(batch[0]), given.limit // each))
+        together = max(1, min(len(vectors), given.limit // (each * rows)))
         for some in split_rows(batch, rows):
             total += _of_rows(target, w, some, vectors, roots, selection, together)
         seen += len(batch[0])
@@ -76,9 +58,7 @@ def _numbers_of_columns(target: Target, w: Tensor, batch: Batch, roots: Roots, b
     """How many numbers the columns s_c of one datum hold; none for the Hessian."""
     if roots.kind == "hessian":
         return 0
-    assert isinstance(target.model, Model)
-    with torch.no_grad():
-        first = target.model.outputs(w[None], tuple(x[:2] for x in batch[:-1]), buffers, target.event)
+    first = target.outputs(w[None], tuple(x[:2] for x in batch[:-1]), buffers)
     rest = first.shape[2:]
     return roots.count(rest) * rest.numel()
 
@@ -87,8 +67,7 @@ def _of_rows(
     target: Target, w: Tensor, batch: Batch, vectors: Tensor, roots: Roots, selection: Selection, together: int
 ) -> Tensor:
     """H v of a few data, for each of the vectors (k, p), some of them together."""
-    model = target.model
-    assert isinstance(model, Model)
+    model = target.network_model("Curvature")
     inputs, targets = batch[:-1], batch[-1]
     with torch.enable_grad(), twice_differentiable():
         free = w[selection.places].detach().requires_grad_()  # (p,)

@@ -24,7 +24,7 @@ from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
 from priory.curvature import STRUCTURES, Curvature, Gaussian, select
 from priory.curvature.evidence import log_evidence
-from priory.curvature.taps import Taps, picks
+from priory.curvature.layer_jacobians import LayerJacobians, picks
 from priory.models.base import has_network
 from priory.network.skeleton import MEMORY_LIMIT
 from priory.posteriors.base import Evidence, Posterior, taking
@@ -202,7 +202,7 @@ class LaplacePosterior(Posterior):
             return self._jointly(inputs, limit)
         found = [
             (rows.outputs, self.gaussian.output_covariance(rows))
-            for rows in self._taps(inputs).rows(inputs, limit=limit)
+            for rows in self._jacobians(inputs).rows(inputs, limit=limit)
         ]
         return torch.cat([mean for mean, _ in found]), torch.cat([covariance for _, covariance in found])
 
@@ -213,15 +213,15 @@ class LaplacePosterior(Posterior):
         variances alone. A few places at a time have a forward pass and their own backward passes.
         """
         inputs = self._inputs(x)
-        taps = self._taps(inputs)
-        rest, outputs = taps.plan.rest, taps.plan.rest.numel()
+        jacobians = self._jacobians(inputs)
+        rest, outputs = jacobians.plan.rest, jacobians.plan.rest.numel()
         if outputs <= TOGETHER:
             return self.outputs(x, limit=limit)
         block = rest[-1] if len(rest) > len(self.target.event) else 1
-        wide, mean, pieces = max(block, WIDE // block * block), taps.w, []
+        wide, mean, pieces = max(block, WIDE // block * block), jacobians.w, []
         for first in range(0, outputs, wide):
             some = range(first, min(outputs, first + wide))
-            found = list(taps.rows(inputs, lambda f, _, some=some: picks(f, some), len(some), limit))
+            found = list(jacobians.rows(inputs, lambda f, _, some=some: picks(f, some), len(some), limit))
             mean = torch.cat([rows.outputs for rows in found])
             pieces += [torch.cat([blocks_of(self.gaussian.output_covariance(rows), block) for rows in found])]
         covariance = torch.cat(pieces, 1)  # (n, places, block, block)
@@ -230,8 +230,8 @@ class LaplacePosterior(Posterior):
     def _jointly(self, inputs: Batch, limit: int) -> tuple[Tensor, Tensor]:
         """J Q^-1 J' between all inputs, a block of J at a time on each side."""
         means, columns = [], []
-        taps = self._taps(inputs)
-        few = lambda: (some for rows in taps.rows(inputs, limit=limit) for some in rows.chunks(limit))  # noqa: E731
+        jacobians = self._jacobians(inputs)
+        few = lambda: (some for rows in jacobians.rows(inputs, limit=limit) for some in rows.chunks(limit))  # noqa: E731
         for left in few():
             solved = self.gaussian.solve(left.dense())  # (a, C, p)
             pieces = [torch.einsum("acp,bdp->acbd", solved, right.dense()) for right in few()]
@@ -239,8 +239,8 @@ class LaplacePosterior(Posterior):
             columns.append(torch.cat(pieces, 2))
         return torch.cat(means), torch.cat(columns)
 
-    def _taps(self, inputs: Batch) -> Taps:
-        return Taps(self.target, self.w, inputs, self.selection, self.buffers)
+    def _jacobians(self, inputs: Batch) -> LayerJacobians:
+        return LayerJacobians(self.target, self.w, inputs, self.selection, self.buffers)
 
     def _inputs(self, x: Any) -> Batch:
         prepared = super()._inputs(x)

@@ -13,7 +13,7 @@ from torch.distributions import MultivariateNormal
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.curvature import STRUCTURES, select
+from priory.curvature import STRUCTURES, Pass, select
 from priory.curvature.evidence import tune
 from priory.fitting.checkpoint import Checkpoint
 from priory.fitting.prepare import make_target
@@ -64,7 +64,7 @@ def test_it_finds_the_prior_and_the_noise_of_type_two_maximum_likelihood(structu
     assert abs(math.log(tau * SCALE**2)) > 0.5  # far from the prior that was given
 
     rows = Data.of(data, 10**6).prepared(model.prepare)
-    curvature = STRUCTURES[structure].of(posterior.target, posterior.w, rows, select(model))
+    curvature = STRUCTURES[structure].of(Pass(posterior.target, posterior.w, rows, select(model)))
     rested = tune(posterior.target, posterior.w, curvature, rows, by="layer")
     assert float(rested.factors["weight"]) == pytest.approx(1, rel=0.01)
     assert float(rested.noise["likelihood.noise"]) == pytest.approx(noise, rel=0.01)

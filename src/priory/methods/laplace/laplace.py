@@ -29,7 +29,7 @@ from priory.core.data import Data, split_rows, weighted_sum
 from priory.core.errors import InputError, require, warn, whole
 from priory.core.linalg import eigh
 from priory.core.streams import stream
-from priory.curvature import KINDS, STRUCTURES, Curvature, Gaussian, Selection, select
+from priory.curvature import KINDS, STRUCTURES, Curvature, Gaussian, Pass, Selection, select
 from priory.curvature.budget import Budget, budget
 from priory.curvature.diagonal import Diagonal
 from priory.curvature.evidence import log_evidence, prior_precision, prior_second_derivative, tune
@@ -375,8 +375,8 @@ class Laplace(Options):
         options: dict[str, Any] = {"sharing": self.sharing} if structure == "kron" else {}
         if structure == "lowrank" and self.rank is not None:
             options["rank"] = self.rank
-        kind = STRUCTURES[structure]
-        return kind.of(target, w, data, selection, self.curvature, self.samples, generator, buffers, **options)
+        given = Pass(target, w, data, selection, self.curvature, self.samples, generator, buffers)
+        return STRUCTURES[structure].of(given, **options)
 
     # A density: Newton's method to the mode.
 

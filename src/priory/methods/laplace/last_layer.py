@@ -20,7 +20,7 @@ import torch
 
 from priory.core.data import Data
 from priory.core.errors import InputError, require
-from priory.curvature import select
+from priory.curvature import Pass, select
 from priory.curvature.evidence import tune
 from priory.curvature.full import Full
 from priory.curvature.last_layer import Belief, Layer, newton
@@ -122,7 +122,7 @@ class LastLayer(Options):
             self.step(target, state, data, generator)
             for i, w in enumerate(state.w.view(-1, target.size)):
                 own = model.member(state.buffers, i)
-                of = lambda v, own=own: Full.of(target, v, data, last, "ggn", 1, generator, own)  # noqa: E731
+                of = lambda v, own=own: Full.of(Pass(target, v, data, last, buffers=own))  # noqa: E731
                 w.copy_(tune(target, w, of(w), data, own, None, kind="ggn", again=of).w)
 
     def step(self, target: Target, state: State, batch: Data, generator: torch.Generator) -> tuple[State, Info]:

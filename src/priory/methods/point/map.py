@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import require, whole
-from priory.curvature import STRUCTURES, select
+from priory.curvature import STRUCTURES, Pass, select
 from priory.curvature.evidence import tune
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
@@ -186,7 +186,7 @@ def retune(target: Target, state: State, data: Data, structure: str) -> None:
         own, buffers = {n: f.reshape(-1)[i] for n, f in state.factors.items()}, model.member(state.buffers, i)
         here = target.scaled(own)
         curvature = lambda v, here=here, buffers=buffers: STRUCTURES[structure].of(  # noqa: E731
-            here, v, data, selection, buffers=buffers
+            Pass(here, v, data, selection, buffers=buffers)
         )
         found = tune(here, w, curvature(w), data, buffers, by, again=curvature, steps=UPDATES)
         w[tail] = found.w[tail]

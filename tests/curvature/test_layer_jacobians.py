@@ -9,23 +9,24 @@ import torch
 from torch import nn
 
 import priory as pr
-from priory.curvature import select
-from priory.curvature.taps import Looked, Plain, Rows, Tapped, Taps, rooted, rows
+from priory.curvature import Pass, select
+from priory.curvature.jacobian_parts import DensePart, EmbeddingPart, JacobianRows, LayerPart
+from priory.curvature.layer_jacobians import LayerJacobians, curvature_rows, jacobian_rows
 
 EXACT: Any = {"rtol": 1e-9, "atol": 1e-10}
 
 
 def test_the_parts_are_the_jacobian_of_autograd(problem: Any) -> None:
-    found = torch.cat([r.dense() for r in rows(problem.target, problem.w, problem.inputs, problem.selection)])
+    found = torch.cat([r.dense() for r in jacobian_rows(problem.target, problem.w, problem.inputs, problem.selection)])
     torch.testing.assert_close(found, problem.jacobian(), **EXACT)
 
 
 def test_the_layers_without_a_rule_are_those_expected(problem: Any) -> None:
-    taps = Taps(problem.target, problem.w, problem.inputs, problem.selection)
+    taps = LayerJacobians(problem.target, problem.w, problem.inputs, problem.selection)
     assert set(taps.plan.plain) == problem.plain
 
 
-def only(found: Any) -> Rows:
+def only(found: Any) -> JacobianRows:
     (one,) = found
     return one
 
@@ -42,13 +43,13 @@ def chain(make_problem: Any) -> Any:
 
 
 def test_chunks_under_a_small_limit_are_the_same_rows(chain: Any) -> None:
-    few = list(rows(chain.target, chain.w, chain.inputs, chain.selection, limit=1500))
+    few = list(jacobian_rows(chain.target, chain.w, chain.inputs, chain.selection, limit=1500))
     assert len(few) > 2
     torch.testing.assert_close(torch.cat([r.dense() for r in few]), chain.jacobian(), **EXACT)
 
 
 def test_chunks_for_the_dense_jacobian_are_the_same_rows(problem: Any) -> None:
-    found = only(rows(problem.target, problem.w, problem.inputs, problem.selection))
+    found = only(jacobian_rows(problem.target, problem.w, problem.inputs, problem.selection))
     few = list(found.chunks(limit=1))
     assert [len(r) for r in few] == [1, 1, 1]
     torch.testing.assert_close(torch.cat([r.dense() for r in few]), found.dense(), **EXACT)
@@ -63,7 +64,7 @@ def test_cotangents_multiply_the_jacobian(chain: Any) -> None:
         seen.append(outputs)
         return given[:, some]
 
-    found = rows(chain.target, chain.w, chain.inputs, chain.selection, cotangents, limit=1500)
+    found = jacobian_rows(chain.target, chain.w, chain.inputs, chain.selection, cotangents, limit=1500)
     expected = torch.einsum("dnc,ncp->ndp", given, chain.jacobian())
     torch.testing.assert_close(torch.cat([r.dense() for r in found]), expected, **EXACT)
     torch.testing.assert_close(torch.cat(seen), chain.target.model.net(*chain.inputs).detach(), **EXACT)
@@ -72,13 +73,13 @@ def test_cotangents_multiply_the_jacobian(chain: Any) -> None:
 @pytest.mark.parametrize("over", ["last", ["0.bias"], ["0.weight"], ["*.bias"], ["3.weight", "0.*"]])
 def test_a_selection_has_its_columns_of_the_jacobian(chain: Any, over: Any) -> None:
     selection = select(chain.target.model, over)
-    found = only(rows(chain.target, chain.w, chain.inputs, selection))
+    found = only(jacobian_rows(chain.target, chain.w, chain.inputs, selection))
     torch.testing.assert_close(found.dense(), chain.jacobian()[..., selection.places], **EXACT)
 
 
 def test_one_row_is_enough(problem: Any) -> None:
     one = tuple(x[:1] for x in problem.inputs)
-    found = only(rows(problem.target, problem.w, one, problem.selection))
+    found = only(jacobian_rows(problem.target, problem.w, one, problem.selection))
     torch.testing.assert_close(found.dense(), problem.jacobian(one), **EXACT)
 
 
@@ -87,18 +88,18 @@ def test_the_buffers_of_a_fit_are_read(make_problem: Any) -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double()
     made = make_problem(net, pr.Gaussian(noise=1.0), torch.randn(4, 2).double(), torch.randn(4, 1).double())
     given = {name: b.clone() for name, b in made.target.model.network.given.items()}
-    before = only(rows(made.target, made.w, made.inputs, made.selection, buffers=given)).dense()
+    before = only(jacobian_rows(made.target, made.w, made.inputs, made.selection, buffers=given)).dense()
     given["1.running_var"] *= 4
-    after = only(rows(made.target, made.w, made.inputs, made.selection, buffers=given)).dense()
+    after = only(jacobian_rows(made.target, made.w, made.inputs, made.selection, buffers=given)).dense()
     first = made.selection.spans()["0.weight"]
     torch.testing.assert_close(after[..., first] * 2, before[..., first], rtol=1e-4, atol=1e-8)
 
 
 def test_parts_are_kept_as_factors(problem: Any) -> None:
-    found = only(rows(problem.target, problem.w, problem.inputs, problem.selection))
-    names = {part.name for part in found.parts if isinstance(part, Plain)}
+    found = only(jacobian_rows(problem.target, problem.w, problem.inputs, problem.selection))
+    names = {part.name for part in found.parts if isinstance(part, DensePart)}
     assert names == problem.plain
-    assert all(isinstance(part, (Tapped, Looked, Plain)) for part in found.parts)
+    assert all(isinstance(part, (LayerPart, EmbeddingPart, DensePart)) for part in found.parts)
 
 
 def test_roots_make_the_whole_curvature(chain: Any) -> None:
@@ -106,7 +107,9 @@ def test_roots_make_the_whole_curvature(chain: Any) -> None:
     p = torch.softmax(chain.target.model.net(*chain.inputs).detach(), -1)
     information = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
     expected = torch.einsum("nci,ncd,ndj->ij", jacobian, information, jacobian)
-    dense = torch.cat([r.dense() for r in rooted(chain.target, chain.w, chain.data, chain.selection)]).flatten(0, 1)
+    dense = torch.cat(
+        [r.dense() for r in curvature_rows(Pass(chain.target, chain.w, chain.data, chain.selection))]
+    ).flatten(0, 1)
     torch.testing.assert_close(dense.mT @ dense, expected, **EXACT)
 
 
@@ -126,7 +129,7 @@ def test_hooks_and_settings_are_put_back(chain: Any) -> None:
     network, net = chain.target.model.network, chain.target.model.net
     before, theirs = traces(network), {name: t.clone() for name, t in net.state_dict().items()}
     assert True in before[1]
-    list(rows(chain.target, chain.w, chain.inputs, select(chain.target.model, "last")))
+    list(jacobian_rows(chain.target, chain.w, chain.inputs, select(chain.target.model, "last")))
     assert traces(network) == before
     assert all(torch.equal(t, theirs[name]) for name, t in net.state_dict().items())
     assert not any(m._forward_hooks for m in net.modules())
@@ -140,15 +143,15 @@ def test_an_exception_leaves_no_hook_behind(chain: Any) -> None:
         raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
-        list(rows(chain.target, chain.w, chain.inputs, chain.selection, broken))
+        list(jacobian_rows(chain.target, chain.w, chain.inputs, chain.selection, broken))
     with pytest.raises(RuntimeError):
-        list(rows(chain.target, chain.w, (torch.randn(6, 1, 9).double(),), chain.selection))
+        list(jacobian_rows(chain.target, chain.w, (torch.randn(6, 1, 9).double(),), chain.selection))
     assert traces(network) == before
 
 
 def test_an_iterator_left_half_way_leaves_no_hook_behind(chain: Any) -> None:
     before = traces(chain.target.model.network)
-    next(rows(chain.target, chain.w, chain.inputs, chain.selection, limit=1500))
+    next(jacobian_rows(chain.target, chain.w, chain.inputs, chain.selection, limit=1500))
     assert traces(chain.target.model.network) == before
 
 
@@ -158,6 +161,6 @@ def test_a_persons_hook_that_changes_an_output_is_heard(make_problem: Any) -> No
     net[0].register_forward_hook(lambda _module, _args, out: out**2)
     net[2].register_forward_pre_hook(lambda _module, args: (args[0] * 3,))
     made = make_problem(net, pr.Gaussian(noise=1.0), torch.randn(4, 2).double(), torch.randn(4, 2).double())
-    found = only(rows(made.target, made.w, made.inputs, made.selection))
-    assert not any(isinstance(part, Plain) for part in found.parts)
+    found = only(jacobian_rows(made.target, made.w, made.inputs, made.selection))
+    assert not any(isinstance(part, DensePart) for part in found.parts)
     torch.testing.assert_close(found.dense(), made.jacobian(), **EXACT)

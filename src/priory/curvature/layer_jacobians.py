@@ -33,213 +33,29 @@ from torch.nn.functional import pad
 
 from priory.core.errors import require
 from priory.core.streams import stream
-from priory.curvature.base import BLOCK, Roots, check_kind
+from priory.curvature.base import BLOCK
+from priory.curvature.jacobian_parts import DensePart, EmbeddingPart, JacobianRows, LayerPart, MatrixSlice
 from priory.curvature.per_datum import gradients, places_within
-from priory.models.model import Model
 from priory.network.skeleton import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from priory.core.data import Batch, Data
-    from priory.curvature.base import Kind, Selection
+    from priory.core.data import Batch
+    from priory.curvature.base import Pass, Selection
+    from priory.curvature.jacobian_parts import JacobianPart
     from priory.models.target import Target
     from priory.network.skeleton import Network
 
     Cotangents = Callable[[Tensor, slice], Tensor]  # arranged outputs (n, *rest) of some rows -> (C, n, *rest)
 
-FORMED = 1 << 22  # numbers of a Jacobian that are formed at a time where positions have to be summed
-CACHED = 1 << 25  # bytes of parts that are worked on together, if that is enough rows: more fall out of the cache
-ENOUGH = 128  # rows
+CACHED_BYTES = 1 << 25  # of parts that are worked on together, if that is enough rows: more fall out of the cache
+MIN_ROWS_TOGETHER = 128
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-RULED = {layer.forward for layer in (nn.Linear, *CONVOLUTIONS, nn.Embedding)}
+RULED_FORWARDS = {layer.forward for layer in (nn.Linear, *CONVOLUTIONS, nn.Embedding)}
 
 
-# Parts of a Jacobian.
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a matrix of parameters lies among the p coordinates: a weight row by row, and a bias as its last column."""
-
-    weight: slice | None
-    bias: slice | None
-    shape: tuple[int, int]  # with the bias's column
-
-    def read(self, v: Tensor) -> Tensor:
-        """The matrix inside v (..., p), (..., rows, columns)."""
-        parts = []
-        if self.weight is not None:
-            parts.append(v[..., self.weight].unflatten(-1, (self.shape[0], -1)))
-        if self.bias is not None:
-            parts.append(v[..., self.bias].unsqueeze(-1))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-    def add(self, matrix: Tensor, v: Tensor) -> None:
-        """Add a matrix (..., rows, columns) to its place in v (..., p)."""
-        columns = self.shape[1] - (self.bias is not None)
-        if self.weight is not None:
-            v[..., self.weight] += matrix[..., :columns].flatten(-2)
-        if self.bias is not None:
-            v[..., self.bias] += matrix[..., -1]
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """What tells it from other places."""
-        weight, bias = (-1 if part is None else part.start for part in (self.weight, self.bias))
-        return weight, bias
-
-
-@dataclass(frozen=True)
-class Tapped:
-    """A layer's share: d f_c / d W = sum_t g_ct a_t' for each datum."""
-
-    place: Place
-    a: Tensor  # (n, T, in), with a 1 at the end where there is a bias
-    g: Tensor  # (C, n, T, out)
-
-    @property
-    def numbers(self) -> tuple[int, int]:
-        """How many are held: whatever the cotangents, and for all of them."""
-        return self.a.numel(), self.g.numel()
-
-    def at(self, some: slice) -> Tapped:
-        """The share of some of the data."""
-        return Tapped(self.place, self.a[some], self.g[:, some])
-
-    def formed(self) -> Iterator[tuple[slice, slice, Tensor]]:
-        """The Jacobian (m, C, k, in) of m data and k rows of the weight at a time."""
-        c, n, _, out = self.g.shape
-        wide = self.a.shape[-1]
-        rows = max(1, min(n, FORMED // (c * out * wide)))
-        some = max(1, min(out, FORMED // (c * wide * rows)))
-        for first in range(0, n, rows):
-            data = slice(first, min(n, first + rows))
-            for top in range(0, out, some):
-                units = slice(top, min(out, top + some))
-                g = self.g[:, data, :, units].permute(1, 0, 3, 2).flatten(1, 2)  # (m, C k, T)
-                yield data, units, torch.bmm(g, self.a[data]).unflatten(1, (c, -1))
-
-    def put(self, dense: Tensor) -> None:
-        """Add the share to a Jacobian (n, C, p)."""
-        self.place.add(torch.einsum("cnto,nti->ncoi", self.g, self.a), dense)
-
-    def squares(self) -> Tensor:
-        """Squares of the Jacobian's entries, summed over data and outputs, (out, in)."""
-        if self.a.shape[1] == 1:
-            return self.g[:, :, 0].square().sum(0).mT @ self.a[:, 0].square()
-        total = self.a.new_zeros(self.g.shape[-1], self.a.shape[-1])
-        for _, units, jacobian in self.formed():
-            total[units] += jacobian.square().sum((0, 1))
-        return total
-
-    def covariance(self, weights: Tensor) -> Tensor:
-        """J diag(weights) J' for each datum, (n, C, C), of weights (out, in)."""
-        if self.a.shape[1] == 1:
-            g = self.g[:, :, 0]
-            return _inner(g * (self.a[:, 0].square() @ weights.mT), g)
-        c, n = self.g.shape[:2]
-        total = self.a.new_zeros(n, c, c)
-        for data, units, jacobian in self.formed():
-            total[data] += (jacobian * weights[units]).flatten(2) @ jacobian.flatten(2).mT
-        return total
-
-
-@dataclass(frozen=True)
-class Looked:
-    """An embedding's share, whose a_t picks one row of the weight: d f_c / d W[v] = sum over t with index v of g_ct."""
-
-    place: Place
-    index: Tensor  # (n, T)
-    present: Tensor  # (n, T): 0 at the padding, which learns nothing, and 1 elsewhere
-    g: Tensor  # (C, n, T, out), 0 at the padding
-
-    @property
-    def numbers(self) -> tuple[int, int]:
-        return self.index.numel() * self.index.shape[1], 2 * self.g.numel()
-
-    def at(self, some: slice) -> Looked:
-        return Looked(self.place, self.index[some], self.present[some], self.g[:, some])
-
-    def met(self) -> Tensor:
-        """At each position, g summed over all positions of the datum with the same index, (C, n, T, out)."""
-        same = self.index.unsqueeze(-1) == self.index.unsqueeze(-2)
-        return same.to(self.g) @ self.g
-
-    def put(self, dense: Tensor) -> None:
-        c, n, t, out = self.g.shape
-        found = dense.new_zeros(n, c, *self.place.shape)
-        found.scatter_add_(2, self.index[:, None, :, None].expand(n, c, t, out), self.g.movedim(0, 1))
-        self.place.add(found, dense)
-
-    def squares(self) -> Tensor:
-        each = (self.g * self.met()).sum(0).flatten(0, 1)
-        return each.new_zeros(self.place.shape).index_add_(0, self.index.flatten(), each)
-
-    def covariance(self, weights: Tensor) -> Tensor:
-        return _inner((self.g * weights[self.index]).flatten(2), self.met().flatten(2))
-
-
-@dataclass(frozen=True)
-class Plain:
-    """The share of a parameter without a rule: its rows as they are."""
-
-    place: Place  # of one row
-    rows: Tensor  # (n, C, k)
-    name: str
-
-    def at(self, some: slice) -> Plain:
-        return Plain(self.place, self.rows[some], self.name)
-
-    def put(self, dense: Tensor) -> None:
-        self.place.add(self.rows.unsqueeze(-2), dense)
-
-    def squares(self) -> Tensor:
-        return self.rows.square().sum((0, 1)).unsqueeze(0)
-
-    def covariance(self, weights: Tensor) -> Tensor:
-        return (self.rows * weights) @ self.rows.mT
-
-
-def _inner(x: Tensor, y: Tensor) -> Tensor:
-    """sum_k x_cnk y_dnk, (n, C, C)."""
-    return torch.bmm(x.movedim(0, 1), y.permute(1, 2, 0))
-
-
-Part = Tapped | Looked | Plain
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Cotangents times the Jacobian, C rows for each of a few data, as parts."""
-
-    parts: list[Part]
-    outputs: Tensor  # (n, *rest), arranged
-    count: int  # C
-    touched: int  # coordinates of the parts' parameters
-    among: Tensor | None = None  # where the p coordinates lie among them, if they are not all
-    weights: Tensor | None = None  # (n,), of the data, whose square roots are in the cotangents already
-
-    def __len__(self) -> int:
-        return len(self.outputs)
-
-    def dense(self) -> Tensor:
-        """(n, C, p), for small problems."""
-        found = self.outputs.new_zeros(len(self), self.count, self.touched)
-        for part in self.parts:
-            part.put(found)
-        return found if self.among is None else found[..., self.among]
-
-    def chunks(self, limit: int = MEMORY_LIMIT) -> Iterator[Rows]:
-        """The same for a few data at a time, so that three dense Jacobians in float64 stay under `limit` bytes."""
-        few = max(1, limit // (24 * self.count * self.touched))
-        for start in range(0, len(self), few):
-            some = slice(start, start + few)
-            own = None if self.weights is None else self.weights[some]
-            yield replace(self, parts=[part.at(some) for part in self.parts], outputs=self.outputs[some], weights=own)
-
-
-def rows(
+def jacobian_rows(
     target: Target,
     w: Tensor,
     inputs: Batch,
@@ -247,38 +63,28 @@ def rows(
     cotangents: Cotangents | None = None,
     buffers: Mapping[str, Tensor] | None = None,
     limit: int = MEMORY_LIMIT,
-) -> Iterator[Rows]:
+) -> Iterator[JacobianRows]:
     """The Jacobian of the arranged outputs at inputs, or cotangents times it: as many data at a time as `limit` holds.
 
-    That limit is on the parts, in bytes; where they are to be made dense, `Rows.chunks` has fewer data at a time.
+    That limit is on the parts, in bytes; where they are to be made dense, `JacobianRows.chunks` has fewer data at a
+    time.
     """
-    yield from Taps(target, w, inputs, selection, buffers).rows(inputs, cotangents, limit=limit)
+    yield from LayerJacobians(target, w, inputs, selection, buffers).rows(inputs, cotangents, limit=limit)
 
 
-def rooted(
-    target: Target,
-    w: Tensor,
-    data: Data,
-    selection: Selection,
-    kind: Kind = "ggn",
-    samples: int = 1,
-    generator: torch.Generator | None = None,
-    buffers: Mapping[str, Tensor] | None = None,
-    limit: int = MEMORY_LIMIT,
-) -> Iterator[Rows]:
+def curvature_rows(given: Pass) -> Iterator[JacobianRows]:
     """Rows whose outer products add up to H over one pass of the data, but for the factor N / rows seen."""
-    check_kind(kind, samples, generator)
     must = "be 'ggn', 'fisher' or 'empirical' for a structure that is made of squares"
-    require(kind != "hessian", "curvature", "Laplace", must, repr(kind))
-    roots, taps = Roots(target, w, kind, samples, generator), None
-    for batch in data.blocks(BLOCK):
-        inputs, targets, weights = batch[:-1], batch[-1], target.row_weights(batch)
-        taps = taps or Taps(target, w, inputs, selection, buffers)
-        count = roots.count(taps.plan.rest)
+    require(given.kind != "hessian", "curvature", "Laplace", must, repr(given.kind))
+    roots, jacobians = given.roots(), None
+    for batch in given.data.blocks(BLOCK):
+        inputs, targets, weights = batch[:-1], batch[-1], given.target.row_weights(batch)
+        jacobians = jacobians or LayerJacobians(given.target, given.w, inputs, given.selection, given.buffers)
+        count = roots.count(jacobians.plan.rest)
         at = lambda some, weights=weights: None if weights is None else weights[some]  # noqa: E731
         columns = lambda outputs, some, y=targets, at=at: roots(outputs, y[some], at(some))  # noqa: E731
         first = 0
-        for found in taps.rows(inputs, columns, count, limit):
+        for found in jacobians.rows(inputs, columns, count, given.limit):
             some = slice(first, first + len(found))
             yield found if weights is None else replace(found, weights=weights[some])
             first = some.stop
@@ -288,7 +94,7 @@ def rooted(
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """One use of a layer: what it was given, and where gradients of what it gave arrive."""
 
     module: nn.Module
@@ -298,7 +104,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Ruled:
+class RuledLayer:
     """A weight and its bias, or one of them, and the layers that read it."""
 
     weight: str | None
@@ -312,20 +118,22 @@ class Ruled:
 
 
 @dataclass(frozen=True)
-class Plan:
+class JacobianPlan:
     """Where to listen, and how much is heard."""
 
-    ruled: list[Ruled]
+    ruled: list[RuledLayer]
     plain: list[str]  # parameters without a rule
     rest: torch.Size  # of one datum's arranged outputs
     held: int  # numbers a datum
     of_each: int  # and for each of its cotangents
 
 
-PLANS: WeakKeyDictionary[Network, dict[tuple[Any, ...], Plan]] = WeakKeyDictionary()  # by what is asked and given
+PLANS: WeakKeyDictionary[Network, dict[tuple[Any, ...], JacobianPlan]] = (
+    WeakKeyDictionary()
+)  # by what is asked and given
 
 
-class Taps:
+class LayerJacobians:
     """A network at w with a plan for inputs of these shapes, made once from the first two rows."""
 
     def __init__(
@@ -336,9 +144,8 @@ class Taps:
         selection: Selection,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> None:
-        assert isinstance(target.model, Model)
-        self.model, self.event, self.w = target.model, target.event, w
-        self.network, self.buffers, self.selection = target.model.network, buffers or {}, selection
+        self.model, self.event, self.w = target.network_model("A Jacobian"), target.event, w
+        self.network, self.buffers, self.selection = self.model.network, buffers or {}, selection
         self.among = places_within(target, selection)
         self.spans: dict[str, slice] = {}  # where each name lies among the coordinates of the parts
         self.touched = 0
@@ -358,11 +165,11 @@ class Taps:
         cotangents: Cotangents | None = None,
         count: int | None = None,
         limit: int = MEMORY_LIMIT,
-    ) -> Iterator[Rows]:
+    ) -> Iterator[JacobianRows]:
         """Cotangents (every output's own, if None) times the Jacobian; `count` of them, or as many as outputs."""
         n, c = len(inputs[0]), count or self.plan.rest.numel()
         each = (self.plan.held + c * self.plan.of_each) * self.w.element_size()
-        at_a_time = max(1, min(limit // each, max(ENOUGH, CACHED // each)))
+        at_a_time = max(1, min(limit // each, max(MIN_ROWS_TOGETHER, CACHED_BYTES // each)))
         chunks = -(-n // at_a_time)
         for i in range(chunks):
             some = slice(i * n // chunks, (i + 1) * n // chunks)
@@ -370,18 +177,18 @@ class Taps:
             given = every_output if cotangents is None else lambda outputs, s=some: cotangents(outputs, s)
             yield self._pass(part, given)
 
-    def _pass(self, inputs: Batch, cotangents: Callable[[Tensor], Tensor]) -> Rows:
+    def _pass(self, inputs: Batch, cotangents: Callable[[Tensor], Tensor]) -> JacobianRows:
         with self._listening(self.plan.ruled) as calls:
             outputs = self._forward(inputs)
             given = cotangents(outputs.detach())
             by_block = self._tapped(outputs, given, calls, self.plan.ruled)
-        parts: list[Part] = [part for found in by_block.values() for part in found]
+        parts: list[JacobianPart] = [part for found in by_block.values() for part in found]
         outputs = outputs.detach()
         if self.plan.plain:
             found = gradients(self.network, self.w, inputs, given, self.plan.plain, self._arrange, self.buffers)
             for name, g in found.items():
-                parts.append(Plain(self._place(name, None, 1, g[0, 0].numel()), g.flatten(2), name))
-        return Rows(parts, outputs, len(given), self.touched, self.among)
+                parts.append(DensePart(self._place(name, None, 1, g[0, 0].numel()), g.flatten(2), name))
+        return JacobianRows(parts, outputs, len(given), self.touched, self.among)
 
     def _forward(self, inputs: Batch) -> Tensor:
         return self._arrange(self.network(self.w, inputs, self.buffers, train=False))
@@ -390,15 +197,15 @@ class Taps:
         return self.model.likelihood.arrange(outputs, self.event)
 
     @contextmanager
-    def _listening(self, ruled: list[Ruled]) -> Iterator[list[Call]]:
+    def _listening(self, ruled: list[RuledLayer]) -> Iterator[list[LayerCall]]:
         """Hooks on the layers, and gradients for their parameters alone; all is put back after."""
-        calls: list[Call] = []
+        calls: list[LayerCall] = []
 
         def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
             if not output.requires_grad:
                 return output
             x = args[0] if args else kwargs["input"]
-            calls.append(Call(module, x.detach(), get_gradient_edge(output), output.shape))
+            calls.append(LayerCall(module, x.detach(), get_gradient_edge(output), output.shape))
             return output.clone() if output._is_view() else output  # writing over a view would move the edge
 
         skeleton = self.network.skeleton
@@ -419,8 +226,8 @@ class Taps:
                 p.requires_grad_(True)
 
     def _tapped(
-        self, outputs: Tensor, cotangents: Tensor, calls: list[Call], ruled: list[Ruled]
-    ) -> dict[Ruled, list[Tapped | Looked]]:
+        self, outputs: Tensor, cotangents: Tensor, calls: list[LayerCall], ruled: list[RuledLayer]
+    ) -> dict[RuledLayer, list[LayerPart | EmbeddingPart]]:
         """One backward pass a cotangent to what the layers gave, and the parts that they make."""
         n, lead = len(outputs), {m: block.lead for block in ruled for m in block.modules}
         caught: list[Tensor] = []
@@ -440,8 +247,8 @@ class Taps:
         return {block: list(self._parts(block, n, by_module)) for block in ruled}
 
     def _parts(
-        self, block: Ruled, n: int, by_module: Mapping[nn.Module, list[tuple[Tensor, Tensor]]]
-    ) -> Iterator[Tapped | Looked]:
+        self, block: RuledLayer, n: int, by_module: Mapping[nn.Module, list[tuple[Tensor, Tensor]]]
+    ) -> Iterator[LayerPart | EmbeddingPart]:
         """The parts of one weight and its bias: positions of all calls side by side, one part a group."""
         uses = [(m, x, g) for m in block.modules for x, g in by_module.get(m, [])]
         if not uses:
@@ -449,22 +256,22 @@ class Taps:
         g = joined([g for _, _, g in uses], 2)
         ones = g.new_ones(n, g.shape[2], 1)
         if block.weight is None:
-            yield Tapped(self._place(None, block.bias, g.shape[-1], 0), ones, g)
+            yield LayerPart(self._place(None, block.bias, g.shape[-1], 0), ones, g)
         elif isinstance(first := block.modules[0], nn.Embedding):
             index = joined([batch_first(x, block.lead).reshape(n, -1) for _, x, _ in uses], 1)
             learns = [batch_first(x, block.lead).reshape(n, -1) != padding(m) for m, x, _ in uses]
             present = joined(learns, 1).to(g)
             place = self._place(block.weight, None, first.num_embeddings, g.shape[-1])
-            yield Looked(place, index, present, g * present.unsqueeze(-1))
+            yield EmbeddingPart(place, index, present, g * present.unsqueeze(-1))
         else:
             a = joined([positions_of_input(m, x, n, block.lead) for m, x, _ in uses], 1)  # (n, T, groups, in)
             out = g.shape[-1] // a.shape[2]
             for i, own in enumerate(a.unbind(2)):
                 place = self._place(block.weight, block.bias, out, own.shape[-1], i)
                 own = own if block.bias is None else torch.cat([own, ones], -1)
-                yield Tapped(place, own, g[..., i * out : (i + 1) * out])
+                yield LayerPart(place, own, g[..., i * out : (i + 1) * out])
 
-    def _place(self, weight: str | None, bias: str | None, rows: int, columns: int, group: int = 0) -> Place:
+    def _place(self, weight: str | None, bias: str | None, rows: int, columns: int, group: int = 0) -> MatrixSlice:
         """Where a matrix of these parameters, or one of its groups of rows, lies among the parts' coordinates."""
 
         def part(name: str | None, size: int) -> slice | None:
@@ -473,18 +280,18 @@ class Taps:
             start = self.spans[name].start + group * size
             return slice(start, start + size)
 
-        return Place(part(weight, rows * columns), part(bias, rows), (rows, columns + (bias is not None)))
+        return MatrixSlice(part(weight, rows * columns), part(bias, rows), (rows, columns + (bias is not None)))
 
     # What the first rows tell.
 
-    def _examined(self, few: Batch) -> Plan:
+    def _examined(self, few: Batch) -> JacobianPlan:
         """Find the layers whose rule gives autograd's gradient for the first row, and how much they hold."""
         with torch.no_grad():
             outputs = self._forward(few)
         cotangent = torch.zeros_like(outputs)
         cotangent[0] = torch.randn(outputs.shape[1:], generator=stream(0, "taps"), dtype=torch.float64).to(cotangent)
         unsure = layers_with_a_rule(self.network, self.selection.names)
-        believed: dict[Ruled, list[Tapped | Looked]] = {}
+        believed: dict[RuledLayer, list[LayerPart | EmbeddingPart]] = {}
         for lead in (0, 1):
             if unsure:
                 believed |= self._believed(few, cotangent, [replace(block, lead=lead) for block in unsure])
@@ -496,9 +303,11 @@ class Taps:
         numbers = [part.numbers for parts in believed.values() for part in parts]
         held, of_each = (sum(pair[i] for pair in numbers) // len(outputs) for i in (0, 1))
         held += self.network.activations(few, self.buffers)
-        return Plan(list(believed), plain, outputs.shape[1:], held, of_each + 3 * of_plain)
+        return JacobianPlan(list(believed), plain, outputs.shape[1:], held, of_each + 3 * of_plain)
 
-    def _believed(self, few: Batch, cotangent: Tensor, tried: list[Ruled]) -> dict[Ruled, list[Tapped | Looked]]:
+    def _believed(
+        self, few: Batch, cotangent: Tensor, tried: list[RuledLayer]
+    ) -> dict[RuledLayer, list[LayerPart | EmbeddingPart]]:
         """Those of the layers, with their parts, that tell the rows apart as autograd does."""
         n, leaves = len(few[0]), dict(self.network.skeleton.named_parameters())
         names = [name for block in tried for name in block.names]
@@ -543,12 +352,12 @@ def picks(outputs: Tensor, some: range) -> Tensor:
     return found.reshape(len(some), 1, *rest).expand(len(some), *outputs.shape)
 
 
-def layers_with_a_rule(network: Network, names: Sequence[str]) -> list[Ruled]:
+def layers_with_a_rule(network: Network, names: Sequence[str]) -> list[RuledLayer]:
     """Weights and biases of known layers, together where they are always used together."""
     own = {id(p): name for name, p in network.skeleton.named_parameters() if name in names}
     readers: dict[tuple[str | None, str | None], list[nn.Module]] = defaultdict(list)
     for module in network.skeleton.modules():
-        if type(module).forward in RULED and "forward" not in vars(module):
+        if type(module).forward in RULED_FORWARDS and "forward" not in vars(module):
             weight, bias = (own.get(id(module._parameters.get(key))) for key in ("weight", "bias"))
             if weight or bias:
                 readers[weight, bias].append(module)
@@ -559,7 +368,7 @@ def layers_with_a_rule(network: Network, names: Sequence[str]) -> list[Ruled]:
         for key in [(weight, None), (None, bias)] if apart else [(weight, bias)]:
             blocks[key] += modules
     return [
-        Ruled(weight, bias, tuple(modules))
+        RuledLayer(weight, bias, tuple(modules))
         for (weight, bias), modules in blocks.items()
         if weight is None or len({(isinstance(m, nn.Embedding), getattr(m, "groups", 1)) for m in modules}) == 1
     ]
@@ -568,7 +377,7 @@ def layers_with_a_rule(network: Network, names: Sequence[str]) -> list[Ruled]:
 # Positions.
 
 
-def divides(call: Call, n: int, lead: int) -> bool:
+def divides(call: LayerCall, n: int, lead: int) -> bool:
     """Whether a layer's inputs can be told apart by datum along this dimension."""
     if isinstance(call.module, CONVOLUTIONS):
         return lead == 0 and call.x.ndim == len(call.module.kernel_size) + 2 and len(call.x) % n == 0

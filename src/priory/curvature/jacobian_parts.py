@@ -1,0 +1,205 @@
+"""The parts of a Jacobian, one per layer or parameter, kept as factors.
+
+    LayerPart        a linear layer or a convolution: d f_c / d W = sum_t g_ct a_t'
+    EmbeddingPart    an embedding, whose a_t picks one row of the weight
+    DensePart        any other parameter: its rows as they are
+
+`JacobianRows` holds the parts of a few data. It is made by `layer_jacobians`, and each structure of curvature reads it
+in its own way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from priory.network.skeleton import MEMORY_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_JACOBIAN_NUMBERS = 1 << 22  # of a Jacobian that are formed at a time where positions have to be summed
+
+
+@dataclass(frozen=True)
+class MatrixSlice:
+    """Where a matrix of parameters lies among the p coordinates: a weight row by row, and a bias as its last column."""
+
+    weight: slice | None
+    bias: slice | None
+    shape: tuple[int, int]  # with the bias's column
+
+    def read(self, v: Tensor) -> Tensor:
+        """The matrix inside v (..., p), (..., rows, columns)."""
+        parts = []
+        if self.weight is not None:
+            parts.append(v[..., self.weight].unflatten(-1, (self.shape[0], -1)))
+        if self.bias is not None:
+            parts.append(v[..., self.bias].unsqueeze(-1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def add(self, matrix: Tensor, v: Tensor) -> None:
+        """Add a matrix (..., rows, columns) to its place in v (..., p)."""
+        columns = self.shape[1] - (self.bias is not None)
+        if self.weight is not None:
+            v[..., self.weight] += matrix[..., :columns].flatten(-2)
+        if self.bias is not None:
+            v[..., self.bias] += matrix[..., -1]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells it from other places."""
+        weight, bias = (-1 if part is None else part.start for part in (self.weight, self.bias))
+        return weight, bias
+
+
+@dataclass(frozen=True)
+class LayerPart:
+    """A layer's share: d f_c / d W = sum_t g_ct a_t' for each datum."""
+
+    place: MatrixSlice
+    a: Tensor  # (n, T, in), with a 1 at the end where there is a bias
+    g: Tensor  # (C, n, T, out)
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """How many are held: whatever the cotangents, and for all of them."""
+        return self.a.numel(), self.g.numel()
+
+    def at(self, some: slice) -> LayerPart:
+        """The share of some of the data."""
+        return LayerPart(self.place, self.a[some], self.g[:, some])
+
+    def formed(self) -> Iterator[tuple[slice, slice, Tensor]]:
+        """The Jacobian (m, C, k, in) of m data and k rows of the weight at a time."""
+        c, n, _, out = self.g.shape
+        wide = self.a.shape[-1]
+        rows = max(1, min(n, MAX_JACOBIAN_NUMBERS // (c * out * wide)))
+        some = max(1, min(out, MAX_JACOBIAN_NUMBERS // (c * wide * rows)))
+        for first in range(0, n, rows):
+            data = slice(first, min(n, first + rows))
+            for top in range(0, out, some):
+                units = slice(top, min(out, top + some))
+                g = self.g[:, data, :, units].permute(1, 0, 3, 2).flatten(1, 2)  # (m, C k, T)
+                yield data, units, torch.bmm(g, self.a[data]).unflatten(1, (c, -1))
+
+    def put(self, dense: Tensor) -> None:
+        """Add the share to a Jacobian (n, C, p)."""
+        self.place.add(torch.einsum("cnto,nti->ncoi", self.g, self.a), dense)
+
+    def squares(self) -> Tensor:
+        """Squares of the Jacobian's entries, summed over data and outputs, (out, in)."""
+        if self.a.shape[1] == 1:
+            return self.g[:, :, 0].square().sum(0).mT @ self.a[:, 0].square()
+        total = self.a.new_zeros(self.g.shape[-1], self.a.shape[-1])
+        for _, units, jacobian in self.formed():
+            total[units] += jacobian.square().sum((0, 1))
+        return total
+
+    def covariance(self, weights: Tensor) -> Tensor:
+        """J diag(weights) J' for each datum, (n, C, C), of weights (out, in)."""
+        if self.a.shape[1] == 1:
+            g = self.g[:, :, 0]
+            return _inner(g * (self.a[:, 0].square() @ weights.mT), g)
+        c, n = self.g.shape[:2]
+        total = self.a.new_zeros(n, c, c)
+        for data, units, jacobian in self.formed():
+            total[data] += (jacobian * weights[units]).flatten(2) @ jacobian.flatten(2).mT
+        return total
+
+
+@dataclass(frozen=True)
+class EmbeddingPart:
+    """An embedding's share, whose a_t picks one row of the weight: d f_c / d W[v] = sum over t with index v of g_ct."""
+
+    place: MatrixSlice
+    index: Tensor  # (n, T)
+    present: Tensor  # (n, T): 0 at the padding, which learns nothing, and 1 elsewhere
+    g: Tensor  # (C, n, T, out), 0 at the padding
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        return self.index.numel() * self.index.shape[1], 2 * self.g.numel()
+
+    def at(self, some: slice) -> EmbeddingPart:
+        return EmbeddingPart(self.place, self.index[some], self.present[some], self.g[:, some])
+
+    def met(self) -> Tensor:
+        """At each position, g summed over all positions of the datum with the same index, (C, n, T, out)."""
+        same = self.index.unsqueeze(-1) == self.index.unsqueeze(-2)
+        return same.to(self.g) @ self.g
+
+    def put(self, dense: Tensor) -> None:
+        c, n, t, out = self.g.shape
+        found = dense.new_zeros(n, c, *self.place.shape)
+        found.scatter_add_(2, self.index[:, None, :, None].expand(n, c, t, out), self.g.movedim(0, 1))
+        self.place.add(found, dense)
+
+    def squares(self) -> Tensor:
+        each = (self.g * self.met()).sum(0).flatten(0, 1)
+        return each.new_zeros(self.place.shape).index_add_(0, self.index.flatten(), each)
+
+    def covariance(self, weights: Tensor) -> Tensor:
+        return _inner((self.g * weights[self.index]).flatten(2), self.met().flatten(2))
+
+
+@dataclass(frozen=True)
+class DensePart:
+    """The share of a parameter without a rule: its rows as they are."""
+
+    place: MatrixSlice  # of one row
+    rows: Tensor  # (n, C, k)
+    name: str
+
+    def at(self, some: slice) -> DensePart:
+        return DensePart(self.place, self.rows[some], self.name)
+
+    def put(self, dense: Tensor) -> None:
+        self.place.add(self.rows.unsqueeze(-2), dense)
+
+    def squares(self) -> Tensor:
+        return self.rows.square().sum((0, 1)).unsqueeze(0)
+
+    def covariance(self, weights: Tensor) -> Tensor:
+        return (self.rows * weights) @ self.rows.mT
+
+
+def _inner(x: Tensor, y: Tensor) -> Tensor:
+    """sum_k x_cnk y_dnk, (n, C, C)."""
+    return torch.bmm(x.movedim(0, 1), y.permute(1, 2, 0))
+
+
+JacobianPart = LayerPart | EmbeddingPart | DensePart
+
+
+@dataclass(frozen=True)
+class JacobianRows:
+    """Cotangents times the Jacobian, C rows for each of a few data, as parts."""
+
+    parts: list[JacobianPart]
+    outputs: Tensor  # (n, *rest), arranged
+    count: int  # C
+    touched: int  # coordinates of the parts' parameters
+    among: Tensor | None = None  # where the p coordinates lie among them, if they are not all
+    weights: Tensor | None = None  # (n,), of the data, whose square roots are in the cotangents already
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+    def dense(self) -> Tensor:
+        """(n, C, p), for small problems."""
+        found = self.outputs.new_zeros(len(self), self.count, self.touched)
+        for part in self.parts:
+            part.put(found)
+        return found if self.among is None else found[..., self.among]
+
+    def chunks(self, limit: int = MEMORY_LIMIT) -> Iterator[JacobianRows]:
+        """The same for a few data at a time, so that three dense Jacobians in float64 stay under `limit` bytes."""
+        few = max(1, limit // (24 * self.count * self.touched))
+        for start in range(0, len(self), few):
+            some = slice(start, start + few)
+            own = None if self.weights is None else self.weights[some]
+            yield replace(self, parts=[part.at(some) for part in self.parts], outputs=self.outputs[some], weights=own)
