@@ -17,7 +17,8 @@ from priory.core.data import Data
 from priory.core.streams import stream
 from priory.methods.mcmc.joint import log_joint
 from priory.models.target import Target
-from priory.network.graph_rules import function, tidy
+from priory.network.graph_function import function
+from priory.network.graph_rules import tidy
 from priory.network.recorded_graph import by_coordinate, by_vector
 
 DOUBLE = torch.float64
@@ -59,13 +60,13 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {  # with the operati
     "no factor": (lambda w: (w * 0.0) * 2.0, 2),
     "an infinite factor": (lambda w: (w * math.inf) * 2.0, 2),
     "wider than it was": (lambda w: w[:, :1] * ROW * 2.0, 3),
-    "a choice": (lambda w: -torch.where(w > 0, ROW, 2 * ROW) * 3.0, 2),
+    "a choice": (lambda w: -torch.where(w > 0, ROW, 2 * ROW) * 3.0, 3),
     "a choice of one": (lambda w: -torch.where(w > 0, w, 2 * ROW) * 3.0, 3),
-    "changes of shape": (lambda w: w[:, 1:2].squeeze(1).unsqueeze(1).sum(1) * w[:, 2], 3),
+    "changes of shape": (lambda w: w[:, 1:2].squeeze(1).unsqueeze(1).sum(1) * w[:, 2], 4),
     "twice the same": (lambda w: w.exp() * w.exp() + w.exp(), 3),
     "twice a product": (lambda w: (w * w) + (w * w), 2),
     "a column and a row": (lambda w: torch.bmm(w[:, :, None], w[:, None, :]), 3),
-    "two transpositions": (lambda w: w[:, :, None].transpose(1, 2).transpose(1, 2) * w[:, None, :], 3),
+    "two transpositions": (lambda w: w[:, :, None].transpose(1, 2).transpose(1, 2) * w[:, None, :], 5),
     "a product added": (lambda w: w + w * w.exp() - w * ROW, 5),
     "slices": (slices_of_a_gradient, 7),
     "other types": (lambda w: ((w.float() / 3.0) * 2.0).double() * w, 4),

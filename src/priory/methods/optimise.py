@@ -1,7 +1,16 @@
 """What methods that follow gradients share: Adam in place on one flat tensor, and learning rates from a
 schedule.
 
-Adam (Kingma and Ba 2015) is torch's own fused kernel, called once a step on all parameters at a time.
+Adam (Kingma and Ba 2015) is torch's own fused kernel, called once per step on all parameters at a time. The kernel is
+private; the public `torch.optim.adam.adam(..., fused=True)` gives the same bits, but groups and checks its tensors
+anew at each call, which takes as long as the kernel on small networks (least CPU time over repetitions, one thread):
+
+    parameters                       kernel       public
+    251                              5.6 us      13.9 us
+    10,000                           9.5 us      17.7 us
+    1,000,000                        503 us       525 us
+    step of MeanField, 13-50-2       333 us       362 us  (+9 %)
+    step of MAP, 13-50-2             303 us       327 us  (+8 %)
 """
 
 from __future__ import annotations
