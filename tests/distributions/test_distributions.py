@@ -64,7 +64,7 @@ def test_a_density_integrates_to_one(name: str) -> None:
         ("generalised Gaussian 3", stats.gennorm(3.0, scale=1.5)),
     ],
 )
-def test_density_distribution_function_moments_and_entropy_are_scipys(name: str, theirs: object) -> None:
+def test_density_cdf_moments_and_entropy_agree_with_scipy(name: str, theirs: object) -> None:
     d = ON_THE_LINE[name]
     for found, expected in (
         (d.log_prob(X), theirs.logpdf(X.numpy())),
@@ -76,7 +76,7 @@ def test_density_distribution_function_moments_and_entropy_are_scipys(name: str,
         torch.testing.assert_close(found, torch.as_tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12)
 
 
-def test_the_logistic_quantiles_invert_its_distribution_function() -> None:
+def test_the_logistic_icdf_inverts_its_cdf() -> None:
     d, u = Logistic(double(0.3), double(0.7)), double([1e-9, 0.2, 0.5, 0.99])
     torch.testing.assert_close(d.cdf(d.icdf(u)), u, rtol=1e-12, atol=0)
     assert d.icdf(double(0.5)).item() == 0.3
@@ -91,7 +91,7 @@ def test_the_horseshoe_is_a_normal_with_a_half_cauchy_scale() -> None:
         assert d.log_prob(double(x)).item() == pytest.approx(float(mpmath.log(expected)), abs=1e-10)
 
 
-def test_the_exponential_integral_and_its_slope_are_right_to_thirteen_digits() -> None:
+def test_the_exponential_integral_and_its_gradient_are_correct_to_thirteen_digits() -> None:
     us = [1e-300, 1e-20, 1e-5, 0.01, 0.3, 1.0, 1.999, 2.0, 2.5, 5.0, 50.0, 1e3, 1e6, 1e12]
     u = double(us).requires_grad_()
     value = log_scaled_e1(u)
@@ -105,7 +105,7 @@ def test_the_exponential_integral_and_its_slope_are_right_to_thirteen_digits() -
     assert torch.autograd.gradgradcheck(log_scaled_e1, inner)
 
 
-def test_the_scale_mixture_is_torchs_mixture_of_two_normals() -> None:
+def test_the_scale_mixture_agrees_with_torchs_mixture_of_two_normals() -> None:
     d = ON_THE_LINE["scale mixture"]
     parts = Normal(double([0.0, 0.0]), double([1.0, 0.05]))
     same = MixtureSameFamily(Categorical(double([0.25, 0.75])), parts)
@@ -142,7 +142,7 @@ def test_draws_have_the_stated_mean_and_variance(name: str) -> None:
     assert_mean_close((x - d.mean).square(), d.variance)
 
 
-def test_draws_of_the_horseshoe_fall_where_its_density_says() -> None:
+def test_draws_of_the_horseshoe_agree_with_its_density() -> None:
     d = Horseshoe(double(0.8))
     inside = draws(d, 20_000).abs() < 1
     density = lambda v: 2 * float(d.log_prob(double(math.exp(v))).exp()) * math.exp(v)  # noqa: E731
@@ -152,7 +152,7 @@ def test_draws_of_the_horseshoe_fall_where_its_density_says() -> None:
     assert d.variance.item() == math.inf
 
 
-def test_draws_of_a_group_have_the_stated_length_and_variance() -> None:
+def test_draws_of_a_group_have_the_stated_norm_and_variance() -> None:
     d = GroupLasso(double([1.0, 3.0]), 4)
     x = draws(d, 20_000)
     assert x.shape == (20_000, 2, 4)
@@ -203,7 +203,7 @@ def test_spike_and_slab_has_an_atom_at_zero() -> None:
     assert d.log_prob(double(0.5)).item() == pytest.approx(expected)
 
 
-def test_the_log_uniform_says_that_it_is_improper() -> None:
+def test_the_log_uniform_is_improper_and_cannot_be_sampled() -> None:
     d = LogUniform()
     assert d.improper
     torch.testing.assert_close(d.log_prob(X), -X.abs().log())
@@ -213,7 +213,7 @@ def test_the_log_uniform_says_that_it_is_improper() -> None:
 
 
 @pytest.mark.parametrize("name", ON_THE_LINE)
-def test_a_density_passes_through_vmap_and_grad(name: str) -> None:
+def test_log_prob_works_with_vmap_and_grad(name: str) -> None:
     d = ON_THE_LINE[name]
     plain = type(d)(**{k: v for k, v in vars(d).items() if k in d.arg_constraints}, validate_args=False)
     x = X.clone().requires_grad_()
@@ -257,7 +257,7 @@ def test_parameters_broadcast_and_expand() -> None:
         lambda: Logistic(0.0, 1.0).log_prob(torch.tensor(math.nan)),
     ],
 )
-def test_parameters_and_values_outside_of_their_range_are_refused(build: object) -> None:
+def test_parameters_and_values_outside_their_range_raise_an_error(build: object) -> None:
     with pytest.raises(ValueError, match=r"constraint|support"):
         build()
 
@@ -276,7 +276,7 @@ def test_parameters_and_values_outside_of_their_range_are_refused(build: object)
         ),
     ],
 )
-def test_what_can_not_be_built_is_refused_in_a_sentence(build: object, sentence: str) -> None:
+def test_invalid_arguments_raise_an_error_that_names_them(build: object, sentence: str) -> None:
     with pytest.raises(pr.InputError, match=sentence):
         build()
 
@@ -295,7 +295,7 @@ PRIORS = {
 
 @pytest.mark.parametrize("name", PRIORS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_each_serves_as_the_prior_of_a_model(name: str, dtype: torch.dtype) -> None:
+def test_each_distribution_can_be_the_prior_of_a_model(name: str, dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(0)
     net = nn.Linear(3, 1).to(dtype)
     for i, parameter in enumerate(net.parameters()):

@@ -153,7 +153,7 @@ def corners(*pair: Distribution) -> list[float]:
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_a_closed_form_is_its_integral(name: str) -> None:
+def test_a_closed_form_equals_its_integral(name: str) -> None:
     (q, log_q), (p, log_p) = CLOSED[name]
     found = pr.kl(q, p)
     assert (found.kind, found.error.item()) == ("exact", 0.0)
@@ -161,7 +161,7 @@ def test_a_closed_form_is_its_integral(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ON_A_LINE)
-def test_a_quadrature_is_scipys_integral_and_no_further_off_than_it_says(name: str) -> None:
+def test_a_quadrature_agrees_with_scipy_within_its_stated_error(name: str) -> None:
     (q, log_q), (p, log_p) = ON_A_LINE[name]
     found = pr.kl(q, p)
     expected = integral(log_q, log_p, corners(q, p))
@@ -176,7 +176,7 @@ def parameters(q: Distribution) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", [*CLOSED, *ON_A_LINE])
-def test_gradients_are_the_slopes_in_every_parameter(name: str) -> None:
+def test_gradients_agree_with_finite_differences_in_every_parameter(name: str) -> None:
     q, p = (side[0] for side in {**CLOSED, **ON_A_LINE}[name])
     values = [t.clone().requires_grad_() for t in (*parameters(q), *parameters(p))]
     split = len(parameters(q))
@@ -197,7 +197,7 @@ def test_gradients_are_the_slopes_in_every_parameter(name: str) -> None:
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 1.5, 4.0])
 @pytest.mark.parametrize("distance", [0.0, 1e-3, 1.0, 8.9, 9.0, 1e3, 1e6])
-def test_the_bridge_and_its_gradient_hold_from_the_centre_to_a_million_deviations(
+def test_the_bridge_and_its_gradient_are_accurate_from_the_centre_to_a_million_deviations(
     power: float, distance: float
 ) -> None:
     m, s = double(distance * 0.01).requires_grad_(), double(0.01).requires_grad_()
@@ -259,7 +259,7 @@ def test_gaussian_vectors_of_every_kind_have_one_formula(one: str, two: str) -> 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 500])
 @pytest.mark.parametrize("distance", [0.0, 0.5, 3.0, 40.0])
-def test_the_expected_length_of_an_isotropic_vector_is_kummers_function(n: int, distance: float) -> None:
+def test_the_expected_norm_of_an_isotropic_vector_is_kummers_function(n: int, distance: float) -> None:
     m = torch.zeros(n, dtype=torch.float64)
     m[0] = 0.7 * distance
     m.requires_grad_()
@@ -285,7 +285,7 @@ def by_polar_integral(q: Distribution, rate: float) -> float:
     return rate * length + math.log(2 * math.pi / rate**2) - float(q.entropy())
 
 
-def test_group_lasso_is_exact_for_an_isotropic_vector_and_an_integral_for_every_other() -> None:
+def test_group_lasso_is_exact_for_an_isotropic_vector_and_an_integral_otherwise() -> None:
     p = GroupLasso(double(1.7), 2)
     round_one = MultivariateNormal(double([0.5, -0.3]), 0.49 * torch.eye(2).double())
     same = Independent(Normal(double([0.5, -0.3]), double([0.7, 0.7])), 1)
@@ -314,7 +314,7 @@ def test_group_lasso_takes_batches_and_gradients_of_a_covariance() -> None:
     assert torch.autograd.gradcheck(lambda r: value(torch.tril(r)), root)
 
 
-def test_entries_add_up_and_their_errors_too() -> None:
+def test_entries_and_their_errors_add_up() -> None:
     q = Normal(torch.zeros(2, 3).double(), double([0.5, 1.0, 2.0]))
     for p in (GeneralisedGaussian(double(1.0), double(1.5)), Logistic(double(0.0), double(1.0))):
         each = pr.kl(q, p)
@@ -324,7 +324,7 @@ def test_entries_add_up_and_their_errors_too() -> None:
         torch.testing.assert_close(whole.error, each.error.sum(-1))
 
 
-def test_spikes_are_compared_as_coins_and_slabs_as_densities() -> None:
+def test_kl_of_spike_and_slab_is_that_of_the_weights_plus_that_of_the_slabs() -> None:
     slab_q, slab_p = Normal(double(1.0), double(0.5)), Laplace(double(0.0), double(1.0))
     q, p = SpikeAndSlab(double(0.2), slab_q), SpikeAndSlab(double(0.6), slab_p)
     coin = 0.2 * math.log(0.2 / 0.6) + 0.8 * math.log(0.8 / 0.4)
@@ -341,7 +341,7 @@ def test_spikes_are_compared_as_coins_and_slabs_as_densities() -> None:
     assert float(integrated.error) > 0
 
 
-def test_single_precision_gives_single_precision() -> None:
+def test_float32_parameters_give_a_float32_divergence() -> None:
     for group in (CLOSED, ON_A_LINE):
         for (q, _), (p, _) in group.values():
             small = [type(d)(**{k: v.float() for k, v in vars(d).items() if k in d.arg_constraints}) for d in (q, p)]

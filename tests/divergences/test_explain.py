@@ -36,7 +36,7 @@ def test_factorised_gaussians_are_summed_by_term() -> None:
     assert "summed over 6 entries" in str(terms)
 
 
-def test_every_term_is_printed_with_its_formula_and_what_it_does() -> None:
+def test_every_term_is_printed_with_its_formula_and_an_explanation() -> None:
     text = str(explain_kl(Normal(0.0, 1.0), Normal(1.0, 2.0)))
     for words in (
         "log(s_p / s_q)",
@@ -59,10 +59,10 @@ def test_every_term_is_printed_with_its_formula_and_what_it_does() -> None:
         ((Normal(0.0, 1.0), 2.0), "The 'p' argument of explain_kl must be a Normal"),
         (
             (Normal(0.0, 1.0), Independent(Normal(torch.zeros(2), 1.0), 1)),
-            "The 'p' argument of explain_kl must be over the same",
+            "The 'p' argument of explain_kl must have the same event shape as q",
         ),
     ],
 )
-def test_what_is_not_gaussian_is_refused_in_a_sentence(sides: tuple[object, object], sentence: str) -> None:
+def test_distributions_other_than_gaussians_raise_an_error(sides: tuple[object, object], sentence: str) -> None:
     with pytest.raises(pr.InputError, match=sentence):
         explain_kl(*sides)

@@ -98,7 +98,7 @@ def test_kl_is_the_integral_of_q_log_q_over_p(
     assert float(found) == pytest.approx(expected, abs=1e-10)
 
 
-def test_kl_of_labels_and_counts_is_the_sum_over_them() -> None:
+def test_kl_of_classes_and_counts_is_the_sum_over_them() -> None:
     q, p = double([0.2, 0.5, 0.3]), double([0.6, 0.1, 0.3])
     found = pr.kl(Categorical(q), Categorical(p))
     torch.testing.assert_close(found.value, (q * (q / p).log()).sum(), **EXACT)
@@ -148,7 +148,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_kl_on_a_line_without_a_closed_form_is_an_integral(name: str) -> None:
+def test_a_scalar_kl_without_a_closed_form_is_an_integral(name: str) -> None:
     q, p, edge = PAIRS[name]
     found = pr.kl(q, p)
     expected = by_quadrature(q, p, -edge, 0.0) + by_quadrature(q, p, 0.0, edge)
@@ -164,7 +164,7 @@ def test_a_monte_carlo_kl_is_within_four_of_its_own_standard_errors_of_quadratur
     expected = 2 * float(pr.kl(q, p))
     assert found.kind == "Monte Carlo"
     assert float(found.error) > 0
-    # 4 standard errors: false-alarm rate 6.3e-5 a pair
+    # 4 standard errors: false-alarm rate 6.3e-5 per pair
     assert abs(float(found) - expected) < 4 * float(found.error)
 
 
@@ -205,7 +205,7 @@ def test_the_error_of_spikes_and_slabs_is_that_of_the_slabs_by_the_weight_of_q()
     torch.testing.assert_close(found.error, weight * slabs.error, rtol=1e-12, atol=0)
 
 
-def test_a_monte_carlo_kl_is_the_same_each_time_and_leaves_the_global_stream_alone() -> None:
+def test_a_monte_carlo_kl_is_reproducible_and_leaves_the_global_generator_unchanged() -> None:
     q, p = (in_the_plane(d) for d in PAIRS["normal to student"][:2])
     torch.manual_seed(0)
     before = torch.get_rng_state()
@@ -216,7 +216,7 @@ def test_a_monte_carlo_kl_is_the_same_each_time_and_leaves_the_global_stream_alo
     assert not torch.equal(first.value, pr.kl(q, p, seed=1).value)
 
 
-def test_a_monte_carlo_kl_has_the_right_gradient_without_a_reparameterisation() -> None:
+def test_a_monte_carlo_kl_has_an_unbiased_gradient_without_reparameterisation() -> None:
     m = torch.zeros(200, dtype=torch.float64, requires_grad=True)
     found = pr.kl(many_in_the_plane(m), in_the_plane(Normal(double(1.0), double(2.0))), samples=2_000)
     (gradients,) = torch.autograd.grad(found.value.sum(), m)
@@ -233,7 +233,7 @@ def test_kl_of_a_transformed_distribution_is_that_of_its_base() -> None:
     )
 
 
-def test_kl_to_a_p_that_does_not_cover_q_is_infinite() -> None:
+def test_kl_is_infinite_where_q_has_mass_outside_the_support_of_p() -> None:
     outside = [
         (Normal(double(0.0), double(1.0)), Exponential(double(1.0))),
         (StudentT(double(5.0)), Exponential(double(1.0))),
@@ -247,14 +247,14 @@ def test_kl_to_a_p_that_does_not_cover_q_is_infinite() -> None:
         assert (found.kind, float(found), found.error.item()) == ("exact", math.inf, 0.0)
 
 
-def test_a_batch_may_be_covered_in_part() -> None:
+def test_a_batch_may_be_partly_outside_the_support() -> None:
     q = Uniform(double([0.0, -1.0]), double([1.0, 1.0]))
     found = pr.kl(q, torch.distributions.HalfCauchy(double(1.0)))
     expected = integrate.quad(lambda x: math.log(math.pi / 2 * (1 + x * x)), 0, 1)[0]
     assert found.value.tolist() == pytest.approx([expected, math.inf], abs=1e-10)
 
 
-def test_a_gradient_goes_through_the_exact_form() -> None:
+def test_gradients_flow_through_the_closed_form() -> None:
     m = double(0.5).requires_grad_()
     (gradient,) = torch.autograd.grad(pr.kl(Normal(m, double(1.0)), Normal(double(0.0), double(2.0))).value, m)
     assert gradient.item() == pytest.approx(0.5 / 4)
@@ -270,12 +270,12 @@ def test_a_gradient_goes_through_the_exact_form() -> None:
         ((StudentT(5.0), Normal(0.0, 1.0), 10.5), "The 'samples' argument of kl must be an integer >= 2"),
     ],
 )
-def test_what_has_no_divergence_is_refused_in_a_sentence(arguments: tuple[object, ...], sentence: str) -> None:
+def test_invalid_arguments_of_kl_raise_an_error_that_names_them(arguments: tuple[object, ...], sentence: str) -> None:
     with pytest.raises(pr.InputError, match=sentence):
         pr.kl(*arguments)
 
 
-def test_distributions_over_different_things_are_refused_in_a_sentence() -> None:
+def test_distributions_with_different_event_shapes_raise_an_error() -> None:
     vector = MultivariateNormal(torch.zeros(3), torch.eye(3))
     with pytest.raises(pr.InputError, match="kl"):
         pr.kl(Normal(torch.zeros(3), torch.ones(3)), vector)
@@ -283,7 +283,7 @@ def test_distributions_over_different_things_are_refused_in_a_sentence() -> None
         pr.kl(StudentT(5.0), vector)
 
 
-def test_a_density_that_panels_do_not_catch_is_left_to_draws() -> None:
+def test_a_density_that_the_panels_do_not_resolve_is_estimated_by_monte_carlo() -> None:
     # torch gives a von Mises density on the whole line, though its draws lie on one circle
     found = pr.kl(VonMises(double(0.0), double(1.0)), Normal(double(0.0), double(1.0)), samples=20_000)
     circle = VonMises(double(0.0), double(1.0))

@@ -30,7 +30,7 @@ def test_the_bounds_bracket_the_integral(seed: int, spread: float) -> None:
     assert value <= float(bounds.upper) + 1e-12
 
 
-def test_components_that_are_far_apart_make_the_bounds_tight() -> None:
+def test_the_bounds_are_tight_for_well_separated_components() -> None:
     scales = double([1.0, 1.0])
     q = MixtureSameFamily(Categorical(double([0.3, 0.7])), Normal(double([-50.0, 50.0]), scales))
     p = MixtureSameFamily(Categorical(double([0.6, 0.4])), Normal(double([-50.0, 50.0]), scales))
@@ -42,7 +42,7 @@ def test_components_that_are_far_apart_make_the_bounds_tight() -> None:
     assert float(bounds.lower) == pytest.approx(max(0, value - 0.5 * (1 - math.log(2))), abs=1e-8)
 
 
-def test_the_upper_bound_of_two_gaussians_is_their_divergence_and_of_a_mixture_with_itself_zero() -> None:
+def test_the_upper_bound_is_exact_for_two_gaussians_and_zero_for_a_mixture_with_itself() -> None:
     q, p = Normal(double([0.0, 1.0]), double(1.0)), Normal(double(2.0), double(3.0))
     torch.testing.assert_close(kl_bounds(q, p).upper, pr.kl(q, p).value)
     own = mixture(0, 4, 3.0)
@@ -75,7 +75,7 @@ def test_bounds_follow_the_batch_and_the_parameters() -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "p"])
-def test_what_is_no_mixture_of_gaussians_is_refused_in_a_sentence(name: str) -> None:
+def test_kl_bounds_requires_mixtures_of_gaussians(name: str) -> None:
     sides = {"q": Normal(0.0, 1.0), "p": Normal(0.0, 1.0), name: Laplace(0.0, 1.0)}
     with pytest.raises(
         pr.InputError, match=f"The '{name}' argument of kl_bounds must be Gaussian or a mixture of Gaussians"

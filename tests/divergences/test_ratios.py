@@ -87,7 +87,7 @@ def test_jensen_shannon_has_no_closed_form() -> None:
     assert JensenShannon().between(Q, P) is None
 
 
-def test_a_constant_of_p_does_not_move_what_weighs_by_p() -> None:
+def test_self_normalised_estimates_do_not_depend_on_the_constant_of_p() -> None:
     r = ratios(50, 2)
     for divergence in (ForwardKL(), JensenShannon(0.3)):
         torch.testing.assert_close(divergence.of_ratios(r + 7.0), divergence.of_ratios(r))
@@ -100,7 +100,7 @@ def test_a_constant_of_p_does_not_move_what_weighs_by_p() -> None:
     [
         (
             lambda: Renyi(1),
-            "The 'alpha' argument of Renyi must be a positive number other than 1, where it is the KL, got 1",
+            r"The 'alpha' argument of Renyi must be a positive number other than 1 \(for 1 use the KL\), got 1",
         ),
         (lambda: Renyi(-0.5), "The 'alpha' argument of Renyi must be"),
         (lambda: Renyi("2"), "The 'alpha' argument of Renyi must be"),
@@ -110,6 +110,6 @@ def test_a_constant_of_p_does_not_move_what_weighs_by_p() -> None:
         ),
     ],
 )
-def test_bad_input_is_refused_in_a_sentence(build: object, sentence: str) -> None:
+def test_invalid_arguments_raise_an_error_that_names_them(build: object, sentence: str) -> None:
     with pytest.raises(pr.InputError, match=sentence):
         build()

@@ -92,7 +92,7 @@ def test_renyi_of_correlated_gaussians_is_that_of_their_rotated_axes() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.4, 1.6])
-def test_renyi_on_a_line_is_scipys_integral(alpha: float) -> None:
+def test_renyi_of_scalars_agrees_with_scipys_integral(alpha: float) -> None:
     q, p = Laplace(double(0.3), double(0.5)), StudentT(double(3.0), double(-1.0), double(0.7))
     affinity = over(lambda x: math.exp(alpha * at(q, x) + (1 - alpha) * at(p, x)), [-60.0, -9.0, -1.0, 0.3, 4.0, 60.0])
     found = renyi(q, p, alpha)
@@ -103,7 +103,7 @@ def test_renyi_on_a_line_is_scipys_integral(alpha: float) -> None:
     assert (pair.kind, float(pair)) == ("quadrature", pytest.approx(2 * float(found)))
 
 
-def test_renyi_on_a_line_is_infinite_without_cover() -> None:
+def test_renyi_of_scalars_is_infinite_where_q_is_not_covered() -> None:
     assert float(renyi(StudentT(double(3.0)), Normal(double(0.0), double(1.0)), 1.5)) == math.inf
     assert float(renyi(Laplace(double(0.0), double(1.0)), Normal(double(0.0), double(1.0)), 1.001)) == math.inf
     assert float(renyi(Normal(double(0.0), double(1.0)), Exponential(double(1.0)), 1.5)) == math.inf
@@ -139,7 +139,7 @@ def test_renyi_near_one_is_the_kl_and_grows_with_the_order() -> None:
     assert values == sorted(values)
 
 
-def test_gradients_of_renyi_and_jensen_on_a_line_are_slopes() -> None:
+def test_gradients_of_renyi_and_jensen_of_scalars_agree_with_finite_differences() -> None:
     b = double(0.5).requires_grad_()
     p = StudentT(double(3.0), double(-1.0), double(0.7))
     for f in (lambda b: renyi(Laplace(double(0.3), b), p, 1.6), lambda b: jensen_shannon(Laplace(double(0.3), b), p)):
@@ -148,7 +148,7 @@ def test_gradients_of_renyi_and_jensen_on_a_line_are_slopes() -> None:
         assert gradient.item() == pytest.approx(slope, abs=1e-7)
 
 
-def test_a_monte_carlo_renyi_has_the_right_gradient_without_a_reparameterisation() -> None:
+def test_a_monte_carlo_renyi_has_an_unbiased_gradient_without_reparameterisation() -> None:
     m = torch.zeros(200, dtype=torch.float64, requires_grad=True)
     pairs = Independent(Normal(m[:, None, None].expand(-1, 1, 2), double(1.0)), 1)
     q = MixtureSameFamily(Categorical(torch.ones(200, 1).double()), pairs)
@@ -159,7 +159,7 @@ def test_a_monte_carlo_renyi_has_the_right_gradient_without_a_reparameterisation
 
 
 @pytest.mark.parametrize("weight", [0.5, 0.2])
-def test_jensen_shannon_on_a_line_is_scipys_integral(weight: float) -> None:
+def test_jensen_shannon_of_scalars_agrees_with_scipys_integral(weight: float) -> None:
     q, p = Laplace(double(0.3), double(0.5)), StudentT(double(3.0), double(-1.0), double(0.7))
 
     def integrand(x: float) -> float:
@@ -214,6 +214,6 @@ def test_a_monte_carlo_jensen_shannon_is_within_four_standard_errors() -> None:
         (lambda q: jensen_shannon("q", q), "The 'q' argument of jensen_shannon must be a torch distribution"),
     ],
 )
-def test_bad_input_is_refused_in_a_sentence(call: object, sentence: str) -> None:
+def test_invalid_arguments_raise_an_error_that_names_them(call: object, sentence: str) -> None:
     with pytest.raises(pr.InputError, match=sentence):
         call(Normal(0.0, 1.0))

@@ -36,7 +36,7 @@ def jensen(q: Tensor, p: Tensor) -> float:
 
 
 @pytest.mark.parametrize("kind", [Categorical, OneHotCategorical])
-def test_renyi_and_jensen_shannon_of_labels_are_exact_sums(kind: type) -> None:
+def test_renyi_and_jensen_shannon_of_classes_are_exact_sums(kind: type) -> None:
     for alpha in (0.5, 2.0):
         found = pr.renyi(kind(Q), kind(P), alpha)
         assert found.kind == "exact"
@@ -46,7 +46,7 @@ def test_renyi_and_jensen_shannon_of_labels_are_exact_sums(kind: type) -> None:
     assert abs(float(found) - jensen(Q, P)) < 1e-14
 
 
-def test_a_batch_of_coins_is_exact_and_independent_ones_add_up() -> None:
+def test_a_batch_of_bernoullis_is_exact_and_independent_entries_add_up() -> None:
     q, p = double([0.3, 0.9]), double([0.6, 0.5])
     each = [renyi(torch.stack([1 - a, a]), torch.stack([1 - b, b]), 2.0) for a, b in zip(q, p, strict=True)]
     torch.testing.assert_close(pr.renyi(Bernoulli(q), Bernoulli(p), 2.0).value, double(each), rtol=0, atol=1e-14)
@@ -64,7 +64,7 @@ def test_binomials_of_different_numbers_of_trials_are_exact() -> None:
         assert abs(float(found.value[i]) - renyi(mass[0], mass[1], 2.0)) < 1e-13
 
 
-def test_counts_are_summed_until_nothing_is_left() -> None:
+def test_sums_over_counts_continue_until_the_remainder_is_negligible() -> None:
     k = range(400)
     q = double([math.exp(i * math.log(3) - 3 - math.lgamma(i + 1)) for i in k])
     p = double([0.3 * 0.7**i for i in k])
@@ -101,9 +101,9 @@ def test_a_sum_over_counts_has_the_gradient_of_its_terms() -> None:
 
 
 @pytest.mark.parametrize("divergence", [pr.kl, pr.jensen_shannon, lambda q, p: pr.renyi(q, p, 2.0)])
-def test_shapes_that_do_not_fit_are_refused_in_a_sentence(divergence: object) -> None:
+def test_shapes_that_do_not_match_raise_an_error(divergence: object) -> None:
     assert callable(divergence)
-    with pytest.raises(pr.InputError, match=r"must have as many labels as q, got \(3, 2\)\."):
+    with pytest.raises(pr.InputError, match=r"must have as many classes as q, got \(3, 2\)\."):
         divergence(Categorical(Q), Categorical(P[:2]))
     with pytest.raises(pr.InputError, match=r"batch shape that broadcasts with q's, got \(\(2,\), \(3,\)\)\."):
         divergence(Bernoulli(Q[:2]), Bernoulli(P))

@@ -1,6 +1,7 @@
-"""Distributions that torch lacks: the priors behind penalties, and those that expect most weights to be small.
+"""Distributions that torch lacks: the priors behind common penalties, and sparsity-inducing priors.
 
-They are torch distributions, so that they serve as priors of a Model and as either side of `priory.kl`.
+All of them are torch distributions, so they can be used as the prior of a `Model` and as either argument of
+`priory.kl`.
 """
 
 from priory.distributions.generalised_gaussian import GeneralisedGaussian

@@ -1,7 +1,7 @@
 """The generalised Gaussian, or exponential power, distribution: p(w) = e^{-|w/a|^p} / (2 a Gamma(1 + 1/p)).
 
 It is the prior behind the bridge penalty sum |w|^p: Laplace at p = 1, Gaussian with variance a^2 / 2 at p = 2.
-|w/a|^p has the distribution Gamma(1/p, 1), by which it is sampled.
+Draws use the fact that |w/a|^p has the distribution Gamma(1/p, 1).
 """
 
 from __future__ import annotations
@@ -17,10 +17,20 @@ from priory.distributions.base import Parametrised
 
 
 class GeneralisedGaussian(Parametrised):
-    """The scale is a, the power is p.
+    """Generalised Gaussian (exponential power) distribution.
 
-    >>> GeneralisedGaussian(2.0, 2.0).variance
-    tensor(2.)
+        p(w) = exp(-|w/a|^p) / (2 a Gamma(1 + 1/p))
+
+    It is a Laplace distribution for p = 1 and a Gaussian with variance a^2 / 2 for p = 2.
+
+    Args:
+        scale: Scale a > 0, a number or a tensor.
+        power: Power p > 0, a number or a tensor that broadcasts with `scale`.
+        validate_args: Whether to check arguments and values, as in `torch.distributions`. Default: torch's setting.
+
+    Example:
+        >>> GeneralisedGaussian(2.0, 2.0).variance
+        tensor(2.)
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {"scale": constraints.positive, "power": constraints.positive}
@@ -30,21 +40,21 @@ class GeneralisedGaussian(Parametrised):
     power: Tensor
 
     def __init__(self, scale: Any, power: Any, validate_args: bool | None = None) -> None:
-        self._set(validate_args, scale=scale, power=power)
+        self._set_parameters(validate_args, scale=scale, power=power)
 
     @property
     def log_normaliser(self) -> Tensor:
-        """log(2 a Gamma(1 + 1/p))."""
+        """Logarithm of the normalising constant, log(2 a Gamma(1 + 1/p))."""
         return math.log(2) + self.scale.log() + torch.lgamma(1 + 1 / self.power)
 
-    def _to_the_power(self, value: Tensor) -> Tensor:
-        """|w/a|^p, with the slope 0 at 0: there a power below 1 has none, and autograd would give NaN."""
+    def _abs_power(self, value: Tensor) -> Tensor:
+        """|w/a|^p, with gradient 0 at w = 0, where autograd would give NaN for a power below 1."""
         size = (value / self.scale).abs()
-        there = size == 0
-        return torch.where(there, 0.0, torch.where(there, 1.0, size) ** self.power)
+        at_zero = size == 0
+        return torch.where(at_zero, 0.0, torch.where(at_zero, 1.0, size) ** self.power)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        return -self._to_the_power(self._checked(value)) - self.log_normaliser
+        return -self._abs_power(self._validated(value)) - self.log_normaliser
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
         shape = self._extended_shape(torch.Size(sample_shape))
@@ -54,7 +64,7 @@ class GeneralisedGaussian(Parametrised):
         return sign * self.scale * gamma ** (1 / self.power)
 
     def cdf(self, value: Tensor) -> Tensor:
-        inside = torch.special.gammainc((1 / self.power).expand_as(value), self._to_the_power(self._checked(value)))
+        inside = torch.special.gammainc((1 / self.power).expand_as(value), self._abs_power(self._validated(value)))
         return 0.5 + 0.5 * value.sign() * inside
 
     def entropy(self) -> Tensor:

@@ -1,8 +1,8 @@
 """The prior behind the group lasso: p(w) = e^{-lambda ||w||} / Z over a group of n weights.
 
-Z = 2 pi^{n/2} Gamma(n) / (Gamma(n/2) lambda^n). The length of w has the distribution Gamma(n, lambda) and its direction
-is uniform, so that each weight has the variance (n + 1) / lambda^2 (Yuan and Lin, 2006, "Model Selection and Estimation
-in Regression with Grouped Variables", for the penalty).
+Z = 2 pi^{n/2} Gamma(n) / (Gamma(n/2) lambda^n). The norm of w has the distribution Gamma(n, lambda) and its direction
+is uniform, so each weight has variance (n + 1) / lambda^2. The penalty is that of Yuan and Lin (2006), "Model Selection
+and Estimation in Regression with Grouped Variables".
 """
 
 from __future__ import annotations
@@ -19,11 +19,25 @@ from priory.distributions.base import Parametrised
 
 
 class GroupLasso(Parametrised):
-    """The rate is lambda, and n is how many weights a group has.
+    """Prior of the group lasso, over vectors of n weights.
 
-    >>> group = GroupLasso(2.0, 3)
-    >>> group.event_shape, group.variance
-    (torch.Size([3]), tensor([1., 1., 1.]))
+        p(w) = exp(-lambda ||w||) / Z,    Z = 2 pi^{n/2} Gamma(n) / (Gamma(n/2) lambda^n)
+
+    Args:
+        rate: Rate lambda > 0, a number or a tensor with the batch shape.
+        n: Number of weights per group, an integer >= 1; the event shape is (n,).
+        validate_args: Whether to check arguments and values, as in `torch.distributions`. Default: torch's setting.
+
+    Raises:
+        InputError: If `n` is not an integer >= 1.
+
+    Example:
+        >>> group = GroupLasso(2.0, 3)
+        >>> group.event_shape, group.variance
+        (torch.Size([3]), tensor([1., 1., 1.]))
+
+    References:
+        Yuan and Lin (2006), Model selection and estimation in regression with grouped variables.
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {"rate": constraints.positive, "n": constraints.positive_integer}
@@ -33,25 +47,26 @@ class GroupLasso(Parametrised):
     n: Tensor
 
     def __init__(self, rate: Any, n: Any, validate_args: bool | None = None) -> None:
-        size = int(n.reshape(-1)[0]) if isinstance(n, Tensor) else n  # a tensor where a copy is made from the names
+        # n is a tensor when a copy is built from `arg_constraints`
+        size = int(n.reshape(-1)[0]) if isinstance(n, Tensor) else n
         require(whole(size, 1), "n", "GroupLasso", "be an integer >= 1", n)
         self.size = int(size)
-        self._set(validate_args, (self.size,), rate=rate, n=float(size))
+        self._set_parameters(validate_args, (self.size,), rate=rate, n=float(size))
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> GroupLasso:
-        wider = super().expand(batch_shape, _instance)
-        wider.size = self.size
-        return wider
+        expanded = super().expand(batch_shape, _instance)
+        expanded.size = self.size
+        return expanded
 
     @property
     def log_normaliser(self) -> Tensor:
-        """log Z."""
+        """Logarithm of the normalising constant Z, with the batch shape."""
         n = self.size
         constant = math.log(2) + n / 2 * math.log(math.pi) + math.lgamma(n) - math.lgamma(n / 2)
         return constant - n * self.rate.log()
 
     def log_prob(self, value: Tensor) -> Tensor:
-        return -self.rate * torch.linalg.vector_norm(self._checked(value), dim=-1) - self.log_normaliser
+        return -self.rate * torch.linalg.vector_norm(self._validated(value), dim=-1) - self.log_normaliser
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
         shape = self._extended_shape(torch.Size(sample_shape))

@@ -1,8 +1,8 @@
-"""The log-uniform prior p(w) proportional to 1 / |w|, under which every order of magnitude is alike.
+"""The log-uniform prior p(w) proportional to 1 / |w|, which gives every order of magnitude the same mass.
 
-It is improper: no constant makes it integrate to 1, so that it has no draws and no moments, and a divergence from it is
-known up to a constant only. It is the prior of variational dropout (Kingma, Salimans and Welling, 2015, "Variational
-Dropout and the Local Reparameterization Trick").
+It is improper: it cannot be normalised, so it has no draws and no moments, and a divergence to it is defined only up to
+a constant. It is the prior of variational dropout (Kingma, Salimans and Welling, 2015, "Variational Dropout and the
+Local Reparameterization Trick").
 """
 
 from __future__ import annotations
@@ -19,10 +19,19 @@ if TYPE_CHECKING:
 
 
 class LogUniform(Parametrised):
-    """log p(w) = -log |w|, up to a constant that does not exist.
+    """Improper log-uniform prior, log p(w) = -log |w| up to an arbitrary constant.
 
-    >>> LogUniform().improper
-    True
+    It has no draws, mean or variance: `sample`, `rsample`, `mean` and `variance` raise NotImplementedError.
+
+    Args:
+        validate_args: Whether to check values, as in `torch.distributions`. Default: torch's setting.
+
+    Example:
+        >>> LogUniform().improper
+        True
+
+    References:
+        Kingma, Salimans and Welling (2015), Variational dropout and the local reparameterization trick.
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
@@ -33,7 +42,7 @@ class LogUniform(Parametrised):
         super().__init__(torch.Size(), validate_args=validate_args)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        log = self._checked(value).abs().log()
+        log = self._validated(value).abs().log()
         return -log.expand(torch.broadcast_shapes(log.shape, self.batch_shape))
 
     def rsample(self, sample_shape: Any = torch.Size()) -> NoReturn:

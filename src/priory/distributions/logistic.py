@@ -14,10 +14,18 @@ from priory.distributions.base import Parametrised
 
 
 class Logistic(Parametrised):
-    """A bell with the tails of a Laplace distribution and no corner, of standard deviation pi s / sqrt(3).
+    """Logistic distribution: bell-shaped and smooth, with the exponential tails of a Laplace distribution.
 
-    >>> round(Logistic(0.0, 1.0).log_prob(torch.tensor(0.0)).item(), 4)  # 1 / 4 at the centre
-    -1.3863
+        log p(w) = log sigmoid(z) + log sigmoid(-z) - log s,    z = (w - m) / s
+
+    Args:
+        loc: Location m, which is the mean and the mode; a number or a tensor.
+        scale: Scale s > 0, a number or a tensor; the standard deviation is pi s / sqrt(3).
+        validate_args: Whether to check arguments and values, as in `torch.distributions`. Default: torch's setting.
+
+    Example:
+        >>> round(Logistic(0.0, 1.0).log_prob(torch.tensor(0.0)).item(), 4)  # the density is 1 / 4 at the centre
+        -1.3863
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {"loc": constraints.real, "scale": constraints.positive}
@@ -27,10 +35,10 @@ class Logistic(Parametrised):
     scale: Tensor
 
     def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
-        self._set(validate_args, loc=loc, scale=scale)
+        self._set_parameters(validate_args, loc=loc, scale=scale)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        z = (self._checked(value) - self.loc) / self.scale
+        z = (self._validated(value) - self.loc) / self.scale
         return logsigmoid(z) + logsigmoid(-z) - self.scale.log()
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
@@ -39,7 +47,7 @@ class Logistic(Parametrised):
         return self.icdf(u.clamp(min=torch.finfo(u.dtype).tiny))
 
     def cdf(self, value: Tensor) -> Tensor:
-        return torch.sigmoid((self._checked(value) - self.loc) / self.scale)
+        return torch.sigmoid((self._validated(value) - self.loc) / self.scale)
 
     def icdf(self, value: Tensor) -> Tensor:
         return self.loc + self.scale * (value.log() - torch.log1p(-value))

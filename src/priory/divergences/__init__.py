@@ -1,4 +1,7 @@
-"""Divergences between distributions, exact where a closed form is known and honest about it elsewhere."""
+"""Divergences between distributions: exact where a closed form is known, elsewhere numerical with an error estimate.
+
+`kl`, `renyi` and `jensen_shannon` return a `Divergence`, which holds the value, how it was computed, and its error.
+"""
 
 from priory.divergences.explain import GaussianKL, explain_kl
 from priory.divergences.jensen import jensen_shannon

@@ -1,4 +1,4 @@
-"""Densities as functions on the whole line: -inf outside of the support, instead of torch's refusal."""
+"""Log densities on the whole real line, -inf outside the support, where torch would raise an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributions import Distribution, MixtureSameFamily, constraints
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-INTERVALS = (
+INTERVAL_CONSTRAINTS = (
     constraints.greater_than,
     constraints.greater_than_eq,
     constraints.less_than,
@@ -23,21 +23,21 @@ INTERVALS = (
 
 
 def log_density(d: Distribution, x: Tensor) -> Tensor:
-    """log d(x), and -inf where x lies outside of the support."""
+    """Return log d(x), and -inf where x lies outside the support."""
     support: Any = d.support
     with _unchecked(d):
         return torch.where(support.check(x), d.log_prob(x), -math.inf)
 
 
-def discrete(d: Distribution) -> bool:
-    """Whether a distribution is over labels or counts."""
+def is_discrete(d: Distribution) -> bool:
+    """Whether a distribution is over classes or counts."""
     return bool(getattr(d.support, "is_discrete", False))
 
 
-def interval(d: Distribution) -> tuple[Tensor, Tensor] | None:
-    """The ends of the support of a distribution over numbers, or None where it is no interval."""
+def support_interval(d: Distribution) -> tuple[Tensor, Tensor] | None:
+    """Return the lower and upper end of the support, or None if the support is not an interval."""
     if isinstance(d, MixtureSameFamily):
-        ends = interval(d.component_distribution)
+        ends = support_interval(d.component_distribution)
         if ends is None:
             return None
         low, high = (end.expand(d.component_distribution.batch_shape) for end in ends)
@@ -45,14 +45,14 @@ def interval(d: Distribution) -> tuple[Tensor, Tensor] | None:
     support: Any = d.support
     if support is constraints.real:
         return torch.tensor(-math.inf), torch.tensor(math.inf)
-    if discrete(d) or not isinstance(support, INTERVALS):
+    if is_discrete(d) or not isinstance(support, INTERVAL_CONSTRAINTS):
         return None
     low, high = getattr(support, "lower_bound", -math.inf), getattr(support, "upper_bound", math.inf)
     return torch.as_tensor(low), torch.as_tensor(high)
 
 
 def dtype_of(d: Distribution) -> torch.dtype:
-    """The type of a distribution's numbers, where there is no draw to read it from."""
+    """Return the floating-point type of a distribution's values without drawing from it."""
     try:
         return d.mean.dtype
     except NotImplementedError:
@@ -61,14 +61,14 @@ def dtype_of(d: Distribution) -> torch.dtype:
 
 
 def _parts(d: Distribution) -> list[Distribution]:
-    """A distribution and those that it is made of."""
+    """A distribution and, recursively, the base, component or slab distributions it is made of."""
     inner = (getattr(d, name, None) for name in ("base_dist", "component_distribution", "slab"))
     return [d, *(part for found in inner if isinstance(found, Distribution) for part in _parts(found))]
 
 
 @contextmanager
 def _unchecked(d: Distribution) -> Iterator[None]:
-    """Torch's check of the support switched off, in a distribution and in what it is made of."""
+    """Switch off torch's argument validation in a distribution and in its parts."""
     parts = _parts(d)
     checks = [part._validate_args for part in parts]
     for part in parts:

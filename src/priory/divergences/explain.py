@@ -1,4 +1,4 @@
-"""The KL between two Gaussians term by term, as a lecture writes it."""
+"""The KL divergence between two Gaussians, term by term, as it is written in lectures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from priory.divergences.result import check_batches
 
 @dataclass(frozen=True)
 class GaussianKL:
-    """The terms of KL(q || p) in nats, summed over `entries` pairs of Gaussians; print it to read them."""
+    """The terms of KL(q || p) between Gaussians, in nats; print it to see each term with an explanation.
+
+    Attributes:
+        log_scales: Sum of log(s_p / s_q).
+        variance: Sum of s_q^2 / (2 s_p^2).
+        mean: Sum of (m_q - m_p)^2 / (2 s_p^2).
+        constant: Sum of -1/2.
+        entries: Number of pairs of Gaussians summed over.
+    """
 
     log_scales: float
     variance: float
@@ -24,15 +32,15 @@ class GaussianKL:
 
     @property
     def total(self) -> float:
-        """The divergence, which is the sum of the four."""
+        """The KL divergence in nats: the sum of the four terms."""
         return math.fsum((self.log_scales, self.variance, self.mean, self.constant))
 
     def __str__(self) -> str:
         rows = (
-            ("log(s_p / s_q)", self.log_scales, "keeps q wide: it grows without end as s_q goes to 0."),
+            ("log(s_p / s_q)", self.log_scales, "keeps q wide: it grows without bound as s_q goes to 0."),
             ("s_q^2 / (2 s_p^2)", self.variance, "keeps q narrow: it is q's variance in units of p's."),
-            ("(m_q - m_p)^2 / (2 s_p^2)", self.mean, "pulls q's mean to p's, as a squared penalty would."),
-            ("-1/2", self.constant, "makes the whole 0 where q equals p."),
+            ("(m_q - m_p)^2 / (2 s_p^2)", self.mean, "pulls q's mean towards p's, like a squared penalty."),
+            ("-1/2", self.constant, "makes the sum 0 where q equals p."),
         )
         sums = "" if self.entries == 1 else f", each term summed over {self.entries} entries"
         lines = [f"KL(q || p) of Gaussians, in nats{sums}"]
@@ -41,16 +49,29 @@ class GaussianKL:
 
 
 def explain_kl(q: Distribution, p: Distribution) -> GaussianKL:
-    """The terms of KL(q || p) for two Gaussians, or for two factorised ones, summed over all their entries.
+    """Split KL(q || p) between two Gaussians into its four terms, each summed over all entries.
 
-    >>> one = torch.tensor(1.0, dtype=torch.float64)
-    >>> print(explain_kl(Normal(0 * one, one), Normal(one, 2 * one)))
-    KL(q || p) of Gaussians, in nats
-      log(s_p / s_q)                0.693147   keeps q wide: it grows without end as s_q goes to 0.
-      s_q^2 / (2 s_p^2)             0.125000   keeps q narrow: it is q's variance in units of p's.
-      (m_q - m_p)^2 / (2 s_p^2)     0.125000   pulls q's mean to p's, as a squared penalty would.
-      -1/2                         -0.500000   makes the whole 0 where q equals p.
-      total                         0.443147
+        KL(q || p) = sum [ log(s_p / s_q) + s_q^2 / (2 s_p^2) + (m_q - m_p)^2 / (2 s_p^2) - 1/2 ]
+
+    Args:
+        q: A `Normal`, or an `Independent` of one.
+        p: A `Normal`, or an `Independent` of one, with the event shape of `q` and a batch shape that broadcasts.
+
+    Returns:
+        The terms in nats, which print as a table with an explanation of each.
+
+    Raises:
+        InputError: If either distribution is not Gaussian, or if their shapes do not match.
+
+    Example:
+        >>> one = torch.tensor(1.0, dtype=torch.float64)
+        >>> print(explain_kl(Normal(0 * one, one), Normal(one, 2 * one)))
+        KL(q || p) of Gaussians, in nats
+          log(s_p / s_q)                0.693147   keeps q wide: it grows without bound as s_q goes to 0.
+          s_q^2 / (2 s_p^2)             0.125000   keeps q narrow: it is q's variance in units of p's.
+          (m_q - m_p)^2 / (2 s_p^2)     0.125000   pulls q's mean towards p's, like a squared penalty.
+          -1/2                         -0.500000   makes the sum 0 where q equals p.
+          total                         0.443147
     """
     bases = []
     for name, d in (("q", q), ("p", p)):
@@ -60,7 +81,7 @@ def explain_kl(q: Distribution, p: Distribution) -> GaussianKL:
         bases.append(base)
     shapes = (tuple(q.event_shape), tuple(p.event_shape))
     same = shapes[0] == shapes[1]
-    require(same, "p", "explain_kl", "be over the same things as q, with the same event shape", shapes)
+    require(same, "p", "explain_kl", "have the same event shape as q", shapes)
     check_batches("explain_kl", q, p)
     m_q, s_q, m_p, s_p = torch.broadcast_tensors(*(t.detach().double() for b in bases for t in (b.loc, b.scale)))
     terms = ((s_p / s_q).log(), 0.5 * (s_q / s_p).square(), 0.5 * ((m_q - m_p) / s_p).square())

@@ -1,7 +1,7 @@
 """The Kullback-Leibler divergence KL(q || p) = E_q[log q(x) - log p(x)], in nats.
 
-For two Gaussians, KL(q || p) = log(s_p / s_q) + (s_q^2 + (m_q - m_p)^2) / (2 s_p^2) - 1/2. The rules below are asked in
-turn, from what is known exactly to what can be estimated.
+For two Gaussians, KL(q || p) = log(s_p / s_q) + (s_q^2 + (m_q - m_p)^2) / (2 s_p^2) - 1/2. `kl` tries the rules below
+in order of accuracy: closed forms, then integrals and sums, then Monte Carlo.
 """
 
 from __future__ import annotations
@@ -15,68 +15,87 @@ from torch.distributions import Distribution, Independent, kl_divergence
 
 import priory.divergences.closed_forms  # noqa: F401 - fills torch's registry
 from priory.distributions import GroupLasso, SpikeAndSlab
-from priory.divergences.densities import discrete, dtype_of, interval, log_density
+from priory.divergences.densities import dtype_of, is_discrete, log_density, support_interval
 from priory.divergences.monte_carlo import draws, mean_and_error, with_score
 from priory.divergences.norms import expected_norm, is_gaussian
 from priory.divergences.quadrature import over_a_line
-from priory.divergences.result import SAMPLES, Divergence, check_pair, exact
+from priory.divergences.result import DEFAULT_SAMPLES, Divergence, check_pair, exact
 from priory.divergences.sums import over_labels
 from priory.divergences.tails import improper_integral
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Again = Callable[[Distribution, Distribution], Divergence]
+    Recurse = Callable[[Distribution, Distribution], Divergence]
     Function = Callable[[Tensor], Tensor]
 
 
-def kl(q: Distribution, p: Distribution, samples: int = SAMPLES, seed: int = 0) -> Divergence:
-    """KL(q || p), and how it was found: "exact", "quadrature" over a line, "sum" over counts, or "Monte Carlo".
+def kl(q: Distribution, p: Distribution, samples: int = DEFAULT_SAMPLES, seed: int = 0) -> Divergence:
+    """Compute the Kullback-Leibler divergence KL(q || p) = E_q[log q(x) - log p(x)], in nats.
 
-    Monte Carlo takes `samples` draws. KL(p || q), which covers where this one seeks, is `kl(p, q)`. It is infinite
-    where q reaches outside of p's support, and where q's tails are too heavy for p's, as a Cauchy's for a Gaussian.
+    The most accurate method that applies is used: a closed form ("exact"), an integral over the real line
+    ("quadrature"), a sum over counts ("sum"), or an average over draws ("Monte Carlo"). The divergence is infinite
+    where q has mass outside the support of p, and where the tails of q are too heavy for p, such as those of a Cauchy
+    for a Gaussian. KL(q || p) as a function of q is mode-seeking; the mass-covering KL(p || q) is `kl(p, q)`.
 
-    >>> from torch.distributions import Normal, StudentT
-    >>> one = torch.tensor(1.0, dtype=torch.float64)
-    >>> round(float(kl(Normal(0 * one, one), Normal(one, 2 * one))), 6)
-    0.443147
-    >>> kl(Normal(0 * one, one), StudentT(3 * one)).kind
-    'quadrature'
+    Args:
+        q: A proper torch distribution.
+        p: A torch distribution with the event shape of `q` and a batch shape that broadcasts. It may be improper
+            (`LogUniform`); the divergence is then defined up to a constant.
+        samples: Number of draws for Monte Carlo, an integer >= 2. Default: 10,000.
+        seed: Seed of the draws. Default: 0.
+
+    Returns:
+        The value, how it was computed, and its error, each with the broadcast batch shape.
+
+    Raises:
+        InputError: If `q` is improper, if the shapes do not match, or if `samples` is not an integer >= 2.
+
+    Example:
+        >>> from torch.distributions import Normal, StudentT
+        >>> one = torch.tensor(1.0, dtype=torch.float64)
+        >>> round(float(kl(Normal(0 * one, one), Normal(one, 2 * one))), 6)
+        0.443147
+        >>> kl(Normal(0 * one, one), StudentT(3 * one)).kind
+        'quadrature'
+
+    References:
+        Kullback and Leibler (1951), On information and sufficiency.
     """
     check_pair("kl", q, p, samples)
 
-    def again(q: Distribution, p: Distribution) -> Divergence:
+    def recurse(q: Distribution, p: Distribution) -> Divergence:
         return kl(q, p, samples, seed)
 
-    for rule in (_with_spikes, _uncovered, _closed_form, _entry_by_entry, _to_group_lasso, _on_a_line, _summed):
-        found = rule(q, p, again)
+    for rule in (_with_spikes, _uncovered, _closed_form, _entry_by_entry, _to_group_lasso, _by_quadrature, _by_sum):
+        found = rule(q, p, recurse)
         if found is not None:
             return found
-    return _from_draws(q, p, samples, seed)
+    return _by_monte_carlo(q, p, samples, seed)
 
 
-def _with_spikes(q: Distribution, p: Distribution, again: Again) -> Divergence | None:
-    """Spikes are compared as coins and slabs as densities: KL = KL(pi_q || pi_p) + pi_q KL(slab_q || slab_p)."""
+def _with_spikes(q: Distribution, p: Distribution, recurse: Recurse) -> Divergence | None:
+    """KL between spike-and-slab distributions: KL(pi_q || pi_p) + pi_q KL(slab_q || slab_p)."""
     if not isinstance(p, SpikeAndSlab):
         if not isinstance(q, SpikeAndSlab):
             return None
-        slab = again(q.slab, p)
+        slab = recurse(q.slab, p)
         return slab.map(lambda value: torch.where(q.weight < 1, math.inf, value), lambda error: error)
-    if not isinstance(q, SpikeAndSlab):  # a q without an atom gives the spike no mass
-        return again(q, p.slab).map(lambda value: value - p.weight.log(), lambda error: error)
+    if not isinstance(q, SpikeAndSlab):  # a q without a point mass never equals 0, so p is pi_p times its slab
+        return recurse(q, p.slab).map(lambda value: value - p.weight.log(), lambda error: error)
     xlogy, keeps = torch.special.xlogy, q.weight > 0
-    coin = xlogy(q.weight, q.weight) + xlogy(1 - q.weight, 1 - q.weight)
-    coin = coin - xlogy(q.weight, p.weight) - xlogy(1 - q.weight, 1 - p.weight)
-    slab = again(q.slab, p.slab)
-    # a slab that is never drawn counts for nothing, even where its divergence is infinite
-    return slab.map(lambda value: coin + q.weight * torch.where(keeps, value, 0.0), lambda error: q.weight * error)
+    spike_kl = xlogy(q.weight, q.weight) + xlogy(1 - q.weight, 1 - q.weight)
+    spike_kl = spike_kl - xlogy(q.weight, p.weight) - xlogy(1 - q.weight, 1 - p.weight)
+    slab = recurse(q.slab, p.slab)
+    # a slab of weight 0 contributes nothing, even if its divergence is infinite
+    return slab.map(lambda value: spike_kl + q.weight * torch.where(keeps, value, 0.0), lambda error: q.weight * error)
 
 
-def _uncovered(q: Distribution, p: Distribution, again: Again) -> Divergence | None:
-    """It is infinite where q has mass outside of p's support, and between labels and numbers."""
+def _uncovered(q: Distribution, p: Distribution, recurse: Recurse) -> Divergence | None:
+    """Infinity where q has mass outside the support of p, or where only one of them is discrete."""
     shape = torch.broadcast_shapes(q.batch_shape, p.batch_shape)
-    outside = torch.tensor(discrete(q) != discrete(p))
-    ends = (interval(q), interval(p)) if q.event_shape == () else (None, None)
+    outside = torch.tensor(is_discrete(q) != is_discrete(p))
+    ends = (support_interval(q), support_interval(p)) if q.event_shape == () else (None, None)
     if ends[0] is not None and ends[1] is not None:
         outside = (ends[0][0] < ends[1][0]) | (ends[0][1] > ends[1][1])
     if not bool(outside.all()):
@@ -84,48 +103,52 @@ def _uncovered(q: Distribution, p: Distribution, again: Again) -> Divergence | N
     return exact(torch.full(shape, math.inf, dtype=dtype_of(q)))
 
 
-def _closed_form(q: Distribution, p: Distribution, again: Again) -> Divergence | None:
+def _closed_form(q: Distribution, p: Distribution, recurse: Recurse) -> Divergence | None:
+    """The closed form in torch's registry, if there is one."""
     try:
         return exact(kl_divergence(q, p))
     except NotImplementedError:
         return None
 
 
-def _entry_by_entry(q: Distribution, p: Distribution, again: Again) -> Divergence | None:
-    """Independent entries add up, each with its own closed form or integral."""
+def _entry_by_entry(q: Distribution, p: Distribution, recurse: Recurse) -> Divergence | None:
+    """The sum over the independent entries of q and p, each by its closed form, integral or sum."""
     if not (isinstance(q, Independent) and isinstance(p, Independent)):
         return None
     if q.base_dist.event_shape != p.base_dist.event_shape:
         return None
-    each = again(q.base_dist, p.base_dist)
+    each = recurse(q.base_dist, p.base_dist)
     dims = tuple(range(-q.reinterpreted_batch_ndims, 0))
-    # draws of the whole give one standard error, where those of the entries would be correlated
+    # Monte Carlo draws the whole vector instead: the errors of entries would be correlated and could not be added
     return None if each.kind == "Monte Carlo" else each.map(lambda v: v.sum(dims), lambda e: e.sum(dims))
 
 
-def _to_group_lasso(q: Distribution, p: Distribution, again: Again) -> Divergence | None:
+def _to_group_lasso(q: Distribution, p: Distribution, recurse: Recurse) -> Divergence | None:
+    """KL of any Gaussian vector to the group lasso prior, with E||w|| by quadrature."""
     if not (isinstance(p, GroupLasso) and is_gaussian(q)):
         return None
     norm, error = (t.to(p.rate.dtype) for t in expected_norm(q))
     return Divergence(p.rate * norm + p.log_normaliser - q.entropy(), "quadrature", (p.rate * error).detach())
 
 
-def _on_a_line(q: Distribution, p: Distribution, again: Again) -> Divergence | None:
+def _by_quadrature(q: Distribution, p: Distribution, recurse: Recurse) -> Divergence | None:
+    """The integral over the real line, or infinity where it does not converge."""
     if not over_a_line(q, p):
         return None
-
     value, error = improper_integral(*_terms(q, p), q, p)
     return Divergence(value.to(dtype_of(q)), "quadrature", error.to(dtype_of(q)))
 
 
-def _summed(q: Distribution, p: Distribution, again: Again) -> Divergence | None:
+def _by_sum(q: Distribution, p: Distribution, recurse: Recurse) -> Divergence | None:
+    """The sum over the classes or counts of q, or None if they cannot be listed."""
     return over_labels(*_terms(q, p), q, p)
 
 
 def _terms(q: Distribution, p: Distribution) -> tuple[Function, Function]:
-    """q (log q - log p), and the logarithm of q (1 + |log q - log p|): where its integral exists, so does the first's.
+    """The integrand q (log q - log p), and the logarithm of the bound q (1 + |log q - log p|) on its size.
 
-    The one is added as q alone is integrable, and the ratio may be 0 or rounding.
+    Both have a finite integral for the same pairs, since q itself is integrable. The bound has the added 1 because
+    the log ratio may be 0 or rounding error, whose logarithm says nothing about the tail.
     """
 
     def terms(x: Tensor) -> Tensor:
@@ -139,13 +162,14 @@ def _terms(q: Distribution, p: Distribution) -> tuple[Function, Function]:
 
 
 def relative_entropy(log_q: Tensor, log_p: Tensor) -> Tensor:
-    """q (log q - log p), which is 0 where q is, in value and in gradient."""
+    """Return q (log q - log p), with value and gradient 0 where q is 0."""
     mass = log_q.exp()
-    there = mass > 0
-    return mass * torch.where(there, torch.where(there, log_q, 0.0) - torch.where(there, log_p, 0.0), 0.0)
+    inside = mass > 0
+    return mass * torch.where(inside, torch.where(inside, log_q, 0.0) - torch.where(inside, log_p, 0.0), 0.0)
 
 
-def _from_draws(q: Distribution, p: Distribution, samples: int, seed: int) -> Divergence:
+def _by_monte_carlo(q: Distribution, p: Distribution, samples: int, seed: int) -> Divergence:
+    """The average of log q - log p over draws of q."""
     x = draws(q, samples, seed, "kl")
     log_q = q.log_prob(x)
     value, error = mean_and_error(with_score(log_q - log_density(p, x), log_q, q))

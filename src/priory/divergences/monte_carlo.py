@@ -1,7 +1,7 @@
-"""Expectations under q by draws, with a standard error and the right gradient in expectation.
+"""Monte Carlo expectations under q, with a standard error and an unbiased gradient.
 
-Where q can be reparameterised, x = g(noise, theta), the mean's gradient is the mean of the gradients. Elsewhere the
-draws are constants, and the score's term f grad log q is added, without changing the value.
+Where q can be reparameterised, x = g(noise, theta), the gradient of the mean is the mean of the gradients. Elsewhere
+the draws are constants, and the score-function term f grad log q is added to the gradient without changing the value.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 def draws(d: Distribution, samples: int, seed: int, *names: str) -> Tensor:
-    """Draws with a leading dimension, the same for the same seed; torch's global stream is left alone."""
+    """Draw (samples, *batch, *event) values, reproducibly for a seed; torch's global generator is not advanced."""
     draw = d.rsample if d.has_rsample else d.sample
-    with swapped(stream(seed, *names)):  # torch's distributions draw from the global stream alone
+    with swapped(stream(seed, *names)):  # torch's distributions can draw from the global generator only
         return draw(torch.Size([samples]))
 
 
 def with_score(each: Tensor, log_q: Tensor, q: Distribution) -> Tensor:
-    """The values at draws of q, with the score's term in their gradient where q has no reparameterisation."""
+    """Add the score-function term to the gradient of the values if q cannot be reparameterised."""
     if q.has_rsample or not log_q.requires_grad:
         return each
     return each + torch.where(each.isfinite(), each, 0.0).detach() * (log_q - log_q.detach())
 
 
 def mean_and_error(each: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean over the draws and its standard error, 0 where the mean is infinite."""
+    """Return the mean over the draws and its standard error, which is 0 where the mean is infinite."""
     mean = each.mean(0)
     error = each.detach().std(0) / each.shape[0] ** 0.5
     return mean, torch.where(torch.isfinite(mean), error, 0.0)

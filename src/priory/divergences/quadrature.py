@@ -1,9 +1,9 @@
-"""Integrals over a line by Gauss-Legendre panels, graded around the centres of q and p, and halved where too coarse.
+"""Integrals over the real line by adaptive Gauss-Legendre panels, graded around the centres of q and p.
 
-A panel ends wherever a density may have a corner or a pole, and the panels grow geometrically from there, inward and
-outward to 10^15 of q's scale (further for slow tails, as `tails` says), so that spikes and heavy tails are both met.
-Each panel is computed with 20 and with 10 points; where the two differ it is halved. Their difference is the stated
-error, which is the 10-point rule's and so an upper estimate.
+Panel edges are placed wherever a density may have a corner or a pole. From there the panel widths grow geometrically,
+out to 10^15 times the scale of q (further for slowly falling tails, see `tails`), so that both narrow peaks and heavy
+tails are resolved. Each panel is integrated with 20 and with 10 nodes, and halved where the two results differ. Their
+difference is the reported error; it is the error of the 10-node rule, so it overestimates that of the 20-node rule.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from torch import Tensor
 from torch.distributions import Distribution, MixtureSameFamily, TransformedDistribution
 
 from priory.core.linalg import eigh
-from priory.divergences.densities import interval, log_density
+from priory.divergences.densities import log_density, support_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-POINTS = 20
-REACH = 25  # how far out panels go unless told, in powers of 4
-AT_A_CENTRE = -24  # the least distance from a centre, likewise
-AT_AN_END = -64  # a density may have a pole there, and the end is often 0, where numbers are dense
-ROUNDS = 60
-MOST_PANELS = 4096
-CHUNK = 2**22  # numbers at once
-EPS = torch.finfo(torch.float64).eps
+NODES_PER_PANEL = 20
+# Distances of panel edges from a centre or an end of the support, as powers of 4 in units of q's scale.
+DEFAULT_REACH = 25
+NEAREST_TO_CENTRE = -24
+NEAREST_TO_END = -64  # a density may have a pole at an end, which is often 0, where floats are dense
+MAX_REFINEMENTS = 60
+MAX_PANELS = 4096
+MAX_VALUES_AT_ONCE = 2**22  # bounds the memory of one evaluation of the integrand
+FLOAT64_EPS = torch.finfo(torch.float64).eps
 
 
 def over_a_line(q: Distribution, p: Distribution) -> bool:
-    """Whether the pair is over single real numbers and q's density is caught by the panels: it integrates to 1."""
-    if q.event_shape != () or interval(q) is None or interval(p) is None:
+    """Whether q and p are over single real numbers and the panels resolve the density of q, which integrates to 1."""
+    if q.event_shape != () or support_interval(q) is None or support_interval(p) is None:
         return False
     with torch.no_grad():
         mass, _ = integrate(lambda x: log_density(q, x).exp(), q, p)
@@ -41,28 +42,28 @@ def over_a_line(q: Distribution, p: Distribution) -> bool:
 
 
 def integrate(
-    integrand: Callable[[Tensor], Tensor], q: Distribution, p: Distribution, reach: int = REACH
+    integrand: Callable[[Tensor], Tensor], q: Distribution, p: Distribution, reach: int = DEFAULT_REACH
 ) -> tuple[Tensor, Tensor]:
-    """The integral over q's support, and its error, in double precision, in the shape of the pair's batch.
+    """Return the integral over the support of q and its error, in float64, (*B,) each.
 
-    The integrand takes points (K, *B). Gradients pass through it and through the ends of q's support. Panels go out to
-    4^`reach` of q's scale.
+    The integrand takes nodes (K, *B). Gradients flow through the integrand and through the ends of the support of q.
+    Panels extend to 4^`reach` times the scale of q.
     """
     low, high, edges, inside = _graded(q, p, reach)
     with torch.no_grad():
         left, right = _refined(integrand, edges[:-1], edges[1:], inside)
     left, right = (_snapped(t, low, high) for t in (left, right))
-    chunk = max(1, CHUNK // (POINTS * max(1, left[0].numel())))
+    chunk = max(1, MAX_VALUES_AT_ONCE // (NODES_PER_PANEL * max(1, left[0].numel())))
     value, error = torch.zeros_like(inside), torch.zeros_like(inside)
     for a, b in zip(left.split(chunk), right.split(chunk), strict=True):
         fine, off, size = _both_rules(integrand, a, b, inside)
         value = value + fine.sum(0)
-        error = error + (off + 4 * EPS * size).sum(0).detach()
+        error = error + (off + 4 * FLOAT64_EPS * size).sum(0).detach()
     return value, torch.where(torch.isfinite(value), error, 0.0)
 
 
 def _snapped(edges: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The edges next to an end of the support moved to it, with its gradient: nearer by, points would round onto it."""
+    """Move edges that round to an end of the support onto that end, and give them its gradient."""
     slack = 1e-12 * torch.where(low.isfinite(), low, 0.0).abs().detach()
     edges = torch.where(edges <= low + slack, low, edges)
     slack = 1e-12 * torch.where(high.isfinite(), high, 0.0).abs().detach()
@@ -71,7 +72,7 @@ def _snapped(edges: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 @lru_cache
 def legendre(n: int) -> tuple[Tensor, Tensor]:
-    """Points and weights of the n-point rule on [-1, 1] (Golub and Welsch, 1969)."""
+    """Return nodes and weights of the n-node Gauss-Legendre rule on [-1, 1] (Golub and Welsch, 1969)."""
     k = torch.arange(1, n, dtype=torch.float64)
     off = k / (4 * k * k - 1).sqrt()
     points, vectors = eigh(torch.diag(off, 1) + torch.diag(off, -1))
@@ -81,33 +82,33 @@ def legendre(n: int) -> tuple[Tensor, Tensor]:
 def _both_rules(
     integrand: Callable[[Tensor], Tensor], left: Tensor, right: Tensor, inside: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Each panel's integral, its difference from half the points, and the integral of the size, (K, *B) each."""
+    """Per panel: the integral, its difference from the rule with half the nodes, the integral of |f|; (K, *B) each."""
     half, middle = (right - left) / 2, (right + left) / 2
     sums, size = [], torch.zeros_like(middle)
-    for n in (POINTS, POINTS // 2):
+    for n in (NODES_PER_PANEL, NODES_PER_PANEL // 2):
         points, weights = (t.to(left.device).reshape(-1, *[1] * left.ndim) for t in legendre(n))
-        # a panel without width is evaluated elsewhere, since a pole may sit at its ends
+        # a panel of width 0 is evaluated at an interior point, since there may be a pole at its ends
         x = torch.where(half > 0, middle + half * points, inside)
         values = integrand(x.flatten(0, 1)).reshape(x.shape) * (weights * half)
         sums.append(values.sum(0))
-        size = size if n < POINTS else values.abs().sum(0).detach()
+        size = size if n < NODES_PER_PANEL else values.abs().sum(0).detach()
     return sums[0], (sums[0] - sums[1]).abs(), size
 
 
 def _refined(
     integrand: Callable[[Tensor], Tensor], left: Tensor, right: Tensor, inside: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Panels halved until the two rules agree in each, for the whole batch."""
+    """Halve panels until both rules agree in each panel for the whole batch; return the left and right edges."""
     kept: list[tuple[Tensor, Tensor]] = []
     total = None
-    for _ in range(ROUNDS):
+    for _ in range(MAX_REFINEMENTS):
         value, off, size = _both_rules(integrand, left, right, inside)
         total = size.sum(0) if total is None else total
         rough = torch.isfinite(value) & (off > 1e-13 * size + 1e-15 * total)
         rough = rough.reshape(len(rough), -1).any(1)
         kept.append((left[~rough], right[~rough]))
         left, right = left[rough], right[rough]
-        if len(left) == 0 or sum(len(a) for a, _ in kept) + 2 * len(left) > MOST_PANELS:
+        if len(left) == 0 or sum(len(a) for a, _ in kept) + 2 * len(left) > MAX_PANELS:
             break
         middle = (left + right) / 2
         left, right = torch.cat([left, middle]), torch.cat([middle, right])
@@ -116,13 +117,15 @@ def _refined(
 
 
 def _graded(q: Distribution, p: Distribution, reach: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The ends of q's support, the first panels' edges (E, *B), and a point inside, each in double precision."""
+    """The ends of the support of q, the initial panel edges (E, *B), and an interior point, all in float64."""
     shape = torch.broadcast_shapes(q.batch_shape, p.batch_shape)
-    low, high = (end.double().expand(shape) for end in interval(q) or ())
+    low, high = (end.double().expand(shape) for end in support_interval(q) or ())
     with torch.no_grad():
         scale = scale_of(q).double().expand(shape)
-        peaks = [(mark, AT_A_CENTRE) for d in (q, p) for mark in centres(d)]
-        ends = [(end, AT_AN_END) for d in (q, p) for end in interval(d) or () if bool(end.isfinite().all())]
+        peaks = [(mark, NEAREST_TO_CENTRE) for d in (q, p) for mark in centres(d)]
+        ends = [
+            (end, NEAREST_TO_END) for d in (q, p) for end in support_interval(d) or () if bool(end.isfinite().all())
+        ]
         marks = [(mark.double().expand(shape), range(least, reach + 1)) for mark, least in (*peaks, *ends)]
         edges = torch.cat([low[None], high[None], *(mark + _steps(levels, scale) for mark, levels in marks)])
         edges = torch.minimum(torch.maximum(edges, low), high).sort(0).values
@@ -133,13 +136,13 @@ def _graded(q: Distribution, p: Distribution, reach: int) -> tuple[Tensor, Tenso
 
 
 def _steps(levels: range, scale: Tensor) -> Tensor:
-    """Distances from a mark to both sides, and 0."""
+    """Signed distances from a centre or an end to both sides, and 0."""
     reach = 4.0 ** torch.tensor(levels, dtype=torch.float64, device=scale.device)
     return torch.cat([-reach, torch.zeros_like(reach[:1]), reach]).reshape(-1, *[1] * scale.ndim) * scale
 
 
 def centres(d: Distribution) -> tuple[Tensor, ...]:
-    """Where a density has its peaks and corners, (*B,) each."""
+    """Return the points where a density may have peaks or corners, (*B,) each."""
     if isinstance(d, MixtureSameFamily):
         components = d.component_distribution
         return tuple(c for peak in centres(components) for c in peak.expand(components.batch_shape).unbind(-1))
@@ -150,7 +153,7 @@ def centres(d: Distribution) -> tuple[Tensor, ...]:
 
 
 def scale_of(d: Distribution) -> Tensor:
-    """How wide a distribution is, to within a few orders of magnitude."""
+    """Return the width of a distribution, to within a few orders of magnitude."""
     scale = None if isinstance(d, TransformedDistribution) else getattr(d, "scale", None)
     if scale is None:
         scale = _or_none(d, "stddev")
@@ -158,6 +161,7 @@ def scale_of(d: Distribution) -> Tensor:
 
 
 def _or_none(d: Distribution, name: str) -> Tensor | None:
+    """A moment of a distribution by name, or None if torch does not implement it."""
     try:
         return getattr(d, name)
     except NotImplementedError:

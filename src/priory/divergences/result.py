@@ -1,4 +1,4 @@
-"""What a divergence is given as: a value in nats, how it was found, and how far it may be off."""
+"""The result of a divergence: its value in nats, how it was computed, and its error; and checks of the arguments."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from priory.core.errors import require, whole
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SAMPLES = 10_000
-KINDS = ("exact", "quadrature", "sum", "Monte Carlo")  # from the surest
+DEFAULT_SAMPLES = 10_000
+KINDS_BY_ACCURACY = ("exact", "quadrature", "sum", "Monte Carlo")  # most accurate first
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """A divergence in nats, how it was found, and how far it may be off.
+    """A divergence, how it was computed, and its error. `float(divergence)` is its value.
 
-    `kind` is "exact", "quadrature", "sum" or "Monte Carlo". The `error` is 0 if exact, the difference between two rules
-    for quadrature, what is left out for a sum over all integers, and one standard error for Monte Carlo. It is 0
-    where the divergence is infinite.
+    Attributes:
+        value: Divergence in nats, (*B,), differentiable in the parameters of the distributions.
+        kind: How it was computed: "exact", "quadrature", "sum" or "Monte Carlo".
+        error: Error in nats, (*B,): 0 for "exact", the difference between two quadrature rules for "quadrature", the
+            truncation error for "sum", and one standard error for "Monte Carlo". It is 0 where the value is infinite.
     """
 
     value: Tensor
@@ -35,33 +37,41 @@ class Divergence:
         return float(self.value.detach())
 
     def map(self, value: Callable[[Tensor], Tensor], error: Callable[[Tensor], Tensor]) -> Divergence:
-        """The same kind of result with another value and another error."""
+        """Apply one function to the value and another to the error, keeping the kind.
+
+        Args:
+            value: Function of the value.
+            error: Function of the error.
+
+        Returns:
+            A new result of the same kind.
+        """
         return Divergence(value(self.value), self.kind, error(self.error))
 
 
 def exact(value: Tensor) -> Divergence:
-    """A result without an error."""
+    """Return a result of kind "exact", with error 0."""
     return Divergence(value, "exact", torch.zeros_like(value))
 
 
 def check_pair(owner: str, q: object, p: object, samples: object) -> None:
-    """Refuse what is not two distributions over the same things."""
+    """Raise an InputError unless q and p are torch distributions over the same space, and `samples` >= 2."""
     for name, d in (("q", q), ("p", p)):
         require(isinstance(d, Distribution), name, owner, "be a torch distribution", type(d).__name__)
     assert isinstance(q, Distribution)
     assert isinstance(p, Distribution)
-    require(not getattr(q, "improper", False), "q", owner, "be proper, with draws to average over", repr(q))
+    require(not getattr(q, "improper", False), "q", owner, "be a proper distribution, which can be sampled", repr(q))
     require(whole(samples, 2), "samples", owner, "be an integer >= 2", samples)
     shapes = (tuple(q.event_shape), tuple(p.event_shape))
     same = shapes[0] == shapes[1]
-    require(same, "p", owner, "be over the same things as q, with the same event shape", shapes)
-    labels = [d.param_shape[-1] for d in (q, p) if isinstance(d, Categorical)]
-    require(len(set(labels)) < 2, "p", owner, "have as many labels as q", tuple(labels))
+    require(same, "p", owner, "have the same event shape as q", shapes)
+    classes = [d.param_shape[-1] for d in (q, p) if isinstance(d, Categorical)]
+    require(len(set(classes)) < 2, "p", owner, "have as many classes as q", tuple(classes))
     check_batches(owner, q, p)
 
 
 def check_batches(owner: str, q: Distribution, p: Distribution) -> None:
-    """Refuse batches that don't broadcast."""
+    """Raise an InputError unless the batch shapes of q and p broadcast."""
     shapes = (tuple(q.batch_shape), tuple(p.batch_shape))
     fits = all(a == b or 1 in (a, b) for a, b in zip(shapes[0][::-1], shapes[1][::-1], strict=False))
     require(fits, "p", owner, "have a batch shape that broadcasts with q's", shapes)

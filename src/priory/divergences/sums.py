@@ -1,8 +1,8 @@
-"""Sums over labels and counts: exact where the support is finite, and cut off where the rest is nothing elsewhere.
+"""Sums over classes and counts: exact for a finite support, truncated for an infinite one.
 
-Over all integers >= 0, twice as many terms are taken until the second half of them adds nothing to the first,
-which is the stated error. A sum whose terms still don't fall at the last of them is infinite: a divergence's terms fall
-or rise at a rate that is settled by then, as those of a Poisson against a geometric distribution.
+Over all integers >= 0, the number of terms is doubled until the second half adds nothing to the first; the size of the
+second half is the reported error. If the terms still do not decrease at the end, the sum is infinite: the terms of a
+divergence grow or fall at a steady rate by then, such as those of a Poisson against a geometric distribution.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributions import Binomial, constraints
 
-from priory.divergences.densities import discrete, dtype_of
+from priory.divergences.densities import dtype_of, is_discrete
 from priory.divergences.result import Divergence, exact
 
 if TYPE_CHECKING:
@@ -22,48 +22,50 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributions import Distribution
 
-FIRST, MOST = 256, 2**16  # counts
-PEAKS = 4096  # counts among which the largest term is looked for
-AT_ONCE = 2**24  # numbers, for the whole batch
-EPS = torch.finfo(torch.float64).eps
+INITIAL_TERMS, MAX_TERMS = 256, 2**16
+PEAK_SEARCH_TERMS = 4096  # the largest term is searched among this many counts
+MAX_VALUES_AT_ONCE = 2**24  # terms times batch size
+FLOAT64_EPS = torch.finfo(torch.float64).eps
 
 
 def over_labels(
     terms: Callable[[Tensor], Tensor], log_size: Callable[[Tensor], Tensor], q: Distribution, p: Distribution
 ) -> Divergence | None:
-    """The sum of the terms over q's support, or None where that can't be listed.
+    """Return the sum of the terms over the support of q, or None if the support cannot be listed.
 
-    `log_size` is the logarithm of the terms' size, or of a bound that falls or rises with them.
+    `log_size` is the logarithm of the absolute value of the terms, or of a bound that grows and falls with them.
     """
     shape = torch.broadcast_shapes(q.batch_shape, p.batch_shape)
     labels = _labels(q, shape)
     if labels is not None:
         return exact(terms(labels).sum(0).expand(shape))
-    if q.event_shape != () or q.support is not constraints.nonnegative_integer or not discrete(p):
+    if q.event_shape != () or q.support is not constraints.nonnegative_integer or not is_discrete(p):
         return None
     return _over_counts(terms, log_size, shape, dtype_of(q))
 
 
-def peak(log_size: Callable[[Tensor], Tensor], q: Distribution, p: Distribution) -> Tensor | float:
-    """The largest logarithm of a term, (*B,), to be taken out of a sum that might overflow; 0 where there are none."""
+def log_peak(log_size: Callable[[Tensor], Tensor], q: Distribution, p: Distribution) -> Tensor | float:
+    """Return the largest log term, (*B,), by which a sum can be rescaled to avoid overflow; 0 if it is not finite."""
     shape = torch.broadcast_shapes(q.batch_shape, p.batch_shape)
     labels = _labels(q, shape)
     if labels is None and q.support is not constraints.nonnegative_integer:
         return 0.0
     with torch.no_grad():
-        largest = log_size(_counts(PEAKS, shape) if labels is None else labels).amax(0)
+        largest = log_size(_counts(PEAK_SEARCH_TERMS, shape) if labels is None else labels).amax(0)
     return torch.where(largest.isfinite(), largest, 0.0)
 
 
 def _labels(q: Distribution, shape: torch.Size) -> Tensor | None:
-    """All values that q may have, to broadcast with the batch, or None where they can't be listed."""
+    """All values in the support of q, shaped to broadcast with the batch, or None if they cannot be listed."""
     if isinstance(q, Binomial):
-        return _counts(int(q.total_count.max()) + 1, shape)  # an entry of fewer trials has no mass at the last
+        return _counts(
+            int(q.total_count.max()) + 1, shape
+        )  # entries with fewer trials have probability 0 at larger counts
     if not q.has_enumerate_support:
         return None
     try:
         labels = q.enumerate_support(expand=False)
-    except NotImplementedError:  # several labels together
+    except NotImplementedError:  # a joint distribution of several labels
         return None
     return labels.reshape(len(labels), *[1] * len(shape), *q.event_shape)
 
@@ -71,26 +73,28 @@ def _labels(q: Distribution, shape: torch.Size) -> Tensor | None:
 def _over_counts(
     terms: Callable[[Tensor], Tensor], log_size: Callable[[Tensor], Tensor], shape: torch.Size, dtype: torch.dtype
 ) -> Divergence:
-    most = min(MOST, AT_ONCE // max(1, shape.numel()))
-    count, settled = FIRST, False
+    """The sum over all counts 0, 1, 2, ..., truncated once it has converged."""
+    max_terms = min(MAX_TERMS, MAX_VALUES_AT_ONCE // max(1, shape.numel()))
+    count, converged = INITIAL_TERMS, False
     with torch.no_grad():
-        while not settled and count < most:
+        while not converged and count < max_terms:
             count *= 2
             second, first = _halves(terms, count, shape)
-            settled = bool((second.abs() <= EPS * first.abs()).all())
+            converged = bool((second.abs() <= FLOAT64_EPS * first.abs()).all())
         half, last = (log_size(_counts(n, shape)[-1:])[0].expand(shape) for n in (count // 2, count))
         rises = torch.isfinite(last) & (last >= half - 1e-9 * count)
     second, first = _halves(terms, count, shape)
     value = torch.where(rises, math.inf, first + second)
-    error = torch.where(torch.isfinite(value), second.abs() + EPS * first.abs(), 0.0).detach()
+    error = torch.where(torch.isfinite(value), second.abs() + FLOAT64_EPS * first.abs(), 0.0).detach()
     return Divergence(value.to(dtype), "sum", error.to(dtype))
 
 
 def _halves(terms: Callable[[Tensor], Tensor], count: int, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """The sums of the second and of the first half of `count` terms, (*B,) each."""
+    """Sums of the second half and of the first half of `count` terms, (*B,) each."""
     each: Any = terms(_counts(count, shape))
     return each[count // 2 :].sum(0).expand(shape), each[: count // 2].sum(0).expand(shape)
 
 
 def _counts(count: int, shape: torch.Size) -> Tensor:
+    """The counts 0, ..., count - 1 along a leading dimension, to broadcast with the batch."""
     return torch.arange(count, dtype=torch.float64).reshape(-1, *[1] * len(shape))

@@ -1,13 +1,14 @@
-"""Whether an integral over a line exists: how its integrand falls towards the ends of q's support.
+"""Whether an integral over the real line converges, from the decay of its integrand towards the ends of the support.
 
-With u the distance to an end, in units of q's scale, and t = |log u|, the integral of f towards that end is
+With u the distance to an end of the support of q, in units of the scale of q, and t = |log u|, the integral of f
+towards that end is
 
     int f du = int g dt,    g = u f,    log g = a + b t + c log t + ...
 
-at an end at infinity (t = log u) as at a finite one (t = -log u): powers of u fall as b t, logarithms as c log t, and
-what falls exponentially has a b that goes to minus infinity. The integral exists where b < 0. Three points at t, 2 t
-and 4 t give b without c. Where b is negative but small, as for a Student-t of few degrees of freedom, panels must reach
-further out than usual for the rest to be nothing.
+for an infinite end (t = log u) as for a finite one (t = -log u). A power of u contributes to b, a power of log u to c,
+and for exponential decay b goes to minus infinity. The integral converges if b < 0. Evaluations at t, 2 t and 4 t
+determine b independently of c. Where b is negative but small, as for a Student-t with few degrees of freedom, the
+panels must extend further than by default for the remainder to be negligible.
 """
 
 from __future__ import annotations
@@ -19,75 +20,76 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from priory.divergences.densities import interval
-from priory.divergences.quadrature import REACH, centres, integrate, scale_of
+from priory.divergences.densities import support_interval
+from priory.divergences.quadrature import DEFAULT_REACH, centres, integrate, scale_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.distributions import Distribution
 
-SHELLS = 160  # powers of 4 that are looked at: 10^96, whose square and cube are still numbers
-FLAT = 1e-3  # a b from -FLAT on is none: slower than that nothing could be integrated
-DOUBT = 0.01  # how far off the law of powers may be for what panels leave out, as a share of it
-REST = math.log(1e-13)  # of g / |b|, beyond the last panel
+NUM_SHELLS = 160  # powers of 4 at which the integrand is evaluated: up to 10^96, whose cube does not overflow
+MIN_DECAY_RATE = 1e-3  # b > -MIN_DECAY_RATE counts as divergent: a slower decay could not be integrated numerically
+REMAINDER_RELATIVE_ERROR = 0.01  # of the power law that estimates the integral beyond the last panel
+LOG_NEGLIGIBLE_REMAINDER = math.log(1e-13)  # log of g / |b|, the integral beyond the last panel
 
 
 @dataclass(frozen=True)
 class Tail:
-    """What was seen at one end, (*B,) each."""
+    """The tail of an integrand at one end of the support, (*B,) each."""
 
     diverges: Tensor
-    reach: Tensor  # the power of 4 up to which panels are to go
-    rest: Tensor  # what they leave out, g / |b|
+    reach: Tensor  # the power of 4 to which the panels must extend
+    remainder: Tensor  # estimated integral beyond the panels, g / |b|
 
 
 def improper_integral(
     integrand: Callable[[Tensor], Tensor], log_size: Callable[[Tensor], Tensor], q: Distribution, p: Distribution
 ) -> tuple[Tensor, Tensor]:
-    """The integral over q's support and its error, (*B,) each, or infinity where it doesn't exist.
+    """Return the integral over the support of q and its error, (*B,) each; infinity where it diverges.
 
-    `log_size` is the logarithm of the integrand's size, or of a bound whose integral exists for the same pairs.
+    `log_size` is the logarithm of the absolute value of the integrand, or of a bound that converges for the same pairs.
     """
     with torch.no_grad():
         found = [_tail(log_size, q, p, side) for side in (0, 1)]
     diverges = found[0].diverges | found[1].diverges
     value, error = integrate(integrand, q, p, int(max(tail.reach.max() for tail in found)))
-    rest = found[0].rest + found[1].rest  # of the sign that the integrand has there, which is +: else it would be small
-    lost = diverges | ~torch.isfinite(value)
-    return torch.where(diverges, math.inf, value + rest), torch.where(lost, 0.0, error + DOUBT * rest)
+    remainder = found[0].remainder + found[1].remainder  # positive, like the integrand in a slowly falling tail
+    no_error = diverges | ~torch.isfinite(value)
+    error = torch.where(no_error, 0.0, error + REMAINDER_RELATIVE_ERROR * remainder)
+    return torch.where(diverges, math.inf, value + remainder), error
 
 
 def _tail(log_size: Callable[[Tensor], Tensor], q: Distribution, p: Distribution, side: int) -> Tail:
-    """Look at one end: the lower one for side 0, the upper one for side 1."""
+    """The tail at the lower end (side 0) or the upper end (side 1) of the support of q."""
     shape = torch.broadcast_shapes(q.batch_shape, p.batch_shape)
-    end = (interval(q) or ())[side].double().expand(shape)
+    end = (support_interval(q) or ())[side].double().expand(shape)
     scale, centre = (t.double().expand(shape) for t in (scale_of(q), centres(q)[0]))
-    far = end.isinf()
-    k = torch.arange(1, SHELLS + 1, dtype=torch.float64, device=scale.device).reshape(-1, *[1] * len(shape))
-    u = scale * 4.0 ** torch.where(far, k, -k)
+    infinite_end = end.isinf()
+    k = torch.arange(1, NUM_SHELLS + 1, dtype=torch.float64, device=scale.device).reshape(-1, *[1] * len(shape))
+    u = scale * 4.0 ** torch.where(infinite_end, k, -k)
     inward = 1.0 if side == 0 else -1.0
-    x = torch.where(far, centre - inward * u, end + inward * u)
+    x = torch.where(infinite_end, centre - inward * u, end + inward * u)
     log_g = log_size(x) + u.log()
-    # near an end that is not zero the numbers are too coarse to stand at a small distance
-    log_g = torch.where(far | ((x - end).abs() - u).abs().le(1e-4 * u), log_g, math.nan)
-    return _judged(log_g, far)
+    # next to a nonzero finite end floats are too coarse to represent a small distance: these shells are skipped
+    log_g = torch.where(infinite_end | ((x - end).abs() - u).abs().le(1e-4 * u), log_g, math.nan)
+    return _fit_tail(log_g, infinite_end)
 
 
-def _judged(log_g: Tensor, far: Tensor) -> Tail:
-    """The slope b from the outermost three shells with numbers, and what follows, for log g (SHELLS, *B)."""
+def _fit_tail(log_g: Tensor, infinite_end: Tensor) -> Tail:
+    """The tail from log g (NUM_SHELLS, *B), with the slope b from the outermost finite shells at t, 2 t and 4 t."""
     finite = log_g.isfinite()
-    last = torch.arange(4, SHELLS + 1, 4, device=log_g.device)
+    last = torch.arange(4, NUM_SHELLS + 1, 4, device=log_g.device)
     seen = finite[last - 1] & finite[last // 2 - 1] & finite[last // 4 - 1]  # (L, *B)
-    place = last.reshape(-1, *[1] * far.ndim) * seen
-    outer = place.amax(0)
-    known = outer > 0
-    at = torch.where(known, outer, 4)[None]
+    place = last.reshape(-1, *[1] * infinite_end.ndim) * seen
+    outermost = place.amax(0)
+    known = outermost > 0
+    at = torch.where(known, outermost, 4)[None]
     one, two, four = (log_g.gather(0, at // part - 1)[0] for part in (4, 2, 1))
     b = (four - 2 * two + one) / (at[0] / 4 * math.log(4.0))
-    diverges = known & (b > -FLAT)
-    usual = log_g[REACH - 1] - b.abs().log()  # what panels to the usual distance leave out
-    slow = known & far & ~diverges & (usual > REST)
-    reach = torch.where(slow, torch.maximum(outer, torch.tensor(REACH)), REACH)
+    diverges = known & (b > -MIN_DECAY_RATE)
+    default_remainder = log_g[DEFAULT_REACH - 1] - b.abs().log()  # log of the integral beyond the default panels
+    slow = known & infinite_end & ~diverges & (default_remainder > LOG_NEGLIGIBLE_REMAINDER)
+    reach = torch.where(slow, torch.maximum(outermost, torch.tensor(DEFAULT_REACH)), DEFAULT_REACH)
     left = torch.where(slow, four - b.abs().log(), -math.inf)
     return Tail(diverges, reach, left.exp())

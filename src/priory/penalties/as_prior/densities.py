@@ -86,7 +86,7 @@ class ElasticNetDensity(Parametrised):
     l2: Tensor
 
     def __init__(self, l1: Any, l2: Any, validate_args: bool | None = None) -> None:
-        self._set(validate_args, l1=l1, l2=l2)
+        self._set_parameters(validate_args, l1=l1, l2=l2)
 
     @property
     def log_normaliser(self) -> Tensor:
