@@ -266,7 +266,7 @@ def test_gradients_flow_through_the_closed_form() -> None:
         ((1.0, Normal(0.0, 1.0)), "The 'q' argument of kl must be a torch distribution, got float."),
         ((Normal(0.0, 1.0), Normal), "The 'p' argument of kl must be a torch distribution"),
         ((StudentT(5.0), Normal(0.0, 1.0), 1), "The 'samples' argument of kl must be an integer >= 2, got 1."),
-        ((LogUniform(), Normal(0.0, 1.0)), "The 'q' argument of kl must be proper"),
+        ((LogUniform(), Normal(0.0, 1.0)), "The 'q' argument of kl must be a proper distribution"),
         ((StudentT(5.0), Normal(0.0, 1.0), 10.5), "The 'samples' argument of kl must be an integer >= 2"),
     ],
 )

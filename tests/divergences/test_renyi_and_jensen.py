@@ -210,7 +210,7 @@ def test_a_monte_carlo_jensen_shannon_is_within_four_standard_errors() -> None:
             lambda q: jensen_shannon(q, q, 1.0),
             "The 'weight' argument of jensen_shannon must be a number between 0 and 1",
         ),
-        (lambda q: jensen_shannon(q, LogUniform()), "The 'p' argument of jensen_shannon must be proper"),
+        (lambda q: jensen_shannon(q, LogUniform()), "The 'p' argument of jensen_shannon must be a proper distribution"),
         (lambda q: jensen_shannon("q", q), "The 'q' argument of jensen_shannon must be a torch distribution"),
     ],
 )

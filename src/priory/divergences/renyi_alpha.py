@@ -128,9 +128,8 @@ def _by_monte_carlo(q: Distribution, p: Distribution, alpha: float, samples: int
     log_q = q.log_prob(x)
     r = log_q - log_density(p, x)
     if not q.has_rsample and log_q.requires_grad:
-        r = r + (log_q - log_q.detach()) / (
-            alpha - 1
-        )  # score-function term of the gradient of E[e^{(alpha - 1) r}]; the value is unchanged
+        # score-function term of the gradient of E[e^{(alpha - 1) r}]; the value is unchanged
+        r = r + (log_q - log_q.detach()) / (alpha - 1)
     value = Renyi(alpha).of_ratios(r)
     share = torch.softmax((alpha - 1) * r.detach(), 0) * samples  # (S, *B), with mean 1
     error = share.std(0) / (samples**0.5 * abs(alpha - 1))

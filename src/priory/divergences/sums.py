@@ -58,9 +58,8 @@ def log_peak(log_size: Callable[[Tensor], Tensor], q: Distribution, p: Distribut
 def _labels(q: Distribution, shape: torch.Size) -> Tensor | None:
     """All values in the support of q, shaped to broadcast with the batch, or None if they cannot be listed."""
     if isinstance(q, Binomial):
-        return _counts(
-            int(q.total_count.max()) + 1, shape
-        )  # entries with fewer trials have probability 0 at larger counts
+        # entries with fewer trials than the maximum have probability 0 at larger counts
+        return _counts(int(q.total_count.max()) + 1, shape)
     if not q.has_enumerate_support:
         return None
     try:
