@@ -20,7 +20,6 @@ from priory.distributions import (
     ScaleMixture,
     SpikeAndSlab,
 )
-from priory.distributions.exponential_integral import log_scaled_e1
 from priory.testing import assert_mean_close
 
 
@@ -89,20 +88,6 @@ def test_the_horseshoe_is_a_normal_with_a_half_cauchy_scale() -> None:
             given = lambda t, x=x: mpmath.npdf(x, 0, 0.8 * t) * 2 / mpmath.pi / (1 + t * t)  # noqa: E731
             expected = mpmath.quad(given, [0, x / 8, x / 2, x, 2 * x, 10 * x, 100 * x + 1, 1e4 * x + 1e4, mpmath.inf])
         assert d.log_prob(double(x)).item() == pytest.approx(float(mpmath.log(expected)), abs=1e-10)
-
-
-def test_the_exponential_integral_and_its_gradient_are_correct_to_thirteen_digits() -> None:
-    us = [1e-300, 1e-20, 1e-5, 0.01, 0.3, 1.0, 1.999, 2.0, 2.5, 5.0, 50.0, 1e3, 1e6, 1e12]
-    u = double(us).requires_grad_()
-    value = log_scaled_e1(u)
-    (slope,) = torch.autograd.grad(value.sum(), u)
-    for t, found, gradient in zip(us, value.exp().tolist(), slope.tolist(), strict=True):
-        with mpmath.workdps(60):
-            scaled = mpmath.exp(t) * mpmath.e1(t) if t < 1e5 else mpmath.hyperu(1, 1, t)
-            assert found == pytest.approx(float(scaled), rel=1e-13)
-            assert gradient == pytest.approx(float(1 - 1 / (mpmath.mpf(t) * scaled)), rel=1e-12)
-    inner = double([0.3, 3.0]).requires_grad_()
-    assert torch.autograd.gradgradcheck(log_scaled_e1, inner)
 
 
 def test_the_scale_mixture_agrees_with_torchs_mixture_of_two_normals() -> None:

@@ -14,10 +14,10 @@ from torch import Tensor, distributions
 from torch.nn.functional import softplus
 
 import priory as pr
+from priory.core.special import student_cdf
 from priory.core.streams import stream
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
 from priory.likelihoods.scale import FLOOR
-from priory.likelihoods.student_t import incomplete_beta, student_cdf
 from priory.testing import assert_covariance_close, assert_mean_close
 
 LEADS = [(), (5,), (2, 3)]  # one vector, draws, chains of draws
@@ -240,21 +240,6 @@ def test_student_cdf_is_a_distribution_function() -> None:
         torch.testing.assert_close(p + p.flip(0), torch.ones_like(p), rtol=0, atol=1e-14)
         ends = student_cdf(torch.tensor([-math.inf, math.inf], dtype=torch.float64), df)
         assert ends.tolist() == [0.0, 1.0]
-
-
-def test_incomplete_beta_is_scipys_over_its_whole_square() -> None:
-    x = torch.cat(
-        [
-            torch.zeros(1),
-            torch.logspace(-14, -1, 60),
-            torch.linspace(0.1, 0.9, 60),
-            1 - torch.logspace(-14, -1, 60),
-            torch.ones(1),
-        ]
-    ).double()
-    for a, b in itertools.product((0.25, 0.5, 1.0, 2.5, 10.0, 100.0), repeat=2):
-        expected = torch.as_tensor(scipy.special.betainc(a, b, x.numpy()))
-        torch.testing.assert_close(incomplete_beta(a, b, x), expected, rtol=0, atol=1e-11)
 
 
 # Moments that don't exist.

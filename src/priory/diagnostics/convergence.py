@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import require, whole
+from priory.core.special import incomplete_beta
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -343,33 +344,11 @@ def beta_quantile(p: float, a: Tensor, b: Tensor) -> Tensor:
     log_scale = torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b)
     for _ in range(50):
         slope = (log_scale + a * torch.nn.functional.logsigmoid(t) + b * torch.nn.functional.logsigmoid(-t)).exp()
-        step = ((beta_cdf(t.sigmoid(), a, b) - p) / slope).clamp(-spread, spread)
+        step = ((incomplete_beta(a, b, t.sigmoid(), (-t).sigmoid()) - p) / slope).clamp(-spread, spread)
         t = t - step
         if not bool((step.abs() > 1e-13 * (1 + t.abs())).any()):
             break
     return t.sigmoid()
-
-
-def beta_cdf(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The regularised incomplete beta function, by its continued fraction (Abramowitz and Stegun 26.5.8)."""
-    swap = x > (a + 1) / (a + b + 2)  # where the fraction converges slowly, its mirror image converges fast
-    x, a, b = torch.where(swap, 1 - x, x), torch.where(swap, b, a), torch.where(swap, a, b)
-    log_front = torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b) + a * x.log() + b * torch.log1p(-x)
-    # the fraction 1 / (1 + d1 / (1 + d2 / (1 + ...))) as a product of ratios of successive terms (Lentz 1976)
-    c, d = torch.ones_like(x), 1 / (1 - (a + b) * x / (a + 1))
-    value = d
-    for m in range(1, 10_000):
-        for numerator in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            c, d = 1 + numerator / c, 1 / (1 + numerator * d)
-            ratio = c * d
-            value = value * ratio
-        if not bool(((ratio - 1).abs() > 1e-15).any()):
-            break
-    found = log_front.exp() * value / a
-    return torch.where(swap, 1 - found, found)
 
 
 # What comes in.

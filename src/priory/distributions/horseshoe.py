@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from priory.core.special import log_scaled_e1
 from priory.distributions.base import Parametrised
-from priory.distributions.exponential_integral import log_scaled_e1
 
 
 class Horseshoe(Parametrised):

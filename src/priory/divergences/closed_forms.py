@@ -1,7 +1,7 @@
 """Closed forms of KL(q || p) that torch lacks, registered with torch, so that `kl_divergence` finds them too.
 
 Each one is the cross-entropy of q and p minus the entropy of q. The Gaussian's cross-entropies follow from its absolute
-moments: for w ~ N(mu, sigma^2),
+moments (`core.special`): for w ~ N(mu, sigma^2),
 
     generalised Gaussian   E|w/a|^p + log(2 a Gamma(1 + 1/p)),
     log-uniform            E log|w|, up to the arbitrary constant of an improper density,
@@ -27,8 +27,8 @@ from torch.distributions import (
     register_kl,
 )
 
+from priory.core.special import absolute_moment, log_moment
 from priory.distributions import GeneralisedGaussian, GroupLasso, LogUniform
-from priory.divergences.hypergeometric import absolute_moment, log_moment
 from priory.divergences.norms import expected_norm, is_gaussian, isotropic
 
 if TYPE_CHECKING:

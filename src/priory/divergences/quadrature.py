@@ -8,14 +8,13 @@ difference is the reported error; it is the error of the 10-node rule, so it ove
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, MixtureSameFamily, TransformedDistribution
 
-from priory.core.linalg import eigh
+from priory.core.special import legendre
 from priory.divergences.densities import log_density, support_interval
 
 if TYPE_CHECKING:
@@ -68,15 +67,6 @@ def _snapped(edges: Tensor, low: Tensor, high: Tensor) -> Tensor:
     edges = torch.where(edges <= low + slack, low, edges)
     slack = 1e-12 * torch.where(high.isfinite(), high, 0.0).abs().detach()
     return torch.where(edges >= high - slack, high, edges)
-
-
-@lru_cache
-def legendre(n: int) -> tuple[Tensor, Tensor]:
-    """Return nodes and weights of the n-node Gauss-Legendre rule on [-1, 1] (Golub and Welsch, 1969)."""
-    k = torch.arange(1, n, dtype=torch.float64)
-    off = k / (4 * k * k - 1).sqrt()
-    points, vectors = eigh(torch.diag(off, 1) + torch.diag(off, -1))
-    return points, 2 * vectors[0].square()
 
 
 def _both_rules(

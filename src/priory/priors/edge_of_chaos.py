@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from priory.core.errors import InputError, require
-from priory.divergences.quadrature import legendre
+from priory.core.special import legendre
 from priory.priors.rules import by_rule
 
 if TYPE_CHECKING:

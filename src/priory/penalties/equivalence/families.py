@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.distributions import Distribution, Gumbel, Laplace, Normal, Uniform
 
 from priory.core.errors import require
+from priory.core.special import gauss_legendre_panels
 from priory.distributions import Logistic
-from priory.divergences.quadrature import legendre
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,7 +67,7 @@ class LocationScaleFamily:
     def quadrature(self) -> tuple[Tensor, Tensor]:
         """Points z and weights, for functions without corners, (K,) each."""
         edges = torch.tensor(self.edges, dtype=torch.float64)
-        z, width = gauss_legendre_panels(edges[:-1], edges[1:])
+        z, width = gauss_legendre_panels(edges[:-1], edges[1:], POINTS_PER_PANEL)
         return z, self.density(z) * width
 
     def expectation(
@@ -104,7 +104,7 @@ class LocationScaleFamily:
             edges = self._panel_edges(loc, scale, corners)
         for left, right in pairwise(edges):
             if bool((right - left > MIN_PANEL_WIDTH).any()):
-                z, width = gauss_legendre_panels(left[None], right[None])  # (POINTS_PER_PANEL, *B)
+                z, width = gauss_legendre_panels(left[None], right[None], POINTS_PER_PANEL)  # (POINTS_PER_PANEL, *B)
                 total = total + (width * self.density(z) * function(loc + scale * z)).sum(0)
         return total
 
@@ -116,13 +116,6 @@ class LocationScaleFamily:
         steps = torch.cat([-reach, torch.zeros_like(reach[:1]), reach]).reshape(-1, *[1] * len(shape))
         around = [(corner - loc) / scale + steps for corner in corners]
         return torch.cat([own, *around]).clamp(self.edges[0], self.edges[-1]).sort(0).values
-
-
-def gauss_legendre_panels(left: Tensor, right: Tensor, points: int = POINTS_PER_PANEL) -> tuple[Tensor, Tensor]:
-    """Points and widths of Gauss-Legendre panels from `left` to `right` (E, *B), each (E * points, *B)."""
-    nodes, weights = (t.to(left).reshape(1, -1, *[1] * (left.ndim - 1)) for t in legendre(points))
-    half, middle = ((right - left) / 2).unsqueeze(1), ((right + left) / 2).unsqueeze(1)
-    return (middle + half * nodes).flatten(0, 1), (half * weights).flatten(0, 1)
 
 
 def _mirrored(outward: tuple[float, ...]) -> tuple[float, ...]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from priory.core.special import gauss_legendre_panels
 from priory.penalties.equivalence.certificate import (
     KIND_ENTROPY_MISSING,
     KIND_NO_PRIOR,
@@ -23,7 +24,6 @@ from priory.penalties.equivalence.certificate import (
     classify,
     make_certificate,
 )
-from priory.penalties.equivalence.families import gauss_legendre_panels
 from priory.penalties.equivalence.grid import POINTS_PER_PANEL, find_width, log_integral, tail_slopes
 from priory.penalties.equivalence.inputs import Table
 from priory.penalties.equivalence.result import Equivalence, like_input, normalised

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from priory.penalties.equivalence.families import gauss_legendre_panels
+from priory.core.special import gauss_legendre_panels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
