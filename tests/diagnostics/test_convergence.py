@@ -6,6 +6,7 @@ import scipy.stats
 import torch
 
 from priory.core.errors import InputError
+from priory.core.special import incomplete_beta
 from priory.core.streams import stream
 from priory.diagnostics import (
     bfmi,
