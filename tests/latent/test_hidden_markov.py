@@ -17,7 +17,8 @@ from torch import Tensor
 from priory.core.errors import InputError, PrioryWarning
 from priory.core.streams import stream
 from priory.latent import expect, score
-from priory.latent.hidden_markov import HiddenMarkov, smooth
+from priory.latent.forward_backward import smooth
+from priory.latent.hidden_markov import HiddenMarkov
 from priory.latent.sequences import padded
 from priory.methods.em.em import EM
 from priory.posteriors.latent import LatentPoint

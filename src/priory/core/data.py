@@ -43,6 +43,13 @@ class WeightedBatch(tuple[Tensor, ...]):
         return tuple(self), self.weights
 
 
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Batches as one, with their weights."""
+    parts = tuple(torch.cat(some) for some in zip(*batches, strict=True))
+    weights = [batch.weights for batch in batches if isinstance(batch, WeightedBatch)]
+    return WeightedBatch(parts, torch.cat(weights)) if weights else parts
+
+
 def split_rows(batch: Batch, rows: int) -> Iterator[Batch]:
     """A batch in pieces of at most so many rows, each with its weights."""
     for start in range(0, len(batch[0]), rows):
@@ -153,10 +160,7 @@ class Data:
             found.append(batch)
             if sum(len(b[0]) for b in found) >= rows:
                 break
-        batch = tuple(torch.cat(parts)[:rows] for parts in zip(*found, strict=True))
-        if self.weights is None:
-            return batch
-        return WeightedBatch(batch, torch.cat([b.weights for b in found if isinstance(b, WeightedBatch)])[:rows])
+        return next(split_rows(joined(found), rows))
 
     def take(self, rows: Tensor) -> Batch:
         """Some rows of those in memory, by their numbers."""
@@ -172,19 +176,20 @@ class Data:
         """About `rows` rows, chosen at random in one pass, `block` at a time; all, if there are no more."""
         assert self.num_data is not None
         if self.num_data <= rows:
-            return tuple(torch.cat(parts) for parts in zip(*self.blocks(rows), strict=True))
+            return joined(list(self.blocks(rows)))
         share = rows / self.num_data
         if self.tensors is not None:  # indexed once: many small copies between large blocks would fragment memory
             starts = range(0, self.num_data, block)
             sizes = [min(block, self.num_data - start) for start in starts]
             drawn = ((torch.rand(n, generator=generator) < share).nonzero()[:, 0] for n in sizes)
             chosen = torch.cat([start + keep for start, keep in zip(starts, drawn, strict=True)])
-            return tuple(t[chosen.to(t.device)] for t in self.tensors)
+            return self.take(chosen)
         kept: list[Batch] = []
         for batch in self.blocks(block):
             keep = (torch.rand(len(batch[0]), generator=generator) < share).nonzero()[:, 0]
-            kept.append(tuple(t[keep.to(t.device)] for t in batch))
-        return tuple(torch.cat(parts) for parts in zip(*kept, strict=True))
+            parts = tuple(t[keep.to(t.device)] for t in batch)
+            kept.append(WeightedBatch(parts, batch.weights[keep]) if isinstance(batch, WeightedBatch) else parts)
+        return joined(kept)
 
     def split(self, fraction: float, seed: int) -> tuple[Data, Data]:
         """Two disjoint parts, the second with this fraction of the rows, chosen by the seed."""

@@ -25,16 +25,17 @@ A latent model that has met data has a `Density` with z summed out, so that MAP,
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from priory.core.data import Batch, Data
+from priory.core.data import Batch, Data, WeightedBatch
 from priory.core.errors import InputError, require, warn
 from priory.core.flat import Param
 from priory.core.streams import stream
+from priory.latent.rows import Expectation, Generated, Rows, Theta
 from priory.models.base import BaseModel, Capabilities
 from priory.models.density import Density
 
@@ -43,59 +44,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeIs
 
-Theta = dict[str, Tensor]
 CHECKED = 1 << 16  # rows that are looked at together, so that data on disk are never in memory whole
 CAPABILITIES = Capabilities(latent=True)
 CLIMBS = 20  # iterations of L-BFGS in an M-step without a closed form
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A block of rows as an E-step gets it: the parts of the data by name, and what else is known or asked."""
-
-    parts: dict[str, Tensor]  # each (n, ...)
-    weights: Tensor | None = None  # (n,), how often each row counts; None: once
-    z: Tensor | None = None  # (n,), where it is known; -1 where it is hidden
-    temperature: float = 1.0  # q is p(z | y)^(1/T), made to add up to one
-    draws: int = 0  # of z, from q, that stand for it in the statistics; 0: q itself
-    generator: torch.Generator | None = None  # of those draws
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.parts[name]
-
-    def __len__(self) -> int:
-        return len(next(iter(self.parts.values())))
-
-    def counted(self, values: Tensor) -> Tensor:
-        """Values a row, (n, ...), each times the row's weight."""
-        return values if self.weights is None else values * self.weights.reshape(-1, *[1] * (values.ndim - 1))
-
-    def at(self, index: Tensor | slice) -> Rows:
-        """Some of the rows."""
-        pick = lambda t: None if t is None else t[index]  # noqa: E731
-        parts = {name: t[index] for name, t in self.parts.items()}
-        return replace(self, parts=parts, weights=pick(self.weights), z=pick(self.z))
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """What an E-step finds: S, and the bound L(q, theta) a row, (n,), or for all of the data, ()."""
-
-    statistics: dict[str, Tensor]  # sums over the rows, each times its weight
-    bound: Tensor  # a row, not yet times its weight
-    gap: Tensor | None = None  # KL(q || p(z | y, theta)), likewise; None where q is exact and there is none
-
-    @property
-    def log_likelihood(self) -> Tensor:
-        """log p(y | theta) = bound + gap."""
-        return self.bound if self.gap is None else self.bound + self.gap
-
-
-class Generated(NamedTuple):
-    """Rows that a model has made, and the hidden z that each came from."""
-
-    y: Tensor
-    z: Tensor
 
 
 class Latent(BaseModel):
@@ -291,6 +242,14 @@ class Latent(BaseModel):
         weights = None if weights is None else weights.to(self.dtype)
         return Rows(dict(zip(self.parts, batch, strict=False)), weights, others.get("z"), **asked)
 
+    def weighted_rows(self, batch: Batch, **asked: Any) -> Rows:
+        """A batch by the names of its parts, each row counted as often as the data's own weights say too."""
+        rows = self.rows(batch, **asked)
+        if not isinstance(batch, WeightedBatch):
+            return rows
+        weights = batch.weights.to(self.device, self.dtype)
+        return replace(rows, weights=weights if rows.weights is None else rows.weights * weights)
+
     def z_shape(self, rows: Rows) -> tuple[tuple[int, ...], str]:
         """The shape of known z, and what has one of them."""
         return (len(rows),), "row"
@@ -394,7 +353,7 @@ def expect(
     bounds, gaps = [0.0] * len(thetas), [0.0] * len(thetas)
     with torch.no_grad():
         for batch in batches:
-            rows = model.rows(batch, **asked)
+            rows = model.weighted_rows(batch, **asked)
             for i, theta in enumerate(thetas):
                 found = model.e_step(theta, rows)
                 bounds[i] += float(rows.counted(found.bound.double()).sum())

@@ -2,11 +2,8 @@
 
     p(y, z) = pi_{z_1} prod_{t>1} A_{z_{t-1} z_t} prod_t p(y_t | theta_{z_t}),     sum_z p(y, z) in T K^2 operations
 
-E-step (Baum, Petrie, Soules and Weiss, 1970), with b_t(k) = p(y_t | theta_k), scaled as in Rabiner (1989):
-
-    forward    a_t = b_t * (A' a_{t-1}) / c_t,       a_t(k) = p(z_t = k | y_1 .. y_t),     log p(y) = sum_t log c_t
-    backward   d_{t-1} = A (b_t * d_t) / c_t,        p(z_t = k | y) = a_t(k) d_t(k)
-    pairs      sum_t p(z_{t-1} = i, z_t = j | y) = A_ij sum_t a_{t-1}(i) [b_t(j) d_t(j) / c_t]
+E-step (Baum, Petrie, Soules and Weiss, 1970): expected counts of first states, of pairs of states and of what each
+state emits, by the recursions in `forward_backward` with b_t(k) = p(y_t | theta_k).
 
 M-step: pi and A are the shares of these, and what a state emits is fitted as a component of a mixture is.
 
@@ -16,11 +13,6 @@ the cost of two chances and is likelier by far. A state that is known to be anot
 
 Annealing has q in proportion to p(y, z)^s with s = 1 / T, and the log of its sum over paths is one more such recursion.
 Its gradients in s log pi, s log A and s log b are the expected counts under q.
-
-A step of the recursion is a small product of matrices for all sequences at once. A few long sequences are cut into
-chunks that become sequences of their own (Blelloch's scan, 1990, in two levels): the transfer of a chunk,
-diag(b_1) A diag(b_2) A ... diag(b_L), K x K, is found for all chunks at once; messages are handed from chunk to chunk;
-and then they run inside all chunks at once. About 2 sqrt(T) steps in turn take the place of T.
 """
 
 from __future__ import annotations
@@ -38,21 +30,20 @@ from torch.distributions import constraints
 from priory.core.errors import InputError, require, warn, whole
 from priory.core.flat import Param
 from priory.latent.base import Expectation, Generated, Rows, Theta, warn_of_silent
+from priory.latent.forward_backward import Smoothed, cuts, laid, smooth
 from priory.latent.gaussian_mixture import GaussianMixture, filled_sums
 from priory.latent.mixture import EMPTY, Mixture, check_known, named_parts, restricted
 from priory.latent.multinomial_mixture import MultinomialMixture, raised_shares
 from priory.latent.poisson_mixture import PoissonMixture
 from priory.latent.sequences import SequenceModel, seen, sequences_of
 from priory.latent.starts import clusters
+from priory.latent.state_paths import counted_paths, filtered, mean_log, paths, viterbi
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 LEAST = {torch.float64: 1e-30, torch.float32: 1e-8}  # of a chance; of exactly 0, it could never change again
 FAINT = {torch.float64: 1e-260, torch.float32: 1e-28}  # of b_t beside its largest entry
-REST = {torch.float64: 4, torch.float32: 2}  # steps after which a transfer is scaled: LEAST^REST is still a number
-WIDE = 1 << 16  # operations for a step of all transfers, from which on cutting costs more than it saves
-SHORT = 256  # steps that are not worth cutting
 
 KINDS = ("gaussian", "categorical", "poisson")
 
@@ -388,218 +379,3 @@ def shares(counts: Tensor, before: Tensor, least: float) -> Tensor:
     total = counts.sum(1, keepdim=True)
     kept = torch.where(total > EMPTY, counts / total.clamp_min(EMPTY), before.to(counts.dtype))
     return raised_shares(kept, least)
-
-
-# One step after another.
-
-
-def filtered(
-    log_initial: Tensor, log_transitions: Tensor, log_b: Tensor, length: Tensor, least: float
-) -> tuple[Tensor, list[Tensor]]:
-    """log sum_z of the product over a path, (n,), and log a_t (K, n) of each step, from log b_t (K, T, n)."""
-    transitions = log_transitions.exp()
-    coming, total, messages = log_initial[:, None], 0.0, []
-    for t, log_b_t in enumerate(log_b.unbind(1)):
-        joint = log_b_t + coming
-        evidence = joint.logsumexp(0)
-        total = total + torch.where(t < length, evidence, 0.0)
-        messages.append(joint - evidence)
-        coming = (transitions.mT @ messages[-1].exp()).clamp_min(least).log()
-    assert isinstance(total, Tensor)
-    return total, messages
-
-
-def mean_log(
-    log_initial: Tensor,
-    log_transitions: Tensor,
-    log_b: Tensor,
-    messages: list[Tensor],
-    length: Tensor,
-    cold: float,
-    least: float,
-) -> Tensor:
-    """E_q[log p(y, z)] where q is p^cold, (n,): h_t(j), that of the steps up to t given z_t = j, one after another."""
-    tilted = (cold * log_transitions).exp()
-    h = log_initial[:, None] + log_b[:, 0]
-    for t in range(1, log_b.shape[1]):
-        a = messages[t - 1].exp()
-        came = (tilted.mT @ a).clamp_min(least)
-        fresh = log_b[:, t] + (tilted.mT @ (a * h) + (tilted * log_transitions).mT @ a) / came
-        h = torch.where(t < length, fresh, h)
-    last = torch.stack(messages)[
-        (length - 1).clamp_min(0), :, torch.arange(len(length), device=length.device)
-    ]  # (n, K)
-    return torch.where(length > 0, (last.exp() * h.T).sum(1), 0.0)
-
-
-def paths(
-    messages: list[Tensor], log_transitions: Tensor, length: Tensor, draws: int, generator: torch.Generator | None
-) -> Tensor:
-    """Draws of z given y, (T, draws, n), the last state first: p(z_t | z_{t+1}, y) ~ a_t A_{z_t z_{t+1}}."""
-    n = len(length)
-    after, drawn = torch.zeros(draws, n, dtype=torch.long, device=length.device), []
-    for t in range(len(messages) - 1, -1, -1):
-        onward = log_transitions.T[after]  # (draws, n, K)
-        logits = messages[t].T + torch.where((t < length - 1)[:, None], onward, 0.0)
-        after = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator).reshape(draws, n)
-        drawn.append(after)
-    return torch.stack(drawn[::-1])
-
-
-def counted_paths(path: Tensor, length: Tensor, k: int, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The shares of draws (T, draws, n) in first states (K,), pairs (K, K) and states (K, T, n), counted by weights."""
-    steps, draws, _ = path.shape
-    inside = torch.arange(steps, device=path.device)[:, None] < length
-    share = (inside * weights / draws)[:, None].expand(path.shape)  # (T, draws, n)
-    q = torch.zeros(k, steps, path.shape[2], dtype=weights.dtype, device=path.device)
-    for i in range(k):
-        q[i] = (share * (path == i)).sum(1)
-    kinds = (path[:-1] * k + path[1:]).flatten()
-    pairs = torch.bincount(kinds, share[1:].flatten(), minlength=k * k).reshape(k, k)
-    return q[:, 0].sum(1), pairs.to(weights.dtype), q
-
-
-# Forward and backward, over chunks of sequences.
-
-
-@dataclass
-class Smoothed:
-    """Messages over L steps of B = chunks * n columns, the chunks of a sequence n columns apart."""
-
-    transitions: Tensor  # A, (K, K)
-    ahead: Tensor  # a_t, (K, L, B)
-    back: Tensor  # d_t, (K, L, B)
-    lead: Tensor  # b_t d_t / c_t, (K, L, B)
-    evidence: Tensor  # log c_t, with what b_t was divided by, (L, B)
-    chunks: int
-
-    def marginals(self) -> Tensor:
-        """p(z_t = k | y), (K, L, B)."""
-        return self.ahead * self.back
-
-    def pairs(self) -> Tensor:
-        """sum_t a_{t-1} lead_t', (K, K), over all pairs of steps, those across chunks among them."""
-        columns = self.ahead.shape[2]
-        n = columns // self.chunks
-        inside = self.ahead.flatten(1)[:, :-columns] @ self.lead.flatten(1)[:, columns:].mT
-        return inside + self.ahead[:, -1, : columns - n] @ self.lead[:, 0, n:].mT
-
-    def inside(self, length: Tensor) -> Tensor:
-        """Whether a step is before its sequence's end, (L, B)."""
-        steps, columns = self.evidence.shape
-        chunk = torch.arange(self.chunks, device=length.device) * steps
-        t = torch.arange(steps, device=length.device)[:, None] + chunk  # (L, chunks)
-        return (t[:, :, None] < length).reshape(steps, columns)
-
-    def log_evidence(self, length: Tensor) -> Tensor:
-        """log p(y_n), (n,)."""
-        total = torch.where(self.inside(length), self.evidence, 0.0).sum(0)
-        return total.unflatten(0, (self.chunks, -1)).sum(0)
-
-
-def cuts(n: int, steps: int, k: int) -> int:
-    """Into how many chunks each of n sequences is cut."""
-    return 1 if steps <= SHORT or n * k**3 > WIDE else math.isqrt(steps)
-
-
-def laid(y: Tensor, chunks: int) -> Tensor:
-    """Sequences (n, T, ...) as steps of chunks, (L, chunks * n, ...), NaN after the end of the last."""
-    n, steps = y.shape[:2]
-    length = -(-steps // chunks)
-    if length * chunks > steps:
-        y = torch.cat([y, y.new_full((n, length * chunks - steps, *y.shape[2:]), torch.nan)], 1)
-    return y.unflatten(1, (chunks, length)).movedim((2, 1), (0, 1)).flatten(1, 2)
-
-
-def smooth(initial: Tensor, transitions: Tensor, log_b: Tensor, chunks: int, faint: float) -> Smoothed:
-    """Forward and backward from log b_t (K, L, B), which is overwritten."""
-    top = log_b.amax(0)
-    b = log_b.sub_(top).exp_().clamp_min_(faint)
-    k, _, columns = b.shape
-    if chunks == 1:
-        first, last = initial[:, None].expand(k, columns), None
-    else:
-        first, last = handed(initial, transitions, b, chunks)
-    ahead, scale = forward(first, transitions, b)
-    last = torch.ones_like(ahead[:, -1]) if last is None else last / (last * ahead[:, -1]).sum(0)
-    back, lead = backward(last, transitions, b.div_(scale))
-    return Smoothed(transitions, ahead, back, lead, scale.log_().add_(top), chunks)
-
-
-def forward(first: Tensor, transitions: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a_t (K, L, B) and c_t (L, B), from p(z_1) (K, B)."""
-    ahead, scale = torch.empty_like(b), torch.empty_like(b[0])
-    onward, predicted = transitions.mT.contiguous(), first.clone(memory_format=torch.contiguous_format)
-    for a_t, b_t, c_t in zip(ahead.unbind(1), b.unbind(1), scale.unbind(0), strict=True):
-        torch.mul(predicted, b_t, out=a_t)
-        torch.sum(a_t, 0, out=c_t)
-        a_t.div_(c_t)
-        torch.mm(onward, a_t, out=predicted)
-    return ahead, scale
-
-
-def backward(last: Tensor, transitions: Tensor, scaled: Tensor) -> tuple[Tensor, Tensor]:
-    """d_t and b_t d_t / c_t, (K, L, B), from the last d_t (K, B) and b_t / c_t."""
-    back, lead = torch.empty_like(scaled), torch.empty_like(scaled)
-    back[:, -1] = last
-    before = [None, *back.unbind(1)[:-1]]
-    for d_before, d_t, lead_t, b_t in reversed(
-        list(zip(before, back.unbind(1), lead.unbind(1), scaled.unbind(1), strict=True))
-    ):
-        torch.mul(b_t, d_t, out=lead_t)
-        if d_before is not None:
-            torch.mm(transitions, lead_t, out=d_before)
-    return back, lead
-
-
-def handed(initial: Tensor, transitions: Tensor, b: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
-    """What chunks are handed, (K, B): p(z | all before) at their first step, and d, up to scale, at their last."""
-    k, _, columns = b.shape
-    n = columns // chunks
-    through = transfers(transitions, b)
-    onward, homeward = transitions.mT @ through.flatten(1), transitions @ through.transpose(0, 1).flatten(1)
-    onward, homeward = (t.reshape(k, k, chunks, n).permute(2, 3, 0, 1) for t in (onward, homeward))
-    both = torch.cat([onward[:-1], homeward[1:].flip(0)], 1)  # a step ahead and a step back at a time, (., 2 n, K, K)
-    message = torch.cat([initial.expand(n, k), torch.ones_like(initial).expand(n, k)])[..., None]
-    messages = [message]
-    for step in both.unbind(0):
-        message = torch.bmm(step, message)
-        message.div_(message.sum(1, keepdim=True))
-        messages.append(message)
-    ahead, back = torch.stack(messages)[..., 0].unflatten(1, (2, n)).unbind(1)  # (chunks, n, K)
-    return ahead.permute(2, 0, 1).reshape(k, columns), back.flip(0).permute(2, 0, 1).reshape(k, columns)
-
-
-def transfers(transitions: Tensor, b: Tensor) -> Tensor:
-    """diag(b_1) A diag(b_2) ... A diag(b_L) of each column, (to, from, B), the largest of its rows' sums one."""
-    k, steps, columns = b.shape
-    through = torch.eye(k, dtype=b.dtype, device=b.device)[:, :, None].expand(k, k, columns).contiguous()
-    size, moved = b[:, 0].log(), torch.empty_like(through)  # log of what each row, a state to begin in, was divided by
-    onward, rest = transitions.mT.contiguous(), REST[b.dtype]
-    for t in range(1, steps):
-        torch.mm(onward, through.view(k, -1), out=moved.view(k, -1))
-        torch.mul(moved, b[:, t, None], out=through)
-        if t % rest == 0 or t == steps - 1:
-            total = through.sum(0)
-            through.div_(total)
-            size += total.log()
-    return through * (size - size.amax(0)).exp()
-
-
-def viterbi(log_initial: Tensor, log_transitions: Tensor, log_b: Tensor, length: Tensor) -> Tensor:
-    """The likeliest path, (n, T), -1 after the end, from log b_t (K, T, n)."""
-    _, steps, n = log_b.shape
-    best, came = log_initial[:, None] + log_b[:, 0], []
-    stay = torch.arange(len(log_b), device=log_b.device)[:, None].expand(-1, n)
-    for t in range(1, steps):
-        value, origin = (best[:, None] + log_transitions[:, :, None]).max(0)  # (from, to, n) -> (to, n)
-        going = t < length
-        best = torch.where(going, value + log_b[:, t], best)
-        came.append(torch.where(going, origin, stay))
-    state = best.argmax(0)
-    path = [state]
-    for origin in reversed(came):
-        state = origin.gather(0, state[None])[0]
-        path.append(state)
-    drawn = torch.stack(path[::-1], 1)
-    return torch.where(torch.arange(steps, device=length.device) < length[:, None], drawn, -1)

@@ -163,7 +163,7 @@ class Ascent(Options):
         batch = plan.data.random_rows(model.sample, model.block, generator)
         thetas = [self.first(model, batch, generator, start) for _ in range(lead.numel())]
         whole_data = plan.data.blocks(model.block) if self.online is None else [batch]
-        factor = 1.0 if self.online is None else target.factor(batch)
+        factor = 1.0 if self.online is None else target.scale(len(batch[0]))
         found = expect(model, thetas, whole_data, factor, **self.asked(0, generator))
         bound = torch.stack([e.bound for e in found])
         entropy = bound - torch.stack([expected(model, t, e.statistics) for t, e in zip(thetas, found, strict=True)])
@@ -241,7 +241,7 @@ class Ascent(Options):
     def first(self, model: Latent, batch: Batch, generator: torch.Generator, start: Posterior | None) -> Theta:
         """A theta to begin from."""
         if start is None and not isinstance(self.start, dict):
-            return model.begin(model.rows(batch), self.start or model.starts[0], generator)
+            return model.begin(model.weighted_rows(batch), self.start or model.starts[0], generator)
         given = self.start if start is None else start.mean
         named = {name: torch.as_tensor(t).to(model.device, model.dtype) for name, t in given.items()}
         try:
@@ -273,7 +273,7 @@ class Ascent(Options):
         if isinstance(batch, Data):
             found = expect(model, list(thetas.values()), batch.blocks(model.block), **asked)
         else:
-            found = expect(model, list(thetas.values()), [batch], target.factor(batch), **asked)
+            found = expect(model, list(thetas.values()), [batch], target.scale(len(batch[0])), **asked)
         return dict(zip(thetas, found, strict=True))
 
     def blended(self, old: Mapping[str, Tensor], fresh: Mapping[str, Tensor], iteration: int) -> dict[str, Tensor]:
