@@ -10,9 +10,9 @@ from torch.overrides import TorchFunctionMode
 
 import priory as pr
 from priory.core.streams import stream
-from priory.network.dropout_sites import Units, by_layer
+from priory.network.dropout_sites import DropoutUnits, sites_by_layer
 from priory.network.skeleton import Network
-from priory.network.traced_dropout import CHANNELS, DROPOUTS, in_network
+from priory.network.traced_dropout import CHANNELS, DROPOUTS, sites_in_network
 
 
 class Given(TorchFunctionMode):
@@ -53,7 +53,7 @@ def rows(*shape, n=3):
 
 
 def found(net, x):
-    return [(site.parameters, site.units, site.rate) for site in in_network(Network(net), (x[:2],))]
+    return [(site.parameters, site.units, site.rate) for site in sites_in_network(Network(net), (x[:2],))]
 
 
 READ = {
@@ -119,9 +119,9 @@ READ = {
 def test_masks_of_weights_are_the_networks_own_dropout(case):
     net, x, wanted = READ[case]
     network = Network(net.eval())
-    sites = in_network(network, (x[:2],))
+    sites = sites_in_network(network, (x[:2],))
     assert [(site.parameters, site.units, site.rate) for site in sites] == wanted
-    units = Units.of(network, sites, network.size)
+    units = DropoutUnits.of(network, sites, network.size)
     z = (torch.rand(len(units.site), generator=stream(1, "z"), dtype=torch.float64) > 0.4).double() / 0.6
     assert 0 < int((z == 0).sum()) < len(z)
     with Given([z]):
@@ -134,7 +134,7 @@ def test_looking_draws_nothing_and_changes_nothing():
     net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Dropout(0.3), nn.Linear(3, 1)).double()
     network, before = Network(net), torch.get_rng_state()
     assert found(net, rows(4)) == [(("4.weight",), 3, 0.3)]
-    in_network(network, (rows(4),))
+    sites_in_network(network, (rows(4),))
     assert torch.equal(before, torch.get_rng_state())
     assert (network.silent, network.quiet) == (False, False)
     assert torch.equal(network(network.initial, (rows(4),), {}, train=False), net.eval()(rows(4)))
@@ -357,7 +357,7 @@ def test_sums_over_the_weights_of_a_site_are_over_all_that_read_its_units():
 
     net = of(forward, first=nn.Linear(3, 4), left=nn.Linear(4, 2), right=nn.Linear(4, 2))
     network = Network(net)
-    units = Units.of(network, in_network(network, (torch.randn(5, 3, dtype=torch.float64),)), network.size)
+    units = DropoutUnits.of(network, sites_in_network(network, (torch.randn(5, 3, dtype=torch.float64),)), network.size)
     values = torch.randn(2, network.size, dtype=torch.float64, generator=stream(0, "values"))
     wanted = values[:, units.masked].sum(-1, keepdim=True)  # one site
     assert units.sums(values).shape == (2, 1)
@@ -375,8 +375,8 @@ def test_the_first_layer_is_the_one_that_rows_come_to_first():
             return self.head(torch.tanh(self.body(x)))
 
     network = pr.Model(HeadFirst(), pr.Gaussian(0.1)).network
-    (site,) = by_layer(network, inputs=False, some=(torch.zeros(3, 2),))
+    (site,) = sites_by_layer(network, inputs=False, some=(torch.zeros(3, 2),))
     assert site.parameters == ("head.weight",)
-    both = by_layer(network, inputs=True, some=(torch.zeros(3, 2),))
+    both = sites_by_layer(network, inputs=True, some=(torch.zeros(3, 2),))
     assert [site.parameters for site in both] == [("body.weight",), ("head.weight",)]
     assert not any(module._forward_pre_hooks for module in network.skeleton.modules())

@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 import priory as pr
 from priory.core.errors import InputError
 from priory.core.streams import stream
-from priory.network.layer_noise import LayerNoise, signs
+from priory.network.layer_noise import LayerNoise
+from priory.network.noisy_layers import signs
 from priory.network.skeleton import Network
 from priory.testing import assert_mean_close
 

@@ -7,9 +7,9 @@ from torch.nn import functional
 
 import priory as pr
 from priory.core.streams import stream
-from priory.network.dropout_sites import Units, by_layer
+from priory.network.dropout_sites import DropoutUnits, sites_by_layer
 from priory.network.row_masks import RowMasks
-from priory.network.traced_dropout import in_network
+from priory.network.traced_dropout import sites_in_network
 
 ROWS = 5
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -96,8 +96,8 @@ def made(name: str) -> tuple[pr.Model, tuple[Tensor, Tensor], RowMasks]:
     x = torch.randn(ROWS, *shape, dtype=torch.float64, generator=stream(0, "x"))
     batch = (x, torch.arange(ROWS) % 2)
     model.check(batch, drops=True)
-    sites = in_network(model.network, (x,)) or by_layer(model.network, inputs=True)
-    units = Units.of(model.network, sites, model.layout.size)
+    sites = sites_in_network(model.network, (x,)) or sites_by_layer(model.network, inputs=True)
+    units = DropoutUnits.of(model.network, sites, model.layout.size)
     return model, batch, RowMasks(model.evaluation, units, (x[:2],), model.buffers())
 
 
@@ -146,7 +146,7 @@ def test_a_batch_that_a_layer_sees_otherwise_takes_the_masks_of_its_first_row() 
     model = pr.Model(Folding().double(), pr.Categorical())
     x = torch.randn(ROWS, 4, dtype=torch.float64, generator=stream(0, "x"))
     batch = (x, torch.arange(ROWS) % 2)
-    units = Units.of(model.network, by_layer(model.network, inputs=True), model.layout.size)
+    units = DropoutUnits.of(model.network, sites_by_layer(model.network, inputs=True), model.layout.size)
     masks = RowMasks(model.evaluation, units, (x[:2],), {})
     z = torch.rand(1, 4, ROWS, dtype=torch.float64, generator=stream(0, "z"))
     value, _, _ = masks.log_likelihood_and_grads(model.network.initial[None], z, batch, 1.0, {}, along=False)

@@ -19,7 +19,8 @@ from priory.core.errors import DivergedError, InputError, StoreError
 from priory.core.streams import stream
 from priory.fitting.prepare import make_target
 from priory.models.target import Target
-from priory.network.skeleton import BATCHED_WORK, Network, pool_by_maxima
+from priory.network.faster_layers import pool_by_maxima
+from priory.network.skeleton import BATCHED_WORK, Network
 
 ROWS = 12
 METHODS = [pr.MAP(), pr.MeanField(), pr.MeanField(samples=3)]

@@ -1,14 +1,14 @@
-"""Many vectors through a plain chain of linear layers, at the same inputs: a batched product a layer.
+"""Many vectors through a chain of linear layers and activations at the same inputs: one batched product per layer.
 
 Activations are kept as columns, (S, width, n), and a few draws are taken at a time, into the same memory. Where the
-second half of the draws mirrors the first around a centre, w' = 2 c - w, the first layer needs one product a pair:
+second half of the draws mirrors the first around a centre, w' = 2 c - w, the first layer needs one product per pair:
 
     W x = C x + (W - C) x,      W' x = C x - (W - C) x
 
-and C x is worked out once for all. Cost: draws x one pass, less almost half of the first layer for pairs.
+and C x is computed once. Cost: draws x one pass, less almost half of the first layer for pairs.
 
-`chain_outputs` is the same product a layer for gradients, which autograd goes through: members and chains of small
-networks spend their time in the calls around the products, of which there are as many for eight vectors as for one.
+`chain_outputs` is the differentiable version: small networks spend their time in calling torch, which takes as many
+calls for eight vectors as for one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from priory.network.skeleton import Network
 
 IN_PLACE = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoid_}
-CACHED = 1 << 21  # activations of a layer that are worked on together, 8 MiB: more fall out of the cache
+CACHED = 1 << 21  # activations of a layer that are computed together, 8 MiB: more would not fit into the cache
 
 
 class LayerChain:

@@ -1,13 +1,14 @@
-"""Masks drawn for each row: the likelihood under dropout, and its gradients in the means and in the factors.
+"""Dropout with one mask per row: the log-likelihood and its gradients in the means and in the factors.
 
-One draw of w = m z for a whole batch makes the rows' errors move together. sum_n log p(y_n | x_n, w) is a sum over
-rows, so its expectation under q needs the right distribution of each row's pass alone, and a factor on the inputs of a
-layer is a factor on its weights (`priory.network.dropout_sites`): row n may have factors of its own, z_n x_n in front
-of the layer, and value and gradients stay unbiased.
+One draw of w = m z for a whole batch makes the errors of all rows move together. But sum_n log p(y_n | x_n, w) is a
+sum over rows, so its expectation under q needs the right distribution of each row's pass alone, and a factor on the
+inputs of a layer is a factor on its weights (`priory.network.dropout_sites`): row n may have factors of its own,
+z_n x_n in front of the layer, and value and gradients stay unbiased.
 
-Where there is no rule (recurrences, weights that are read elsewhere, layers that don't act on a row for each input) the
-weights take the factors of the first row for all of them. Cost: one pass a vector, and a product with the factors in
-front of each masked layer. Vectors of a plain chain of layers go through it together (`priory.network.layer_chain`).
+Where a layer does not allow it (recurrences, weights that are read elsewhere, layers that do not act on one row per
+input) its weights take the factors of the first row for all rows. Cost: one pass per vector, and a product with the
+factors in front of each masked layer. Vectors of a chain of layers are evaluated together
+(`priory.network.layer_chain`).
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from priory.core.data import Batch
-    from priory.network.dropout_sites import Units
+    from priory.network.dropout_sites import DropoutUnits
     from priory.network.evaluation import Evaluation
-    from priory.network.layer_noise import Layer
+    from priory.network.noisy_layers import NoisyLayer
 
 
 class RowMasks:
-    """Passes of a network whose rows have masks of their own; `inputs` show which layers have a rule."""
+    """Passes of a network with one mask per row; a trial pass over `inputs` shows which layers allow it."""
 
-    def __init__(self, evaluation: Evaluation, units: Units, inputs: Batch, buffers: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, evaluation: Evaluation, units: DropoutUnits, inputs: Batch, buffers: Mapping[str, Tensor]
+    ) -> None:
         self.evaluation, self.units = evaluation, units
         network = evaluation.network
         self._noise = LayerNoise(network, "flipout")
@@ -60,7 +63,7 @@ class RowMasks:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """sum_n factor_n log p(y_n | x_n, m z_n) and its gradients, for means (V, P) and factors (V, U, n).
 
-        The last gradient, in the factors, is worked out if it is wanted `along` with that in the means.
+        The gradient in the factors is None unless `along` is true.
         """
         if self._together and len(m) > 1 and self.evaluation.is_chain(batch[:-1]):
             self.evaluation.network.set_mode(train=True)
@@ -75,7 +78,7 @@ class RowMasks:
     def _chain(
         self, m: Tensor, z: Tensor, batch: Batch, factor: float | Tensor, along: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """All vectors at once: a batched product a layer."""
+        """All vectors together, one batched product per layer."""
         evaluation = self.evaluation
         m, z = m.detach().requires_grad_(), z.detach().requires_grad_(along)
         with torch.enable_grad():
@@ -88,22 +91,22 @@ class RowMasks:
     def _one(
         self, m: Tensor, z: Tensor, batch: Batch, factor: float | Tensor, buffers: Mapping[str, Tensor], along: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same for one vector (P,) and its factors (U, n)."""
+        """Value and gradients at one vector (P,) and its factors (U, n)."""
         z = z.detach().requires_grad_(along)
         w, shared = m, None
         if self._shares:
             with torch.enable_grad():
                 shared = self.units.spread(torch.where(self.once, z[:, 0], 1.0))
                 w = m * shared
-        with self._noise._installed(lambda layer, x: self._act(layer, x, z)):
+        with self._noise.installed(lambda layer, x: self._act(layer, x, z)):
             value, gradient = self.evaluation.values_and_grads(w.detach(), batch, factor, buffers)
         if shared is not None and along:
             w.backward(gradient)
         toward = gradient.clone() if shared is None else gradient * shared.detach()
         return value, toward, torch.zeros_like(z) if z.grad is None else z.grad
 
-    def _act(self, layer: Layer, x: Tensor, z: Tensor) -> Tensor:
-        """A layer at its masked inputs: a factor a row and channel, the same at every position."""
+    def _act(self, layer: NoisyLayer, x: Tensor, z: Tensor) -> Tensor:
+        """The output of a layer at its masked inputs: one factor per row and channel, the same at every position."""
         at = self._columns.get(id(layer.weight))
         if at is not None:
             rows = z[at].mT  # (n, inputs)

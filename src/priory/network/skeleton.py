@@ -1,19 +1,20 @@
-"""A person's module, read through one flat vector and never changed.
+"""A torch module read through one flat vector, and never changed.
 
-`Network` keeps a skeleton of the module: a deep copy in which each trainable parameter is a parameter of our
-own, whose data are views into whichever vector is bound. Hooks, buffers and dicts are the skeleton's own, so
-nothing that happens here reaches the module it was made from, not even when an exception passes through.
+`Network` keeps a skeleton of the module: a deep copy in which each trainable parameter is replaced by one whose data
+are a view of whichever vector is bound. Hooks, buffers and dicts are the skeleton's own, so nothing that happens here
+reaches the user's module, not even when an exception is raised.
 
-One vector: bind it and run the skeleton; gradients arrive in views of one flat buffer. Many vectors: `vmap`
-over `functional_call` for small dense networks, a loop over the bound skeleton otherwise. Which of the two is
-chosen by shapes and layer types, never by the clock, so that the bits of a result don't depend on the
-machine's load.
+    network = Network(net)
+    outputs = network(w, inputs, buffers, train=False)          one vector: bind it and run the skeleton
+    network.collect_gradients_in(gradient)                      backward passes then write to one flat buffer
+    outputs = network.functional(w, inputs, buffers)            a pure function, for vmap and autograd
+
+Which of these evaluates many vectors is chosen in `priory.network.evaluation`.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 import math
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import max_pool2d
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from priory.core.errors import InputError, require
 from priory.core.flat import Param
 from priory.network.dropout_off import DropoutOff
+from priory.network.faster_layers import hooked, overwrite, pool_by_maxima
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,14 +49,30 @@ ELEMENTWISE = (
     *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
     *(nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish),
 )
-MAKERS = (nn.Linear, nn.modules.conv._ConvNd)  # whose backward pass does not read their own output
 MEMORY_LIMIT = 1 << 29  # bytes of activations at a time: 512 MiB
-SMALL_WORK = 1 << 17  # rows x parameters, below which vmap's overhead is less than a loop's
-BATCHED_WORK = 1 << 22  # rows x parameters of one vector, above which a matrix product outweighs the loop around it
+SMALL_WORK = 1 << 17  # rows x parameters up to which vmap costs less than a loop for outputs
+BATCHED_WORK = 1 << 22  # rows x parameters of one vector above which a loop costs nothing beside its products
 
 
 class Network:
-    """The skeleton of a module and the vector it reads."""
+    """The skeleton of a module and the vector that its parameters are views of.
+
+    Args:
+        net: The module. It is deep-copied as it is now; parameters without a gradient stay constants.
+
+    Attributes:
+        skeleton: The copy that is run.
+        params: Shape of each trainable parameter by name, in the order of the flat vector.
+        size: The number of trainable weights.
+        initial: The weights of the module when it was given, (size,).
+        layers: The modules without children.
+        layer_chain: The layers of a plain sequence of linear maps and elementwise activations, else empty.
+        dense: Whether every layer works row by row on small matrices, so that vmap pays.
+        written: Names of the buffers that a pass in training mode writes, once `try_once` has run.
+
+    Raises:
+        InputError: If the module cannot be copied, has lazy or no trainable parameters, or mixes dtypes or devices.
+    """
 
     def __init__(self, net: nn.Module) -> None:
         require(isinstance(net, nn.Module), "net", "Model", "be a torch.nn.Module", type(net).__name__)
@@ -117,7 +134,7 @@ class Network:
         self.set_mode(train=False)
 
     def _refuse_copies_that_share(self, net: nn.Module) -> None:
-        """A copy that still reads the person's parameters would train nothing, or what isn't ours."""
+        """Refuse a copy that still reads the user's parameters: a fit would train nothing, or change them."""
         ours = {id(leaf) for leaf in self._leaves.values()}
         reads = {id(p) for p in self.skeleton.parameters() if p.requires_grad and p.numel()}
         shared = {id(m) for m in net.modules()} & {id(m) for m in self.skeleton.modules()}
@@ -136,25 +153,25 @@ class Network:
 
     @property
     def leaves(self) -> dict[str, nn.Parameter]:
-        """The skeleton's parameters by name."""
+        """The skeleton's own parameters by name."""
         return self._leaves
 
     @property
     def places(self) -> list[slice]:
-        """Where each parameter lies in the vector, in their order."""
+        """Where each parameter lies in the flat vector, in the order of `params`."""
         return [place for _, place in self._places]
 
     @property
     def place_of(self) -> dict[str, slice]:
-        """The same by name."""
+        """Where each parameter lies in the flat vector, by name."""
         return dict(zip(self._leaves, self.places, strict=True))
 
     # One vector: the skeleton's parameters are views of it.
 
     def bind(self, w: Tensor) -> None:
-        """Let the skeleton read w, a contiguous (>= size,) vector whose first coordinates are the network's.
+        """Make the skeleton's parameters views of w, a contiguous vector (>= size,) that begins with the weights.
 
-        The views keep w's memory alive, so an equal address means the same memory and there is nothing to do.
+        The views keep w's memory alive, so an equal address means that w is already bound.
         """
         key = (w.data_ptr(), w.shape)
         if key == self._bound:
@@ -164,7 +181,7 @@ class Network:
         self._bound = key
 
     def collect_gradients_in(self, grads: Tensor) -> None:
-        """Let backward passes add to views of this flat buffer."""
+        """Make the parameters' gradients views of this flat buffer, to which backward passes add."""
         if grads is self._grads:
             return
         for leaf, place in self._places:
@@ -172,16 +189,16 @@ class Network:
         self._grads = grads
 
     def let_go_of_gradients(self) -> None:
-        """Let a backward pass leave its gradients with the leaves, in memory of their own."""
+        """Clear the parameters' gradients, so that a backward pass allocates new ones."""
         for leaf, _ in self._places:
             leaf.grad = None
         self._grads = None
 
     def __call__(self, w: Tensor, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor], train: bool) -> Tensor:
-        """The outputs (n, ...) at one vector; in training, modules run in the mode the person left them in."""
+        """The outputs (n, ...) at one vector; with `train`, each module runs in the mode in which the user left it."""
         self.bind(w)
         if torch.is_autocast_enabled(self.device.type):
-            torch.clear_autocast_cache()  # it keeps casts of parameters, and isn't told that theirs is another vector
+            torch.clear_autocast_cache()  # it keeps casts of parameters and does not notice a new vector
         if buffers or self._in_use:
             self.use_buffers(buffers)
         self.set_mode(train)
@@ -199,7 +216,7 @@ class Network:
     # Many vectors.
 
     def batches_well(self, rows: int) -> bool:
-        """Whether one batched pass beats a loop: a dense network with little work a vector."""
+        """Whether one batched pass beats a loop: a dense network with little work per vector."""
         return self.dense and rows * self.size <= BATCHED_WORK
 
     def _find_layer_chain(self) -> tuple[nn.Module, ...]:
@@ -210,22 +227,22 @@ class Network:
         return layers if known and not hooked(*net.modules()) and type(layers[-1]) is nn.Linear else ()
 
     def of_each(self, w: Tensor, parameter: Tensor) -> Tensor:
-        """A parameter of the skeleton at each vector, (S, *shape); a frozen one is the same at all."""
+        """A parameter of the skeleton at each of the vectors (S, P), (S, *shape); a frozen one is the same at all."""
         for leaf, place in self._places:
             if leaf is parameter:
                 return w[:, place].view(len(w), *leaf.shape)
         return parameter.detach().expand(len(w), *parameter.shape)
 
     def cut(self, w: Tensor) -> dict[int, Tensor]:
-        """The parameters that vectors (S, P) hold, each (S, *shape), by the identity of the skeleton's own.
+        """The parameters at vectors (S, P), each (S, *shape), by the id of the skeleton's parameter.
 
-        The vectors are cut at once: their gradient is then put together in one pass, where every slice fills a whole.
+        The vectors are split in one operation, whose backward pass fills the gradient once instead of once per slice.
         """
         pieces = w.split([*(leaf.numel() for leaf, _ in self._places), w.shape[-1] - self.size], -1)
         return {id(leaf): t.view(len(w), *leaf.shape) for (leaf, _), t in zip(self._places, pieces, strict=False)}
 
     def functional(self, w: Tensor, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor]) -> Tensor:
-        """The outputs at one vector as a pure function, for vmap; in the mode that was set last."""
+        """The outputs (n, ...) at one vector as a pure function, for vmap; in the mode that was set last."""
         views = {n: w[place].view(leaf.shape) for n, (leaf, place) in zip(self._leaves, self._places, strict=True)}
         named = {**buffers, **views}
         if not (self.quiet and self._mode):
@@ -236,9 +253,9 @@ class Network:
     # Buffers and modes.
 
     def try_once(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """One pass in training mode on copies of the buffers, which finds out which of them it writes.
+        """One pass in training mode on copies of the buffers, which sets `written`.
 
-        A buffer may be replaced, written without a change in value, or written by a kernel that doesn't count.
+        A buffer may be replaced, written without a change in value, or written without a new version number.
         """
         trial = {name: buffer.clone() for name, buffer in self.given.items()}
         versions = {name: buffer._version for name, buffer in trial.items()}
@@ -256,11 +273,11 @@ class Network:
             self.use_buffers({})
 
     def own_buffers(self) -> dict[str, Tensor]:
-        """A copy, as the module had them, of the buffers that training writes."""
+        """A copy of the buffers that training writes, as they were in the user's module."""
         return {name: self.given[name].clone() for name in self.written}
 
     def fixed(self) -> dict[str, Tensor]:
-        """What no fit changes: parameters that need no gradient, and the buffers as given."""
+        """What no fit changes: parameters without a gradient, and the buffers as given."""
         frozen = {name: p.detach() for name, p in self.skeleton.named_parameters() if not p.requires_grad}
         return {**frozen, **self.given}
 
@@ -274,7 +291,7 @@ class Network:
         return own
 
     def use_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Let the skeleton read, and in training mode write, these tensors; others go back to what was given."""
+        """Let the skeleton read, and in training mode write, these buffers; the others are reset to those given."""
         for name in self._in_use.keys() - buffers.keys():
             self._place(name, self.given[name].clone())
             del self._in_use[name]
@@ -284,7 +301,7 @@ class Network:
                 self._in_use[name] = buffer
 
     def _put_back(self) -> None:
-        """A module that replaced a buffer, rather than writing into it, wrote into ours all the same."""
+        """Copy a buffer that a module replaced, instead of writing to it, into ours."""
         now = dict(self.skeleton.named_buffers())
         for name in self.written:
             ours, theirs = self._in_use.get(name), now.get(name)
@@ -297,7 +314,7 @@ class Network:
         self.skeleton.get_submodule(owner)._buffers[key] = buffer
 
     def set_mode(self, train: bool) -> None:
-        """Training mode, as the person left each module, or evaluation mode."""
+        """Training mode, in which each module is as the user left it, or evaluation mode."""
         if self._mode is train:
             return
         for name, module in self.skeleton.named_modules():
@@ -305,12 +322,12 @@ class Network:
         self._mode = train
 
     def silence(self, modules: bool, functions: bool = False) -> None:
-        """Let dropout, of modules and as a function, do nothing in training too; or let it be."""
+        """Disable dropout of modules and of functions in training mode too, or restore it."""
         self.silent, self.quiet, self._mode = modules, functions, None
         self.set_mode(train=False)
 
     def _run(self, inputs: tuple[Tensor, ...]) -> Any:
-        """The skeleton's output, with dropout as a function doing nothing in training."""
+        """The skeleton's output, with dropout functions disabled in training mode."""
         if not self._mode:
             return self.skeleton(*inputs)
         with DropoutOff():
@@ -319,9 +336,9 @@ class Network:
     # Starting points other than the given one.
 
     def fresh(self, generator: torch.Generator) -> Tensor:
-        """A new starting vector: each module's own initialisation, drawn from our generator.
+        """A new starting vector (size,): each module's own initialisation, seeded from the generator.
 
-        A module without `reset_parameters` keeps its values, shaken by a tenth of their size.
+        A module without `reset_parameters` keeps its values, perturbed by a tenth of their root mean square.
         """
         seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
         self.bind(self.initial.clone())
@@ -350,7 +367,7 @@ class Network:
         return w
 
     def activations(self, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor]) -> int:
-        """Numbers that the layers hold for one row, counted once a shape on the first row or two."""
+        """The number of activations per row, counted once per input shape on at most two rows."""
         key = tuple(x.shape[1:] for x in inputs)
         if key not in self._counted:
             counted: list[int] = []
@@ -385,46 +402,8 @@ def drops(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.dropout._DropoutNd) or (isinstance(rate, (int, float)) and rate > 0)
 
 
-def hooked(*modules: nn.Module) -> bool:
-    """Whether something listens to these modules, or to one of them."""
-    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in modules)
-
-
-def overwrite(net: nn.Module) -> None:
-    """Let a ReLU work in place on what the layer in front of it has just made, where a plain sequence runs them."""
-    containers = [m for m in net.modules() if next(m.children(), None) is not None]
-    if any(type(m) is not nn.Sequential for m in containers) or hooked(*net.modules()):
-        return
-    places = [id(m) for sequence in containers for m in sequence._modules.values()]  # one may come twice
-    for maker, relu in (pair for sequence in containers for pair in itertools.pairwise(sequence._modules.values())):
-        if isinstance(relu, nn.ReLU) and isinstance(maker, MAKERS) and places.count(id(relu)) == 1:
-            relu.inplace = True
-
-
-def pool_by_maxima(net: nn.Module) -> None:
-    """Let max-pooling of disjoint windows run as maxima of slices where no gradient is wanted, 8 times as fast."""
-    for pool in net.modules():
-        if type(pool) is not nn.MaxPool2d or "forward" in vars(pool):
-            continue
-        size = pool.kernel_size
-        disjoint = isinstance(size, int) and pool.stride in (size, (size, size)) and pool.padding in (0, (0, 0))
-        if disjoint and pool.dilation in (1, (1, 1)) and not pool.ceil_mode and not pool.return_indices:
-            vars(pool)["forward"] = functools.partial(pooled, pool)
-
-
-def pooled(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
-    """The largest of each window: over its rows first, which lie together in memory, and then over its columns."""
-    size = pool.kernel_size
-    assert isinstance(size, int)
-    if (x.requires_grad and torch.is_grad_enabled()) or min(x.shape[-2:]) < size or not x.is_floating_point():
-        return max_pool2d(x, size)
-    rows, columns = (length - length % size for length in x.shape[-2:])
-    x = functools.reduce(torch.maximum, (x[..., k:rows:size, :columns] for k in range(size)))
-    return functools.reduce(torch.maximum, (x[..., k::size] for k in range(size)))
-
-
 def checked(outputs: object) -> Tensor:
-    """A network's outputs, which must be one tensor."""
+    """The outputs of a network, if they are one tensor."""
     if not isinstance(outputs, Tensor):
         raise InputError(f"The network's output must be one tensor, got {type(outputs).__name__}.")
     return outputs

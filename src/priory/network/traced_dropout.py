@@ -1,9 +1,9 @@
-"""The dropout that a network has of its own: which weights it masks, and how it is kept silent.
+"""Finds the dropout that a network contains and the weights that it masks.
 
-It is followed through one pass: `Look` knows the unit of each entry of what it made. A weight reads the same units at
-every position, and takes their factors. Entries of a sequence that are dropped one by one are no factor of weights:
-they share one over all positions, and a warning says so. What goes into anything but a layer, or into a weight that is
-also used otherwise, is refused.
+One pass is traced: `DropoutTrace` knows the dropped unit of each entry of a tensor. A weight that reads the same units
+at every position takes their factors. Dropout of single entries of a sequence is not a factor on weights: its units
+share one factor over all positions, with a warning. Dropout whose output goes into anything but a layer, or into a
+weight that is also used otherwise, is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from priory.core.errors import InputError, warn
 from priory.network.dropout_off import ALPHA, CHANNELS, DROPOUTS, without_dropout
-from priory.network.dropout_sites import Site
+from priory.network.dropout_sites import DropoutSite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,23 +55,23 @@ POOLS = (
 MEANS = (torch.mean, Tensor.mean, torch.sum, Tensor.sum, torch.amax, Tensor.amax)
 
 
-def in_network(network: Network, inputs: Batch) -> list[Site]:
-    """The sites of the dropout that a network has of its own, with their rates; none if it has none."""
-    look = Look({id(leaf): name for name, leaf in network.leaves.items()}, len(inputs[0]))
+def sites_in_network(network: Network, inputs: Batch) -> list[DropoutSite]:
+    """The sites and rates of the dropout that a network contains; empty if it contains none."""
+    trace = DropoutTrace({id(leaf): name for name, leaf in network.leaves.items()}, len(inputs[0]))
     before = network.silent, network.quiet
-    network.silence(modules=True)  # what a function drops, the look itself doesn't
+    network.silence(modules=True)  # dropout functions are caught by the trace itself
     buffers = {name: b.clone() for name, b in network.given.items()}
     try:
-        with torch.enable_grad(), look:
+        with torch.enable_grad(), trace:
             outputs = network(network.initial.clone(), inputs, buffers, train=True)
     finally:
         network.silence(*before)
-    return look.sites(outputs)
+    return trace.sites(outputs)
 
 
 @dataclass
-class Call:
-    """A dropout that a pass met: its rate, and for each weight that reads it the unit of each of its inputs."""
+class DropoutCall:
+    """One call of dropout in a pass: its rate, and for each weight that reads it the unit of each input."""
 
     rate: float
     reads: dict[str, Tensor] = field(default_factory=dict)
@@ -79,23 +79,23 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class Dropped:
-    """What a dropout made: the tensor, which is kept so that its id stays its own, and the unit of each entry."""
+class DroppedTensor:
+    """An output of dropout and the unit of each entry; the tensor is kept alive so that its id stays unique."""
 
     tensor: Tensor
-    call: Call
+    call: DropoutCall
     unit: Tensor
 
 
-class Look(TorchFunctionMode):
-    """Watches a pass: which weights read what a dropout made, and whether anything else does."""
+class DropoutTrace(TorchFunctionMode):
+    """Follows the outputs of dropout through a pass: which weights read them, and whether anything else does."""
 
     def __init__(self, names: Mapping[int, str], rows: int) -> None:
         super().__init__()
         self.names, self.rows = names, rows
-        self.calls: list[Call] = []
+        self.calls: list[DropoutCall] = []
         self.attention = False
-        self._dropped: dict[int, Dropped] = {}  # by the id of the tensor
+        self._dropped: dict[int, DroppedTensor] = {}  # by the id of the tensor
         self._uses: dict[str, set[int | None]] = defaultdict(set)  # by parameter: the ids of calls, None without one
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -109,27 +109,27 @@ class Look(TorchFunctionMode):
             self.attention |= bool(args[10] if len(args) > 10 else kwargs["dropout_p"])
         out = func(*args, **kwargs)
         if not any(isinstance(t, Tensor) for t in tree_leaves(out)):
-            return out  # a shape, a type: no number was read
+            return out  # a shape or a dtype: no number was read
         followed = self._follow(func, args, kwargs, out)
         for t in tree_leaves((args, kwargs)):
             if id(t) in followed:
                 continue
             if id(t) in self._dropped:
-                raise astray(self._dropped[id(t)].call.rate, f"'{func.__name__.strip('_')}'")
+                raise untraceable(self._dropped[id(t)].call.rate, f"'{func.__name__.strip('_')}'")
             if id(t) in self.names:
                 self._uses[self.names[id(t)]].add(None)
         return out
 
-    def sites(self, outputs: Tensor) -> list[Site]:
-        """What was found, once the pass has come to its outputs."""
+    def sites(self, outputs: Tensor) -> list[DropoutSite]:
+        """The sites found, once the pass has returned its outputs."""
         if id(outputs) in self._dropped:
-            raise astray(self._dropped[id(outputs)].call.rate, "the network's output")
+            raise untraceable(self._dropped[id(outputs)].call.rate, "the network's output")
         for call in self.calls:
             if not call.reads:
-                raise astray(call.rate, "nothing that can be followed")
+                raise untraceable(call.rate, "nothing that can be followed")
             for name in call.reads:
                 if len(self._uses[name]) > 1:
-                    raise twice(name)
+                    raise conflicting_reads(name)
         if any(call.ways != {0} for call in self.calls):
             warn(
                 "The network's dropout drops entries at each position of a sequence. As a mask of weights it drops the "
@@ -140,7 +140,7 @@ class Look(TorchFunctionMode):
         return [site_of(call) for call in self.calls]
 
     def _drop(self, func: Any, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """What a dropout makes of x, with nothing dropped, and its units by entry."""
+        """The output of dropout with nothing dropped; the unit of each entry is remembered."""
         if p == 0:
             return x
         must = "The network's dropout must"
@@ -149,18 +149,18 @@ class Look(TorchFunctionMode):
                 f"{must} set units to zero, as Dropout, Dropout1d, Dropout2d and Dropout3d do, got alpha dropout, "
                 "which also shifts them and is no factor of weights,."
             )
-        check_own(p)
+        check_own_rate(p)
         if x.ndim != BATCHED.get(func, x.ndim):
             raise InputError(f"{must} drop units of every row, got {func.__name__} of {x.ndim} dimensions.")
         if id(x) in self._dropped:
-            raise astray(self._dropped[id(x)].call.rate, "another dropout")
-        call, out = Call(float(p)), x if inplace else x.clone()
+            raise untraceable(self._dropped[id(x)].call.rate, "another dropout")
+        call, out = DropoutCall(float(p)), x if inplace else x.clone()
         self.calls.append(call)
-        self._dropped[id(out)] = Dropped(out, call, entries(x, func in CHANNELS, self.rows))
+        self._dropped[id(out)] = DroppedTensor(out, call, units_of_entries(x, func in CHANNELS, self.rows))
         return out
 
     def _follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> set[int]:
-        """Follow dropped units through a function; the ids of its arguments that it may read."""
+        """Follow dropped units through a function; returns the ids of the arguments that it may read."""
         if func in RECURRENT:
             return self._recurrent(args)
         x, *rest = args if args else (kwargs.get("input"),)
@@ -169,13 +169,13 @@ class Look(TorchFunctionMode):
             return set()
         if func in PRODUCTS:
             return self._product(func, seen, rest[0] if rest else kwargs["weight"])
-        unit = carried(func, seen.unit, rest, {k: v for k, v in kwargs.items() if k != "input"}, out)
+        unit = units_after(func, seen.unit, rest, {k: v for k, v in kwargs.items() if k != "input"}, out)
         if unit is None:
             return set()
-        self._dropped[id(out)] = Dropped(out, seen.call, unit)
+        self._dropped[id(out)] = DroppedTensor(out, seen.call, unit)
         return {id(x)}
 
-    def _product(self, func: Any, seen: Dropped, weight: Tensor) -> set[int]:
+    def _product(self, func: Any, seen: DroppedTensor, weight: Tensor) -> set[int]:
         """A weight reads dropped units: the last dimension, or the channels."""
         name, unit = self.names.get(id(weight)), seen.unit
         if name is None or (func is not functional.linear and unit.ndim != weight.ndim):
@@ -203,10 +203,10 @@ class Look(TorchFunctionMode):
                 call, unit = seen.call, seen.unit.reshape(-1, seen.unit.shape[-1])
                 followed.add(id(args[0]))
             elif level > 0 and rate > 0:
-                check_own(rate)
+                check_own_rate(rate)
                 if not trained:
-                    raise astray(rate, "a recurrent layer that isn't trained")
-                call, steps = Call(float(rate)), 2  # each step of a sequence has entries of its own
+                    raise untraceable(rate, "a recurrent layer that isn't trained")
+                call, steps = DropoutCall(float(rate)), 2  # each step of a sequence has entries of its own
                 unit = torch.arange(steps * reads[0].shape[1]).view(steps, -1)
                 self.calls.append(call)
             else:
@@ -216,29 +216,29 @@ class Look(TorchFunctionMode):
                 followed.add(id(weight))
         return followed
 
-    def _read(self, call: Call, name: str, unit: Tensor) -> None:
+    def _read(self, call: DropoutCall, name: str, unit: Tensor) -> None:
         """A weight reads units (positions, inputs): the same at each, or entries of their own that share a factor."""
         inputs = unit.shape[-1]
         way, columns = 0, unit[0]
         if not torch.equal(unit, unit[:1].expand_as(unit)):
             way, columns = inputs, torch.arange(inputs)
             if bool((unit.sort(-1).values.diff(dim=-1) == 0).any()):  # a unit twice at one position
-                raise astray(call.rate, f"'{name}', which doesn't read the units that it drops")
+                raise untraceable(call.rate, f"'{name}', which doesn't read the units that it drops")
         call.ways.add(way)
         if len(call.ways) > 1 or not torch.equal(call.reads.get(name, columns), columns):
-            raise twice(name)
+            raise conflicting_reads(name)
         call.reads[name] = columns
         self._uses[name].add(id(call))
 
 
-def check_own(rate: float) -> None:
-    """Refuse a rate that a network can't be fitted with."""
+def check_own_rate(rate: float) -> None:
+    """Refuse a rate of the network that leaves nothing to fit."""
     if not 0 < rate < 1:
         raise InputError(f"The network's dropout must have a rate below 1, got {float(rate):g}.")
 
 
-def astray(rate: float, where: str) -> InputError:
-    """The sentence about dropout that masks no weights."""
+def untraceable(rate: float, where: str) -> InputError:
+    """The error for dropout that masks no weights."""
     return InputError(
         "The network's dropout must come right before linear, convolutional or recurrent layers that are trained as "
         "they are, without a parametrisation, "
@@ -247,8 +247,8 @@ def astray(rate: float, where: str) -> InputError:
     )
 
 
-def twice(name: str) -> InputError:
-    """The sentence about a weight that no one mask fits."""
+def conflicting_reads(name: str) -> InputError:
+    """The error for a weight that reads different dropped units in one pass."""
     return InputError(
         f"A layer behind the network's dropout must always read the same dropped units, got '{name}', which is also "
         "used with other dropout or without,: use two layers, or set every p to 0 and Dropout places its masks "
@@ -256,14 +256,14 @@ def twice(name: str) -> InputError:
     )
 
 
-def site_of(call: Call) -> Site:
+def site_of(call: DropoutCall) -> DropoutSite:
     """The units of a dropout that weights read, numbered from zero."""
     read = torch.cat(list(call.reads.values())).unique()
     columns = tuple(torch.searchsorted(read, unit.contiguous()) for unit in call.reads.values())
-    return Site(tuple(call.reads), len(read), call.rate, columns)
+    return DropoutSite(tuple(call.reads), len(read), call.rate, columns)
 
 
-def entries(x: Tensor, channels: bool, rows: int) -> Tensor:
+def units_of_entries(x: Tensor, channels: bool, rows: int) -> Tensor:
     """The unit of each entry of x that a dropout drops, the same for every row."""
     lead = x.shape[:2] if channels else x.shape
     count = math.prod(lead)
@@ -277,8 +277,8 @@ def first_of_channels(unit: Tensor) -> Tensor:
     return unit.flatten(2)[..., :1].view(*unit.shape[:2], *[1] * (unit.ndim - 2)) if unit.ndim > 2 else unit
 
 
-def carried(func: Any, unit: Tensor, args: Any, kwargs: Any, out: Any) -> Tensor | None:
-    """The unit of each entry of what a function makes, or None if it doesn't carry a unit's factor through."""
+def units_after(func: Any, unit: Tensor, args: Any, kwargs: Any, out: Any) -> Tensor | None:
+    """The unit of each entry of a function's output, or None if a unit's factor does not pass through it."""
     if func in THROUGH:
         return unit
     if func in MOVES:

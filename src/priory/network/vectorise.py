@@ -1,10 +1,9 @@
-"""One function of one vector, made into a function of many: values and gradients for w (S, P) from fn(w:
-(P,)).
+"""Values and gradients at many vectors w (S, P) of a function that takes one vector (P,).
 
-`torch.vmap` does it in one pass. Gradients are traced once a shape with `make_fx`, because running the
-recorded graph costs a third to a half of running vmap through grad each time. A function that vmap can't take
-is looped over, and a warning says so. Distributions don't check their arguments meanwhile (`unchecked`): what
-is outside of a support has a density that is no number.
+`torch.vmap` evaluates it in one pass. Gradients are traced once per shape with `make_fx`, because running the recorded
+graph takes a third to a half of the time of running vmap through grad each time. A function that vmap cannot take is
+looped over, with a warning. Distributions do not validate their arguments meanwhile (`unchecked`): outside its support
+a log density is NaN or -inf instead of an error.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from priory.core.errors import warn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TRACES = 16  # shapes kept at a time: a data set has two (full batches and the last one)
+TRACES = 16  # graphs kept at a time, one per shape: a data set has two (full batches and the last one)
 
 
 class Vectorised:
@@ -93,7 +92,7 @@ class Vectorised:
             self._traces[key] = make_fx(many)(w, *each, *tensors)
 
     def _fall_back(self, error: Exception, w: Tensor, args: tuple[Any, ...]) -> None:
-        self.fn(w[0], *args)  # a mistake of the function itself is raised here, as its own error
+        self.fn(w[0], *args)  # an error of the function itself is raised here as it is
         self.loop = True
         reason = str(error).strip().split("\n")[0][:160]
         warn(f"{self.owner} can't be vectorised over draws by vmap, so it is looped over, which is slower ({reason}).")
@@ -101,7 +100,7 @@ class Vectorised:
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Distributions without a check of their arguments, which asks for numbers that a graph or a batch doesn't have."""
+    """Disable `validate_args` of distributions: it depends on values and breaks tracing and vmap."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:

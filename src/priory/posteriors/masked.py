@@ -9,7 +9,7 @@ import torch
 from priory.core.errors import InputError
 from priory.models.base import has_network
 from priory.network.dropout_off import DropoutOff
-from priory.network.dropout_sites import Site, Units, places_of
+from priory.network.dropout_sites import DropoutSite, DropoutUnits, places_of
 from priory.posteriors.base import Evidence, Posterior
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Masked(Posterior):
         target: Target,
         loc: Tensor,
         rates: Tensor,
-        units: Units,
+        units: DropoutUnits,
         noise: str = "bernoulli",
         buffers: Mapping[str, Tensor] | None = None,
     ) -> None:
@@ -74,13 +74,13 @@ class Masked(Posterior):
     def of_tensors(
         cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
     ) -> Masked:
-        sites = tuple(Site((name, *others), units) for name, units, *others in own["sites"])
+        sites = tuple(DropoutSite((name, *others), units) for name, units, *others in own["sites"])
         assert has_network(target.model)
-        units = Units(sites, tensors["unit"], tensors["site"], places_of(target.model.network, sites))
+        units = DropoutUnits(sites, tensors["unit"], tensors["site"], places_of(target.model.network, sites))
         return cls(target, tensors["loc"], tensors["rates"], units, own["noise"], buffers)
 
 
-def site_kept(site: Site) -> list[str | int]:
+def site_kept(site: DropoutSite) -> list[str | int]:
     """A site as a file has it: a weight, the number of its units, and the other weights that read them."""
     first, *others = site.parameters
     return [first, site.units, *others]

@@ -13,9 +13,9 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
 from priory.fitting.prepare import make_target
-from priory.network.dropout_sites import Units, by_layer
+from priory.network.dropout_sites import DropoutUnits, sites_by_layer
 from priory.network.skeleton import Network
-from priory.network.traced_dropout import in_network
+from priory.network.traced_dropout import sites_in_network
 from priory.testing.contract import CLAUSES, classification, regression
 
 KEPT = [c for c in CLAUSES if c.__name__ not in ("finds_the_mean_of_a_gaussian", "stays_inside_the_support")]
@@ -38,7 +38,7 @@ def test_searched_rates_keep_the_contract_of_members():
 def masked(net, inputs, noise="bernoulli", seed=0):
     """A network, its units, and a draw of their factors: the vector that they make, and the factors."""
     network = Network(net)
-    units = Units.of(network, by_layer(network, inputs=True), network.size)
+    units = DropoutUnits.of(network, sites_by_layer(network, inputs=True), network.size)
     generator = stream(seed, "masks")
     keep = torch.rand(len(units.site), generator=generator, dtype=torch.float64) > 0.4
     factors = keep.double() / 0.6
@@ -265,7 +265,7 @@ def test_dropout_in_a_module_of_that_name_is_silent_and_that_of_attention_is_off
 
 def test_dropout_on_channels_belongs_to_the_convolution_behind_it():
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout2d(0.3), nn.Conv2d(4, 2, 3), nn.Flatten())
-    sites = in_network(Network(net), (torch.randn(2, 1, 6, 6),))
+    sites = sites_in_network(Network(net), (torch.randn(2, 1, 6, 6),))
     assert [(site.parameters, site.units, site.rate) for site in sites] == [(("3.weight",), 4, 0.3)]
 
 

@@ -42,9 +42,9 @@ from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.methods.point.held_out import HELD_ROWS, fraction_held, learns, settled, settles
 from priory.models.model import Model
 from priory.network.dropout_off import DropoutOff
-from priory.network.dropout_sites import Units, by_layer, drop_rate
+from priory.network.dropout_sites import DropoutUnits, drop_rate, sites_by_layer
 from priory.network.row_masks import RowMasks
-from priory.network.traced_dropout import in_network
+from priory.network.traced_dropout import sites_in_network
 from priory.posteriors import Masked, Posterior
 from priory.posteriors.masked import factors
 
@@ -223,7 +223,7 @@ class Dropout(Options):
         )
         return value.view(z.shape[:-2]), toward.view(means.shape), None if along is None else along.view(z.shape)
 
-    def _factors(self, logits: Tensor, units: Units, rows: int, generator: torch.Generator) -> Tensor:
+    def _factors(self, logits: Tensor, units: DropoutUnits, rows: int, generator: torch.Generator) -> Tensor:
         """Factors of the units for each row, (S, *B, R, U, n), through which gradients reach rates that are learnt."""
         each = logits[..., units.site, None]
         shape = torch.Size([self.samples, *each.shape[:-1], rows])
@@ -236,12 +236,12 @@ class Dropout(Options):
         dropped = torch.sigmoid((each + torch.logit(u, eps=1e-6)) / RELAXED)
         return (1 - dropped) * (1 + each.exp())  # 1 / (1 - p) = 1 + p / (1 - p)
 
-    def _precision(self, target: Target, units: Units) -> Tensor:
+    def _precision(self, target: Target, units: DropoutUnits) -> Tensor:
         """Of the Gaussian priors, (P,); none of weights whose factors have a prior in its place."""
         precision = target.prior.precision
         return precision * ~units.masked if self.log_uniform else precision
 
-    def _parts(self, target: Target, loc: Tensor, logits: Tensor, units: Units) -> tuple[Tensor, Tensor]:
+    def _parts(self, target: Target, loc: Tensor, logits: Tensor, units: DropoutUnits) -> tuple[Tensor, Tensor]:
         """-E_q[log p(w)] of the Gaussian priors, and the entropy of the factors up to a constant, (*B, R) each."""
         prior, precision = target.prior, self._precision(target, units)
         spread = (logits.exp() * units.sums(precision * loc.square())).sum(-1)  # a is exp(logit)
@@ -254,7 +254,7 @@ class Dropout(Options):
             each = softplus(logits) - logits.sigmoid() * logits  # H(p) at the logit of p
         return cross, (each * each.new_tensor(units.counts)).sum(-1)
 
-    def _decay(self, target: Target, loc: Tensor, logits: Tensor, units: Units) -> Tensor:
+    def _decay(self, target: Target, loc: Tensor, logits: Tensor, units: DropoutUnits) -> Tensor:
         """The gradient of the first of them in the means, (*B, R, P)."""
         precision = self._precision(target, units)
         down, a = precision * (loc - target.prior.loc), logits.exp()
@@ -263,7 +263,9 @@ class Dropout(Options):
                 down[..., place] += a[..., i, None] * precision[..., place] * loc[..., place]
         return down
 
-    def _others(self, target: Target, loc: Tensor, logits: Tensor, z: Tensor, units: Units, down: Tensor) -> Tensor:
+    def _others(
+        self, target: Target, loc: Tensor, logits: Tensor, z: Tensor, units: DropoutUnits, down: Tensor
+    ) -> Tensor:
         """E_q[log p(w)] of priors that are not Gaussian, (*B, R), by the draws of the first row; its gradient added."""
         with torch.enable_grad():
             leaf = loc.detach().requires_grad_()
@@ -306,10 +308,10 @@ class Dropout(Options):
         return loc * units.spread(factors(p, torch.Size([LOOKS, *p.shape]), self.noise, generator))
 
 
-def sites_of(model: Model, inputs: Batch, first: bool) -> tuple[Units, list[float | None]]:
+def sites_of(model: Model, inputs: Batch, first: bool) -> tuple[DropoutUnits, list[float | None]]:
     """The units that are dropped, and the rate that the network itself has for each site."""
-    sites = in_network(model.network, inputs) or by_layer(model.network, first, inputs)
-    return Units.of(model.network, sites, model.layout.size), [site.rate for site in sites]
+    sites = sites_in_network(model.network, inputs) or sites_by_layer(model.network, first, inputs)
+    return DropoutUnits.of(model.network, sites, model.layout.size), [site.rate for site in sites]
 
 
 def rates_of(rate: float | str | None, own: list[float | None], like: Tensor) -> Tensor:
