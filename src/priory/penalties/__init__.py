@@ -1,4 +1,19 @@
-"""Penalties and priors: which prior a penalty is, whether it is one at all, and what its factor should be."""
+"""Penalties and priors.
+
+The package has two halves:
+
+    as_prior/      Penalties that a `Model` accepts as its `prior`, and their strength per layer.
+                   norms            L2, L1, group lasso, bridge, elastic net, or any function of the weights
+                   variational      a penalty r(mu, scale) on the variational distribution q itself
+                   factors          `layer_factors` and `explain`: the strength per layer and what it means
+                   proximal         proximal steps, by which `MAP` reaches exact zeros
+
+    equivalence/   The correspondence between penalties and priors in variational inference.
+                   from_penalty     `prior_from_penalty`: the prior for which a penalty is a KL, if there is one
+                   from_prior       `penalty_from_prior`: the penalty that corresponds to a prior
+                   certificate      the verdict: valid, entropy missing, tempered, not integrable, no prior
+                   heat_equation    a local test for penalties with learnt variances
+"""
 
 from priory.penalties.as_prior.base import Regulariser
 from priory.penalties.as_prior.factors import Explanation, explain, layer_factors

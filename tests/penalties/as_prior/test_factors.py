@@ -1,4 +1,4 @@
-"""Factors against the table of VGG19's layers, and what a person's own factor means."""
+"""Factors per layer against the table for VGG19, and explanations of the user's factor."""
 
 import math
 
@@ -10,7 +10,7 @@ import priory as pr
 from priory.penalties import L1, L2, Bridge, ElasticNet, GroupLasso, Penalty, explain, layer_factors
 from priory.priors import edge_of_chaos, weight_decay
 
-# A 3 x 3 convolution: in, out, then P / 2, sqrt(2 P), sqrt(P (P + 1)) and sqrt(P (9 out + 1)).
+# 3 x 3 convolutions: input and output channels, then P / 2, sqrt(2 P), sqrt(P (P + 1)) and sqrt(P (9 out + 1)).
 VGG = [
     (3, 64, 13.5, 7.35, 27.5, 124.8),
     (64, 64, 288, 33.9, 576.5, 576.5),
@@ -21,7 +21,7 @@ VGG = [
 
 
 @pytest.mark.parametrize("row", VGG, ids=[f"{r[0]}-{r[1]}" for r in VGG])
-def test_the_factors_of_vgg_are_those_of_the_table(row) -> None:
+def test_the_factors_of_vgg_match_the_published_table(row) -> None:
     with torch.device("meta"):
         layer = nn.Conv2d(row[0], row[1], 3)
     names = ("l2", "l1", "group_lasso", "reverse_group_lasso")
@@ -31,7 +31,7 @@ def test_the_factors_of_vgg_are_those_of_the_table(row) -> None:
     assert decay == pytest.approx(9 * row[0] / 50_000, rel=1e-12)  # P / N
 
 
-def test_the_last_layer_of_vgg_has_the_factors_of_the_table() -> None:
+def test_the_factors_of_the_last_layer_of_vgg_match_the_published_table() -> None:
     layer = nn.Linear(512, 10)
     names = ("l2", "l1", "group_lasso", "reverse_group_lasso")
     found = [layer_factors(layer, name, "fan_in")["weight"] for name in names]
@@ -39,7 +39,7 @@ def test_the_last_layer_of_vgg_has_the_factors_of_the_table() -> None:
 
 
 @pytest.mark.parametrize(("p", "factor"), [(0.5, 10.47), (1.5, 25.19), (3.0, 228.0)])
-def test_the_factors_of_bridges_are_those_of_the_table(p: float, factor: float) -> None:
+def test_the_factors_of_bridge_penalties_match_the_published_table(p: float, factor: float) -> None:
     found = layer_factors(nn.Linear(100, 10), Bridge(p), "fan_in")["weight"]
     assert found == pytest.approx(factor, rel=5e-4)
 
@@ -52,7 +52,7 @@ def test_each_variance_gives_its_own_factor() -> None:
         assert layer_factors(layer, ElasticNet(), rule)["weight"] > 0
 
 
-def test_a_weight_that_two_layers_share_is_named_once() -> None:
+def test_a_weight_shared_by_two_layers_is_listed_once() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     net[1].weight = net[0].weight
     assert list(layer_factors(net, "l1")) == ["0.weight"]
@@ -65,7 +65,7 @@ def test_layers_without_a_fan_have_no_factor() -> None:
     assert set(layer_factors(net, "l1")) == {"2.weight"}
 
 
-def test_a_weight_decay_is_explained_as_the_prior_that_it_is() -> None:
+def test_a_weight_decay_is_explained_as_its_gaussian_prior() -> None:
     layer = nn.Conv2d(64, 64, 3)
     found = explain(layer, 2e-4, num_data=50_000)
     assert found.rows[0].prior_sd == pytest.approx(float(weight_decay(2e-4, 50_000).scale), rel=1e-12)
@@ -75,7 +75,7 @@ def test_a_weight_decay_is_explained_as_the_prior_that_it_is() -> None:
     assert "7.6 times narrower" in explain(layer, 2e-4 * 7.59**4, num_data=50_000).sentence
 
 
-def test_factors_of_the_initialisation_are_explained_as_such_layer_by_layer() -> None:
+def test_factors_that_match_the_initialisation_are_explained_as_equally_wide_in_every_layer() -> None:
     net = nn.Sequential(nn.Linear(8, 50), nn.Tanh(), nn.Linear(50, 1))
     found = explain(net, L1(layer_factors(net, "l1")), num_data=100)
     assert [row.name for row in found.rows] == ["0.weight", "2.weight"]
@@ -88,7 +88,7 @@ def test_factors_of_the_initialisation_are_explained_as_such_layer_by_layer() ->
     assert lines[1].split()[:3] == ["layer", "shape", "lambda"]
 
 
-def test_layers_that_differ_are_named() -> None:
+def test_layers_with_different_ratios_are_named_in_the_explanation() -> None:
     net = nn.Sequential(nn.Linear(8, 50), nn.Linear(50, 1))
     sentence = explain(net, GroupLasso(1.0)).sentence
     assert "(0.weight)" in sentence
@@ -115,7 +115,7 @@ def test_layers_that_differ_are_named() -> None:
             lambda: layer_factors(nn.Linear(2, 2), "l1", "kaiming"),
             "The 'variance' argument of layer_factors must be one of",
         ),
-        (lambda: layer_factors(nn.Linear(2, 2), Penalty(abs)), "The variance of a Penalty must be known"),
+        (lambda: layer_factors(nn.Linear(2, 2), Penalty(abs)), "The variance of a weight under Penalty is not known"),
         (lambda: explain(nn.Linear(2, 2), 1e-4), "The 'num_data' argument of explain must be given for a weight decay"),
         (
             lambda: explain(nn.Linear(2, 2), 0.0, 10),
@@ -125,7 +125,7 @@ def test_layers_that_differ_are_named() -> None:
         (lambda: explain(nn.Tanh(), L1()), "The 'net' argument of explain must have a penalised layer with weights"),
     ],
 )
-def test_what_cannot_be_explained_is_refused_in_a_sentence(make, says: str) -> None:
+def test_arguments_that_cannot_be_explained_are_rejected_in_a_sentence(make, says: str) -> None:
     with pytest.raises(pr.InputError) as error:
         make()
     assert says in str(error.value)

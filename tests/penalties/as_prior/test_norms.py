@@ -40,7 +40,7 @@ def model(penalty: object) -> pr.Model:
 
 
 def r_of(penalty: object, named: dict[str, Tensor]) -> Tensor:
-    """r summed over the parameters, by hand."""
+    """Return r summed over the parameters, computed by hand."""
     total = torch.zeros((), dtype=F64)
     for w in named.values():
         if isinstance(penalty, GroupLasso) and w.ndim == 2:
@@ -111,18 +111,18 @@ def test_a_number_penalises_biases_too_and_a_rule_leaves_them_a_standard_normal(
         assert bool((by_rule.precision[block.start : block.stop] == 1).all())
 
 
-def test_a_dict_of_factors_names_what_is_penalised() -> None:
+def test_a_dict_of_factors_names_the_penalised_parameters() -> None:
     factors = layer_factors(net(), "l1", "he")
     w = draws(2, model("he").layout.size)
     torch.testing.assert_close(model(L1(factors)).prior.log_prob(w), model(L1("he")).prior.log_prob(w), **EXACT)
 
 
-def test_a_penalty_serves_in_a_dict_of_patterns() -> None:
+def test_a_penalty_can_be_used_in_a_dict_of_patterns() -> None:
     prior = model({"0.*": L1(2.0), "*": "flat"}).prior
     assert [block.name for block, _ in prior.others] == ["0.weight", "0.bias"]
 
 
-# The groups of layers.
+# Groups of weights.
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,9 @@ def test_a_penalty_serves_in_a_dict_of_patterns() -> None:
     ],
     ids=["linear", "conv", "grouped", "transposed", "1d"],
 )
-def test_a_group_is_what_one_unit_receives_or_what_one_input_sends(layer, incoming, outgoing) -> None:
+def test_a_group_holds_the_incoming_weights_of_a_unit_or_the_outgoing_weights_of_an_input(
+    layer, incoming, outgoing
+) -> None:
     place, w = describe_parameters(layer)["weight"], draws(*layer.weight.shape)
     for kind, wanted in ((True, incoming), (False, outgoing)):
         groups = place.groups(kind)
@@ -147,7 +149,7 @@ def test_a_group_is_what_one_unit_receives_or_what_one_input_sends(layer, incomi
 
 
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
-def test_the_outputs_that_an_input_channel_moves_are_fed_by_its_outgoing_group_alone(kind) -> None:
+def test_an_input_channel_affects_the_outputs_through_its_outgoing_group_only(kind) -> None:
     layer = kind(4, 6, 2, groups=2, bias=False).to(F64)
     groups = describe_parameters(layer)["weight"].groups(incoming=False)
     x = draws(1, 4, 5, 5)
@@ -178,7 +180,7 @@ def test_an_output_channel_without_its_incoming_group_is_zero(kind) -> None:
     assert int((outputs > 0).sum()) == 5
 
 
-# The factors.
+# Factors.
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def test_an_output_channel_without_its_incoming_group_is_zero(kind) -> None:
     [L2(), L1(), GroupLasso(), ReverseGroupLasso(), Bridge(0.5), Bridge(1.5), Bridge(3.0), ElasticNet()],
     ids=repr,
 )
-def test_weights_drawn_from_the_prior_have_the_variance_that_its_factor_is_for(penalty) -> None:
+def test_weights_drawn_from_the_prior_have_the_variance_that_its_factor_was_chosen_for(penalty) -> None:
     layer = nn.Linear(20, 6).to(F64)
     place = describe_parameters(layer)["weight"]
     factor = layer_factors(layer, penalty, "fan_in")["weight"]
@@ -200,7 +202,7 @@ def test_weights_drawn_from_the_prior_have_the_variance_that_its_factor_is_for(p
     assert penalty.variance(factor, place) == pytest.approx(1 / 20, rel=1e-10)
 
 
-def test_the_penalty_has_the_mean_n_over_p_under_its_prior() -> None:
+def test_the_expected_penalty_under_its_prior_is_n_over_p() -> None:
     layer = nn.Linear(10, 5).to(F64)
     place = describe_parameters(layer)["weight"]
     for penalty, degree in ((GroupLasso(), 1), (Bridge(1.5), 1.5)):
@@ -212,18 +214,18 @@ def test_the_penalty_has_the_mean_n_over_p_under_its_prior() -> None:
         assert_mean_close(2.0 * r, 50 / degree)  # equipartition; false alarms: 6e-7
 
 
-# Functions.
+# User-defined functions.
 
 
 @pytest.mark.parametrize("function", [lambda w: w.square().log1p(), lambda w: w.square().log1p().sum()])
-def test_a_function_is_a_log_prior_up_to_a_constant_and_says_so(function) -> None:
+def test_a_user_defined_function_is_a_log_prior_up_to_a_constant_and_marked_improper(function) -> None:
     built = model(Penalty(function, factor=0.7))
     w = draws(2, 3, built.layout.size)
     torch.testing.assert_close(built.prior.log_prob(w), -0.7 * w.square().log1p().sum(-1), **EXACT)
     assert built.prior.improper
 
 
-# What can't be.
+# Invalid arguments.
 
 
 @pytest.mark.parametrize(
@@ -234,26 +236,32 @@ def test_a_function_is_a_log_prior_up_to_a_constant_and_says_so(function) -> Non
         (lambda: L1(True), "The 'factor' argument of L1 must be a positive number"),
         (lambda: L1("glorto"), "The 'factor' argument of L1 must be one of fan_in, glorot, he"),
         (lambda: L1({}), "must name at least one parameter"),
-        (lambda: L1({"0.weight": -1.0}), "must have positive numbers"),
+        (lambda: L1({"0.weight": -1.0}), "must be positive for every parameter"),
         (lambda: Bridge(0), "The 'p' argument of Bridge must be a number above 0"),
-        (lambda: ElasticNet(1.0, l1_ratio=1.0), "The 'l1_ratio' argument of ElasticNet must lie between 0 and 1"),
+        (
+            lambda: ElasticNet(1.0, l1_ratio=1.0),
+            "The 'l1_ratio' argument of ElasticNet must lie strictly between 0 and 1",
+        ),
         (lambda: Penalty(3), "The 'function' argument of Penalty must be a function"),
         (lambda: model(L1({"9.weight": 1.0})), "must be among the parameters 0.weight"),
-        (lambda: model(Penalty(lambda w: w.mean(0))), "must return a number, or one for each weight"),
-        (lambda: model(Penalty(lambda w: w.nothing())), "The 'function' argument of Penalty must take '0.weight'"),
-        (lambda: model(Penalty(lambda w: w, "glorot")), "The variance of a Penalty must be known"),
+        (lambda: model(Penalty(lambda w: w.mean(0))), "must return a scalar or one value per weight"),
+        (
+            lambda: model(Penalty(lambda w: w.nothing())),
+            "The 'function' argument of Penalty must accept the tensor of '0.weight'",
+        ),
+        (lambda: model(Penalty(lambda w: w, "glorot")), "The variance of a weight under Penalty is not known"),
         (lambda: model(L1), "The 'prior' argument of Model must be"),
     ],
 )
-def test_what_cannot_be_a_penalty_is_refused_in_a_sentence(make, says: str) -> None:
+def test_invalid_penalties_are_rejected_in_a_sentence(make, says: str) -> None:
     with pytest.raises(pr.InputError) as error:
         make()
     assert says in str(error.value)
 
 
 @pytest.mark.parametrize("t", [0.01, 1.0, 50.0, 1e4])
-def test_an_elastic_net_is_drawn_by_its_quantiles_however_steep_it_is(t: float) -> None:
-    """P(z > t + y | z > t) = u, in logarithms, where mpmath's digits don't run out."""
+def test_draws_from_an_elastic_net_follow_its_quantiles_at_any_steepness(t: float) -> None:
+    """P(z > t + y | z > t) = u, compared in logarithms, where mpmath does not run out of digits."""
     u = torch.tensor([1e-30, 1e-6, 0.3, 0.999], dtype=torch.float64)
     y = truncated_normal_excess(torch.tensor(t, dtype=torch.float64), u)
     for share, found in zip(u.tolist(), y.tolist(), strict=True):
@@ -262,4 +270,4 @@ def test_an_elastic_net_is_drawn_by_its_quantiles_however_steep_it_is(t: float) 
         assert float(mpmath.log(ratio)) == pytest.approx(math.log(share), rel=1e-9)
     steep = ElasticNetDensity(torch.tensor(1e4), torch.tensor(0.5)).sample(torch.Size([1000]))
     assert bool(steep.isfinite().all())
-    assert float(steep.std()) == pytest.approx(math.sqrt(2) * 1e-4, rel=0.3)  # 4 standard errors of a Laplace's
+    assert float(steep.std()) == pytest.approx(math.sqrt(2) * 1e-4, rel=0.3)  # 4 standard errors

@@ -1,4 +1,4 @@
-"""Penalties under each method: exact modes with exact zeros, closed bounds, draws, and what Laplace can't do."""
+"""Penalties under each method: modes with exact zeros, closed-form bounds, draws, and priors that Laplace rejects."""
 
 import math
 
@@ -22,7 +22,7 @@ NOISE, LAMBDA = 0.5, 8.0
 
 
 def problem(outputs: int = 1) -> tuple[Tensor, Tensor]:
-    """Orthogonal inputs, so that each coefficient has a mode of its own."""
+    """Return data with orthogonal inputs, so that the mode of each coefficient has a closed form."""
     basis, _ = torch.linalg.qr(torch.randn(30, 6, generator=stream(0, "x"), dtype=F64))
     weights = torch.tensor([2.0, -1.0, 0.4, 0.0, 0.02, -0.1], dtype=F64)
     X = 3 * basis
@@ -41,7 +41,7 @@ def mode(prior: object, outputs: int = 1, steps: int = 550, temperature: float =
 
 
 def least_squares(outputs: int = 1) -> tuple[Tensor, float]:
-    """The solution without a penalty, (outputs, 6), and the precision that the data give each weight."""
+    """Return the solution without a penalty, (outputs, 6), and the precision of each weight given the data."""
     X, y = problem(outputs)
     return (y.T @ X) / 9, 9 / NOISE**2
 
@@ -90,7 +90,7 @@ def test_the_mode_under_a_group_penalty_is_the_group_threshold_with_whole_groups
     ],
     ids=["L1", "L2", "function", "bridge"],
 )
-def test_the_mode_under_a_penalty_is_that_under_its_prior(penalty, prior) -> None:
+def test_the_mode_under_a_penalty_equals_the_mode_under_its_prior(penalty, prior) -> None:
     torch.testing.assert_close(mode(penalty, steps=100), mode(prior, steps=100), rtol=0, atol=1e-8)
 
 
@@ -126,7 +126,7 @@ def test_the_bound_under_l1_has_no_noise_of_the_prior() -> None:
 
 
 @pytest.mark.parametrize("penalty", [L1(LAMBDA), ElasticNet(LAMBDA, l1_ratio=0.7)], ids=repr)
-def test_the_closed_divergence_is_the_integral(penalty) -> None:
+def test_the_closed_form_divergence_equals_its_integral(penalty) -> None:
     _, info, target = one_step(penalty, pr.MeanField(initial_scale=0.9))
     m, s = target.model.network.initial, 0.9 * target.prior.typical_scale()
     ((_, prior),) = target.prior.others
@@ -143,7 +143,7 @@ def test_the_closed_divergence_is_the_integral(penalty) -> None:
 
 
 def cross_entropy(penalty: object, loc: Tensor, scale: Tensor) -> Tensor:
-    """lambda E r(w) under N(loc, scale^2): |w| by its folded normal, w^2 by its moments."""
+    """Return lambda E r(w) under N(loc, scale^2): |w| is a folded normal, w^2 follows from its moments."""
     absolute = scale * math.sqrt(2 / math.pi) * (-0.5 * (loc / scale) ** 2).exp() + loc * (loc / scale / 2**0.5).erf()
     l1, l2 = {L1: (1.0, 0.0), L2: (0.0, 1.0), ElasticNet: (0.5, 0.5)}[type(penalty)]
     return LAMBDA * (l1 * absolute + l2 * (loc.square() + scale.square())).sum()
@@ -188,7 +188,7 @@ def test_the_local_gradient_of_the_bound_is_the_mean_of_the_one_at_draws() -> No
 
 
 @pytest.mark.parametrize("penalty", [GroupLasso(LAMBDA), Bridge(1.5, LAMBDA), Penalty(torch.abs)], ids=repr)
-def test_variational_inference_takes_the_other_penalties_at_its_draws(penalty) -> None:
+def test_variational_inference_evaluates_the_other_penalties_at_its_draws(penalty) -> None:
     found = pr.fit(model(penalty), problem(), pr.MeanField(), steps=300, batch_size=30, progress=False)
     assert math.isfinite(found.evidence().value)
     assert found.evidence().kind.startswith("ELBO with an improper") == isinstance(penalty, Penalty)
@@ -201,7 +201,7 @@ def test_variational_inference_takes_the_other_penalties_at_its_draws(penalty) -
 def test_a_sampler_finds_the_posterior_under_a_penalty(penalty) -> None:
     solution, precision = least_squares()
     found = pr.fit(model(penalty), problem(), pr.HMC(chains=64, warmup=100), steps=60, progress=False)
-    draws = found.draws["weight"].reshape(64, -1, 6).mean(1)  # one mean a chain
+    draws = found.draws["weight"].reshape(64, -1, 6).mean(1)  # one mean per chain
     prior = penalty.prior(LAMBDA, describe_parameters(nn.Linear(6, 1))["weight"], F64)
     wanted = []
     for centre in solution[0].tolist():
@@ -217,7 +217,7 @@ def test_a_sampler_finds_the_posterior_under_a_penalty(penalty) -> None:
                 centre - reach,
                 centre + reach,
                 points=[0.0],
-                epsabs=0,  # what is to be left out of a mean near 0 is a part of it
+                epsabs=0,  # a mean near 0 needs a relative tolerance
                 epsrel=1e-9,
             )[0]
             for k in (0, 1)
@@ -230,13 +230,13 @@ def test_a_sampler_finds_the_posterior_under_a_penalty(penalty) -> None:
 
 
 @pytest.mark.parametrize("penalty", [L1(LAMBDA), GroupLasso(LAMBDA)], ids=repr)
-def test_laplace_refuses_a_prior_without_a_curvature_in_a_sentence(penalty) -> None:
+def test_laplace_rejects_a_prior_without_curvature_in_a_sentence(penalty) -> None:
     at = pr.fit(model(penalty), problem(), pr.MAP(), steps=20, progress=False)
     with pytest.raises(pr.InputError, match="prior of 'weight' must"):
         pr.fit(model(penalty), problem(), pr.Laplace(at=at), progress=False)
 
 
-def test_laplace_takes_a_smooth_penalty_as_its_prior() -> None:
+def test_laplace_accepts_a_smooth_penalty_as_prior() -> None:
     prior = Normal(torch.zeros((), dtype=F64), torch.tensor((2 * LAMBDA) ** -0.5, dtype=F64))
     values = []
     for built in (model(L2(LAMBDA)), model(prior)):

@@ -1,4 +1,4 @@
-"""Proximal steps against the conditions of their minimum."""
+"""Proximal steps against the optimality conditions of their minimum."""
 
 import math
 
@@ -20,16 +20,16 @@ def draws(*shape: int, seed: int = 0) -> Tensor:
 
 
 def stepped(prior: object, shape: tuple[int, int] = (4, 3), lead: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
-    """u, its strides and prox(u) of a linear layer's weight, with a weight of 0.7 on the penalty."""
+    """Return u, the strides and prox(u) for the weight of a linear layer, with the penalty multiplied by 0.7."""
     model = pr.Model(nn.Linear(shape[1], shape[0], bias=False).to(F64), pr.Gaussian(1.0), prior=prior)
-    (corner,) = proximal_blocks(model.prior)
+    (block,) = proximal_blocks(model.prior)
     u = draws(*lead, *shape)
-    u[..., 0, :] *= 0.05  # a row and a column that end at zero
+    u[..., 0, :] *= 0.05  # a row and a column that the step sets to zero
     u[..., 0] *= 0.05
     u = u.reshape(*lead, -1)
     stride = draws(*lead, math.prod(shape), seed=1).exp() * 0.2
     x = u.clone()
-    corner.step(x, stride, 0.7)
+    block.step(x, stride, 0.7)
     return tuple(t.reshape(*lead, *shape) for t in (u, stride, x))
 
 
@@ -46,7 +46,7 @@ PENALTIES = {
 
 
 @pytest.mark.parametrize("name", PENALTIES)
-def test_no_other_point_is_below_the_proximal_one(name: str) -> None:
+def test_no_other_point_has_a_lower_objective_than_the_proximal_point(name: str) -> None:
     penalty, r = PENALTIES[name]
     u, stride, x = stepped(penalty)
     best = objective(x, u, stride, 0.7 * r(x))
@@ -56,13 +56,13 @@ def test_no_other_point_is_below_the_proximal_one(name: str) -> None:
         for size in (1e-4, 1e-2, 1.0):
             y = x + size * draws(4, 3, seed=seed)
             assert objective(y, u, stride, 0.7 * r(y)) >= best
-    there = x.clone().requires_grad_()  # where it is smooth, the slope is zero
+    there = x.clone().requires_grad_()  # where the objective is smooth, its gradient is zero
     (slope,) = torch.autograd.grad(objective(there, u, stride, 0.7 * r(there)), there)
     torch.testing.assert_close(slope[x != 0], torch.zeros_like(slope[x != 0]), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", PENALTIES)
-def test_members_are_stepped_as_if_alone(name: str) -> None:
+def test_a_batch_of_members_takes_the_same_steps_as_each_member_alone(name: str) -> None:
     penalty, r = PENALTIES[name]
     u, stride, x = stepped(penalty, lead=(2, 3))
     for i in range(2):
@@ -82,7 +82,7 @@ def test_the_prior_behind_a_penalty_takes_the_same_steps() -> None:
     torch.testing.assert_close(stepped(rows), stepped(GroupLasso(2.0)), rtol=0, atol=1e-12)
 
 
-def test_a_laplace_prior_around_another_place_is_stepped_towards_it() -> None:
+def test_the_proximal_step_of_a_shifted_laplace_prior_moves_towards_its_location() -> None:
     there = Laplace(torch.tensor(5.0, dtype=F64), torch.tensor(1e-3, dtype=F64))
     assert bool((stepped(there)[2] == 5).all())
 
@@ -98,6 +98,6 @@ def test_the_length_of_a_group_is_found_for_strides_over_many_decades() -> None:
     torch.testing.assert_close(x, wanted, rtol=1e-8, atol=1e-8)
 
 
-def test_a_smooth_prior_has_no_corner() -> None:
+def test_a_smooth_prior_has_no_proximal_step() -> None:
     model = pr.Model(nn.Linear(3, 1).to(F64), pr.Gaussian(1.0), prior=Normal(0.0, 1.0))
     assert proximal_blocks(model.prior) == []

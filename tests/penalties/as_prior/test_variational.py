@@ -1,4 +1,4 @@
-"""Penalties on q: training with the penalty of a prior is training with the prior; others are certified as they are."""
+"""Penalties on q: training with the penalty of a prior equals training with the prior, and certificates."""
 
 import pytest
 import torch
@@ -32,12 +32,12 @@ def model(prior: object) -> pr.Model:
 def stepped(
     prior: object, method: pr.MeanField, steps: int = 2, temperature: float = 1.0, shape: tuple[int, ...] = ()
 ) -> tuple[Tensor, list[float]]:
-    """The variational parameters after some steps, and the losses on the way."""
+    """Return the variational parameters after some steps, and the loss at each step."""
     built = model(prior)
     rows = Data.of(data(), 20).prepared(built.prepare)
     target = make_target(built, rows, temperature, "likelihood")
     state = method.init(target, Plan(rows, 5), stream(0, "start"), torch.Size(shape))
-    if isinstance(getattr(state, "variational", None), Tensor):  # the same start, whatever the prior thinks of scales
+    if isinstance(getattr(state, "variational", None), Tensor):  # the same start, whatever scales the prior suggests
         state.variational[1] = -2.0
     else:
         state.theta[..., built.layout.size :] = -2.0
@@ -60,8 +60,8 @@ def test_the_penalty_of_a_prior_trains_as_the_prior_does(prior, temperature: flo
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-8)  # two steps of Adam: the gradients are equal
 
 
-def test_the_gradient_is_that_of_the_loss_by_autograd() -> None:
-    """E[-log p] at one draw plus r: value and slopes, for a penalty that is no divergence at all."""
+def test_the_gradient_equals_the_gradient_of_the_loss_by_autograd() -> None:
+    """Value and gradient of E[-log p] at one draw plus r, for a penalty that is not a divergence."""
     penalty = Variational(lambda mu, s: (mu.square() + 3 * s.square() + mu * s).sin(), factor=1.3)
     built = model(penalty)
     rows = Data.of(data(), 20).prepared(built.prepare)
@@ -82,19 +82,19 @@ def test_the_gradient_is_that_of_the_loss_by_autograd() -> None:
 
 @pytest.mark.parametrize("family", ["laplace", "logistic", "uniform"])
 def test_other_families_train_with_the_penalty_of_a_prior(family: str) -> None:
-    """The same steps as with the prior, but for the noise: the prior enters at draws there, and in closed form here."""
+    """Steps agree up to noise: the prior is evaluated at draws, and its penalty in closed form."""
     penalty = Variational(penalty_from_prior(NORMAL, family))
     method = pr.MeanField(family=family, samples=4_000)
     wanted, losses = stepped(NORMAL, method, steps=1)
     found, own = stepped(penalty, method, steps=1)
     assert own[0] == pytest.approx(losses[0], rel=5e-3)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)  # the signs of all slopes: one step of Adam
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)  # one step of Adam: the signs of all gradients agree
 
 
 @pytest.mark.parametrize("family", ["laplace", "logistic", "uniform"])
 @pytest.mark.parametrize("temperature", [0.3, 4.0])
 def test_the_temperature_multiplies_the_penalty_in_loss_and_bound_alike(family: str, temperature: float) -> None:
-    """The first step at T and at 1 has the same draws, so that its bounds differ by (T - 1) r alone."""
+    """The first steps at T and at 1 have the same draws, so their bounds differ by (T - 1) r only."""
     built = model(Variational(lambda mu, s: mu.square() + 3 * s.square() + mu * s, factor=1.3))
     rows = Data.of(data(), 20).prepared(built.prepare)
     method, found = pr.MeanField(family=family), []
@@ -113,14 +113,14 @@ def test_the_temperature_multiplies_the_penalty_in_loss_and_bound_alike(family: 
     assert tempered["loss"] == pytest.approx(plain["loss"] + (temperature - 1) * r, abs=1e-9)
 
 
-def test_members_have_penalties_of_their_own() -> None:
+def test_each_member_has_its_own_penalty() -> None:
     penalty = Variational(lambda mu, s: (0.5 * (mu.square() + s.square()) - s.log()).sum())
     both, losses = stepped(penalty, pr.MeanField(), shape=(3,))
     assert both.shape[1] == 3
     standard = Normal(torch.zeros((), dtype=F64), torch.ones((), dtype=F64))
     wanted, other = stepped(standard, pr.MeanField(), shape=(3,))
     torch.testing.assert_close(both, wanted, rtol=0, atol=1e-8)
-    constant = 3 * 21 * -0.5  # what KL has and this r has not
+    constant = 3 * 21 * -0.5  # the constant of the KL that this r lacks
     assert [a + constant for a in losses] == pytest.approx(other, abs=1e-7)
 
 
@@ -154,13 +154,13 @@ def test_the_certificate_is_for_the_family_of_q() -> None:
     assert not fitted(penalty).certificate.valid
 
 
-def test_predictions_need_no_density() -> None:
+def test_predictions_under_a_penalty_on_q_need_no_density() -> None:
     prediction = fitted(Variational(lambda mu, s: mu.square() + s.square())).predict(data()[0])
     assert bool(torch.isfinite(prediction.mean).all())
 
 
 class Line(nn.Module):
-    """A slope and an intercept without a shape."""
+    """A linear map whose intercept is a scalar parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Line(nn.Module):
         return x @ self.slope + self.offset
 
 
-def test_a_parameter_of_one_number_is_penalised_too() -> None:
+def test_a_scalar_parameter_is_penalised_too() -> None:
     built = pr.Model(Line(), pr.Gaussian(0.3), prior=Variational(lambda mu, s: mu.square() + s.square() - s.log()))
     assert pr.fit(built, data(), pr.MeanField(), steps=3, progress=False).mean["offset"].shape == ()
     rows = Data.of(data(), 20).prepared(built.prepare)
@@ -186,18 +186,18 @@ def test_a_parameter_of_one_number_is_penalised_too() -> None:
     torch.testing.assert_close(state.gradient, slopes, rtol=0, atol=1e-8)
 
 
-def test_penalties_have_a_number_at_each_w_that_tells_them_apart() -> None:
+def test_penalties_on_q_at_unit_scale_have_a_value_at_each_w() -> None:
     w = torch.randn(2, 21, generator=stream(0, "w"), dtype=F64)
     penalty = Variational(lambda mu, s: 0.5 * (mu.square() + s.square()) - s.log(), factor=3.0)
     prior = model({"0.*": penalty, "*": NORMAL}).prior
     found = with_unit_scale_penalties(prior).log_prob(w)
     wanted = -1.5 * (w[:, :16].square() + 1).sum(-1) + NORMAL.log_prob(w[:, 16:]).sum(-1)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
-    with pytest.raises(pr.InputError, match="has no density at one w"):
+    with pytest.raises(pr.InputError, match="has no density at a single w"):
         prior.log_prob(w)
 
 
-# What can't be.
+# Invalid arguments.
 
 
 @pytest.mark.parametrize(
@@ -205,14 +205,14 @@ def test_penalties_have_a_number_at_each_w_that_tells_them_apart() -> None:
     [pr.MAP(), pr.HMC(chains=2, warmup=2), pr.FullRank(), pr.NaturalGradient()],
     ids=lambda m: type(m).__name__,
 )
-def test_a_method_that_needs_a_density_refuses_it_in_a_sentence(method) -> None:
+def test_a_method_that_needs_a_density_rejects_a_penalty_on_q_in_a_sentence(method) -> None:
     penalty = Variational(lambda mu, s: mu.square() + s.square())
-    with pytest.raises(pr.InputError, match="has no density at one w: only MeanField"):
+    with pytest.raises(pr.InputError, match="on q has no density at a single w: only MeanField"):
         pr.fit(model(penalty), data(), method, steps=2, progress=False)
 
 
-def test_its_evidence_is_refused_in_a_sentence() -> None:
-    with pytest.raises(pr.InputError, match="has no density at one w"):
+def test_the_evidence_under_a_penalty_on_q_is_rejected_in_a_sentence() -> None:
+    with pytest.raises(pr.InputError, match="has no density at a single w"):
         fitted(Variational(lambda mu, s: mu.square() + s.square())).evidence()
 
 
@@ -228,7 +228,7 @@ def test_its_evidence_is_refused_in_a_sentence() -> None:
         ({"divergence": pr.divergences.Renyi(0.5)}, "The 'divergence' argument of MeanField must be left out"),
     ],
 )
-def test_objectives_without_a_divergence_to_replace_are_refused(options, says: str) -> None:
+def test_objectives_without_a_divergence_to_replace_are_rejected(options, says: str) -> None:
     with pytest.raises(pr.InputError) as error:
         fitted(Variational(lambda mu, s: mu.square() + s.square()), **options)
     assert says in str(error.value)
@@ -244,13 +244,16 @@ def test_objectives_without_a_divergence_to_replace_are_refused(options, says: s
         ),
         (
             lambda: model(Variational(lambda mu: mu)),
-            "must take the means and scales of '0.weight'. It raised TypeError",
+            "must accept the means and scales of '0.weight', but it raised TypeError",
         ),
-        (lambda: model(Variational(lambda mu, s: mu[0])), "must return a number, or one for each weight"),
-        (lambda: Variational(lambda mu, s: (mu + s).sum()).equivalence(), "must return a value for each weight"),
+        (lambda: model(Variational(lambda mu, s: mu[0])), "must return a scalar or one value per weight"),
+        (
+            lambda: Variational(lambda mu, s: (mu + s).sum()).equivalence(),
+            "must return one value per weight to be certified",
+        ),
     ],
 )
-def test_what_cannot_be_a_penalty_on_q_is_refused_in_a_sentence(make, says: str) -> None:
+def test_invalid_penalties_on_q_are_rejected_in_a_sentence(make, says: str) -> None:
     with pytest.raises(pr.InputError) as error:
         make()
     assert says in str(error.value)

@@ -1,1 +1,1 @@
-"""Penalties used as priors: the norms, and what they mean to a method."""
+"""Penalties that are used as priors: norms, their strength per layer, and proximal steps."""

@@ -1,11 +1,11 @@
-"""The priors behind penalties that `torch.distributions` and `priory.distributions` lack.
+"""Densities of penalties that are missing in `torch.distributions` and `priory.distributions`.
 
-    group penalty   p(w) = prod_g e^{-lambda ||w_g||} / Z_n     over a tensor that is cut into groups
+    group penalty   p(w) = prod_g e^{-lambda ||w_g||} / Z_n     over a tensor partitioned into groups of n weights
     elastic net     p(w) = e^{-a|w| - b w^2} / Z                with Z = sqrt(pi / b) erfcx(a / (2 sqrt(b)))
-    any function    p(w) = e^{-lambda r(w)} / Z                 with a Z that nobody knows
+    any function    p(w) = e^{-lambda r(w)} / Z                 with Z unknown
 
-where erfcx(x) = e^{x^2} erfc(x). |w| of an elastic net is N(-a / 2b, 1 / 2b) above zero, so that with t = a / sqrt(2b)
-and the hazard h = sqrt(2 / pi) / erfcx(t / sqrt(2)) its variance is (1 + t^2 - t h) / 2b.
+where erfcx(x) = e^{x^2} erfc(x). Under an elastic net, |w| is N(-a / 2b, 1 / 2b) truncated to positive values. With
+t = a / sqrt(2b) and the hazard h = sqrt(2 / pi) / erfcx(t / sqrt(2)), its variance is (1 + t^2 - t h) / 2b.
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ if TYPE_CHECKING:
     from priory.penalties.as_prior.parameters import WeightGroups
 
 NEWTON_STEPS = 12
-VARIANCE_SERIES_START = (
-    40.0  # from this t on the variance is a series in 1 / t^2: the difference 1 + t^2 - t h loses its digits
-)
+VARIANCE_SERIES_START = 40.0  # for larger t, 1 + t^2 - t h loses its digits: a series in 1 / t^2 replaces it
 
 
 class GroupNormDensity(Distribution):
-    """e^{-rate ||w_g||} over each group of a tensor.
+    """Density proportional to e^{-rate ||w_g||} for each group of a tensor, independent between groups.
 
     >>> from priory.penalties.as_prior.parameters import WeightGroups
-    >>> GroupNormDensity(2.0, WeightGroups((4, 3), 1, 4, 3, rows=True)).variance[0]
+    >>> GroupNormDensity(2.0, WeightGroups((4, 3), 1, 4, 3, by_rows=True)).variance[0]
     tensor([1., 1., 1.])
     """
 
@@ -51,7 +49,7 @@ class GroupNormDensity(Distribution):
         return constraints.independent(constraints.real, len(self.event_shape))
 
     def group_density(self, like: Tensor) -> GroupLasso:
-        """The distribution of one group, in the type of a tensor."""
+        """Return the distribution of one group, with the data type and device of `like`."""
         return GroupLasso(torch.as_tensor(self.rate, dtype=like.dtype, device=like.device), self.groups.size, False)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -73,10 +71,10 @@ class GroupNormDensity(Distribution):
 
 
 class ElasticNetDensity(Parametrised):
-    """e^{-a|w| - b w^2} / Z; `l1` is a and `l2` is b.
+    """Density e^{-l1 |w| - l2 w^2} / Z of one weight.
 
     >>> one = torch.tensor(1.0, dtype=torch.float64)
-    >>> round(ElasticNetDensity(1e-9 * one, 0.5 * one).variance.item(), 6)  # all but a standard normal
+    >>> round(ElasticNetDensity(1e-9 * one, 0.5 * one).variance.item(), 6)  # nearly a standard normal
     1.0
     """
 
@@ -119,9 +117,10 @@ class ElasticNetDensity(Parametrised):
 
 
 def truncated_normal_excess(t: Tensor, u: Tensor) -> Tensor:
-    """y with P(z > t + y | z > t) = u for a standard normal z and t from 0, by Newton's method on the logarithm.
+    """Solve P(z > t + y | z > t) = u for y, where z is standard normal and t >= 0, by Newton's method on the logarithm.
 
-    Its steps stay to the right of the root, as the logarithm is concave; written with erfcx it loses nothing far out.
+    The logarithm is concave, so the iterates stay to the right of the root. Written with erfcx, no digits are lost for
+    large t.
     """
     root, y = math.sqrt(2), torch.zeros_like(u)
     for _ in range(NEWTON_STEPS):
@@ -132,10 +131,10 @@ def truncated_normal_excess(t: Tensor, u: Tensor) -> Tensor:
 
 
 class UnnormalisedDensity(Distribution):
-    """e^{-factor r(w)} over a tensor, for a function r of the tensor; its constant is unknown, and left out."""
+    """Density proportional to e^{-factor r(w)} over a tensor; the constant Z is unknown and left out."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {}  # pyright: ignore[reportIncompatibleMethodOverride]
-    improper = True  # evidence is then given up to a constant
+    improper = True  # the evidence is known up to a constant only
 
     def __init__(self, function: Callable[[Tensor], Any], factor: float, shape: tuple[int, ...]) -> None:
         self.function, self.factor = function, float(factor)
@@ -150,13 +149,13 @@ class UnnormalisedDensity(Distribution):
 
 
 def map_members(function: Callable[..., Tensor], shape: torch.Size, *tensors: Tensor) -> Tensor:
-    """A number for each member of tensors (*B, *shape), by a function of one member: (*B,)."""
+    """Apply a scalar function of tensors (*shape) to each member of tensors (*B, *shape), giving (*B,)."""
     lead = tensors[0].shape[: tensors[0].ndim - len(shape)]
     if not lead:
         return function(*tensors).to(tensors[0])
     flat = [t.reshape(-1, *shape) for t in tensors]
     try:
         values = torch.vmap(function)(*flat)
-    except RuntimeError:  # a function that looks at values to decide, which only one member at a time can do
+    except RuntimeError:  # control flow that depends on values can't be vectorised
         values = torch.stack([function(*member) for member in zip(*flat, strict=True)])
     return values.to(tensors[0]).reshape(lead)

@@ -1,12 +1,12 @@
-"""What the factor of a penalty should be, layer by layer, and what the one that a person has means.
+"""Strength of a penalty per layer: the factors at which it matches an initialisation, and what a given factor means.
 
-A penalty lambda_l r(w_l) is the prior e^{-lambda_l r(w_l)} / Z; it believes of the weights what their initialisation
-says when its variance is the initialisation's (Wolinski, Charpiat and Ollivier 2020, "An Equivalence between Bayesian
-Priors and Penalties in Variational Inference"). With P = fan-in and the variance 1 / P:
+A penalty lambda_l r(w_l) is the prior e^{-lambda_l r(w_l)} / Z. It agrees with the initialisation of the weights if it
+has the same variance (Wolinski, Charpiat and Ollivier 2020, "An Equivalence between Bayesian Priors and Penalties in
+Variational Inference"). With P = fan-in and the variance 1 / P:
 
     L2  P / 2        L1  sqrt(2 P)        GroupLasso  sqrt(P (P + 1))        ReverseGroupLasso  sqrt(P (n_out k^2 + 1))
 
-These are in nats for the whole data. In a mean loss over N rows they are divided by N, which is the global factor, and
+These factors are in nats for the whole data set. In a mean loss over N rows they are divided by N, the global factor.
 PyTorch's `weight_decay`, which multiplies w itself, is 2 lambda_l / N.
 """
 
@@ -30,14 +30,31 @@ if TYPE_CHECKING:
 def layer_factors(
     net: nn.Module, penalty: Any, variance: str | Callable[[int, int], float] = "glorot"
 ) -> dict[str, float]:
-    """lambda of each weight of a layer, by its name, at which the prior's variance is the initialisation's.
+    """Return the factor lambda of each layer's weight at which the prior has the variance of the initialisation.
 
-    `penalty` is one such as L1(), its class, or its name: "l2", "l1", "group_lasso", "reverse_group_lasso",
-    "elastic_net". `variance` is "glorot" (2 / (in + out)), "fan_in" (1 / P), "he" (2 / P), or `edge_of_chaos(...)`.
-    Biases, embeddings and normalisations have no fan-in and are left out. `L1(layer_factors(net, "l1"))` is a prior.
+    Biases, embeddings and normalisation layers have no fan-in and are left out. The result can be used as the factor of
+    a penalty: `L1(layer_factors(net, "l1"))` is a prior.
 
-    >>> layer_factors(nn.Conv2d(64, 128, 3), "l2", "fan_in")
-    {'weight': 288.0}
+    Args:
+        net: Network whose weights are penalised.
+        penalty: A penalty such as `L1()`, its class, or its name: "l2", "l1", "group_lasso", "reverse_group_lasso" or
+            "elastic_net".
+        variance: Variance of a weight at initialisation: "glorot" (2 / (in + out), the default), "fan_in" (1 / P), "he"
+            (2 / P), an `edge_of_chaos(...)`, or a function of fan-in and fan-out.
+
+    Returns:
+        A dict from the names of the weights to their factors.
+
+    Raises:
+        InputError: If the variance of a weight under the penalty is not known.
+
+    Example:
+        >>> layer_factors(nn.Conv2d(64, 128, 3), "l2", "fan_in")
+        {'weight': 288.0}
+
+    References:
+        Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian priors and penalties in variational
+        inference.
     """
     require_network(net, "layer_factors")
     rule = variance_rule(variance, "variance", "layer_factors")
@@ -51,7 +68,7 @@ def layer_factors(
 
 
 def read_penalty(penalty: Any, owner: str) -> Regulariser:
-    """A penalty from itself, its class, or its name."""
+    """Return a penalty given itself, its class, or its name."""
     if isinstance(penalty, str):
         known = penalty in PENALTIES_BY_NAME
         require(known, "penalty", owner, f"be a penalty or one of {', '.join(PENALTIES_BY_NAME)}", repr(penalty))
@@ -65,13 +82,21 @@ def read_penalty(penalty: Any, owner: str) -> Regulariser:
 
 
 def require_network(net: Any, owner: str) -> None:
-    """Refuse what has no layers."""
+    """Raise an InputError unless `net` is a torch.nn.Module."""
     require(isinstance(net, nn.Module), "net", owner, "be a torch.nn.Module", type(net).__name__)
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer: its factor, the standard deviation of the prior that it is, and of the initialisation."""
+    """One layer of an `Explanation`.
+
+    Attributes:
+        name: Name of the weight.
+        shape: Shape of the weight.
+        factor: Strength lambda of its penalty.
+        prior_sd: Standard deviation of a weight under the prior that the penalty corresponds to.
+        initial_sd: Standard deviation of a weight at initialisation.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -81,24 +106,35 @@ class LayerRow:
 
     @property
     def ratio(self) -> float:
-        """How many times wider the prior is than the initialisation."""
+        """Width of the prior divided by the width of the initialisation."""
         return self.prior_sd / self.initial_sd
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a penalty says of each layer; `print` it, or read its `rows`."""
+    """The prior that a penalty implies for each layer, compared with the initialisation; see `explain`.
+
+    `print` shows it as a table.
+
+    Attributes:
+        penalty: The penalty, as text.
+        initialisation: The rule for the variance of the initialisation, as text.
+        rows: One `LayerRow` per penalised weight.
+        num_data: Number of rows N of the data set, if known.
+        decay: Whether the penalty is a sum of squares, which optimisers call weight decay.
+        own: The user's description of the penalty, with which `sentence` starts.
+    """
 
     penalty: str
     initialisation: str
     rows: tuple[LayerRow, ...]
     num_data: int | None
-    decay: bool  # whether the penalty is a sum of squares, which optimisers know as weight decay
-    own: str  # what the person called it
+    decay: bool
+    own: str
 
     @property
     def table(self) -> list[dict[str, Any]]:
-        """The rows as dicts, with the factors of a mean loss where the number of data is known."""
+        """The rows as dicts, including the factors of a mean loss if `num_data` is known."""
         found = []
         for row in self.rows:
             entry: dict[str, Any] = {"layer": row.name, "shape": row.shape, "factor": row.factor}
@@ -112,7 +148,7 @@ class Explanation:
 
     @property
     def sentence(self) -> str:
-        """What the factor means, in words."""
+        """The meaning of the factor, in one sentence."""
         ratios = sorted(row.ratio for row in self.rows)
         low, high = ratios[0], ratios[-1]
         if abs(math.log(low)) < 0.005 and abs(math.log(high)) < 0.005:
@@ -123,6 +159,7 @@ class Explanation:
         return f"{self.own} is a prior {between} than the initialisation."
 
     def _layer(self, ratio: float) -> str:
+        """Return the name of the layer with this ratio."""
         return next(row.name for row in self.rows if row.ratio == ratio)
 
     def __str__(self) -> str:
@@ -146,14 +183,26 @@ def explain(
     num_data: int | None = None,
     variance: str | Callable[[int, int], float] = "glorot",
 ) -> Explanation:
-    """What a penalty says of the weights of each layer, beside the initialisation of variance `variance`.
+    """Explain a penalty: compare the prior that it implies for each layer with the initialisation.
 
-    A number as `penalty` is a weight decay in PyTorch's convention, which needs `num_data`. The factor of a penalty is
-    in nats for the whole data: who adds lam r(w) to a mean loss over N rows explains L1(lam * N). With `num_data` the
-    factors of a mean loss, and for L2 the weight decay of each layer, are there too.
+    The factor of a penalty is in nats for the whole data set. If your code adds lam r(w) to a mean loss over N rows,
+    explain `L1(lam * N)`.
 
-    >>> print(explain(nn.Conv2d(64, 64, 3), 2e-4, num_data=50_000).sentence)
-    Your weight decay of 0.0002 over 50,000 rows is a prior 7.6 times wider than the initialisation.
+    Args:
+        net: Network whose weights are penalised.
+        penalty: A penalty such as `L1(3.0)`, its class, its name, or a number, which is read as a weight decay in
+            PyTorch's convention and needs `num_data`.
+        num_data: Number of rows N of the data set. If given, the table includes the factors of a mean loss and, for
+            `L2`, the weight decay of each layer. Default: None.
+        variance: Variance of a weight at initialisation: "glorot" (the default), "fan_in", "he", an
+            `edge_of_chaos(...)`, or a function of fan-in and fan-out.
+
+    Returns:
+        An `Explanation`, with a `sentence`, a `table` and one row per layer.
+
+    Example:
+        >>> print(explain(nn.Conv2d(64, 64, 3), 2e-4, num_data=50_000).sentence)
+        Your weight decay of 0.0002 over 50,000 rows is a prior 7.6 times wider than the initialisation.
     """
     require_network(net, "explain")
     rule = variance_rule(variance, "variance", "explain")
@@ -161,7 +210,13 @@ def explain(
     require(ok, "num_data", "explain", "be an integer >= 1", repr(num_data))
     if isinstance(penalty, (int, float)) and not isinstance(penalty, bool):
         require(is_positive(penalty), "penalty", "explain", "be a positive weight decay", penalty)
-        require(num_data is not None, "num_data", "explain", "be given for a weight decay, which is one a row", None)
+        require(
+            num_data is not None,
+            "num_data",
+            "explain",
+            "be given for a weight decay, which refers to a mean loss",
+            None,
+        )
         assert num_data is not None
         kind: Regulariser = L2(0.5 * penalty * num_data)
         own = f"Your weight decay of {penalty:g} over {num_data:,} rows"
@@ -186,5 +241,6 @@ def explain(
 
 
 def _times(ratio: float) -> str:
+    """Return a ratio of widths in words, such as '7.6 times wider'."""
     by = max(ratio, 1 / ratio)
     return f"{by:.{1 if by < 10 else 0}f} times {'wider' if ratio >= 1 else 'narrower'}"

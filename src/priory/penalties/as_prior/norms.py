@@ -1,16 +1,23 @@
-"""The penalties that people use, each with the prior that it is.
+"""Common penalties, each with the prior that it corresponds to.
 
     penalty                 r(w)                        prior                          variance of a weight
     L2                      sum w^2                     N(0, 1 / (2 lambda))           1 / (2 lambda)
     L1                      sum |w|                     Laplace(0, 1 / lambda)         2 / lambda^2
     GroupLasso              sum over neurons ||w_in||   e^{-lambda ||w||}, n = fan-in  (n + 1) / lambda^2
-    ReverseGroupLasso       sum over inputs ||w_out||   the same, n = fan-out          (n + 1) / lambda^2
+    ReverseGroupLasso       sum over inputs ||w_out||   e^{-lambda ||w||}, n = fan-out (n + 1) / lambda^2
     Bridge(p)               sum |w|^p                   generalised Gaussian           lambda^{-2/p} G(3/p) / G(1/p)
     ElasticNet              a sum |w| + (1-a) sum w^2   e^{-lambda (a|w| + (1-a)w^2)}  no power of lambda
 
-Tibshirani 1996 (the lasso), Frank and Friedman 1993 (bridge), Zou and Hastie 2005 (elastic net), Yuan and Lin 2006
-(groups), Scardapane et al. 2017 and Wolinski et al. 2020 (groups of a network: neurons by their incoming or outgoing
-weights). G is the Gamma function. Every constant is known, so that evidence and bounds are in nats.
+G is the Gamma function. Every normalising constant is known, so the evidence and its bounds are in nats.
+
+References:
+    Tibshirani (1996), Regression shrinkage and selection via the lasso.
+    Frank and Friedman (1993), A statistical view of some chemometrics regression tools (bridge).
+    Zou and Hastie (2005), Regularization and variable selection via the elastic net.
+    Yuan and Lin (2006), Model selection and estimation in regression with grouped variables.
+    Scardapane et al. (2017), Group sparse regularization for deep neural networks.
+    Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian priors and penalties in variational
+    inference.
 """
 
 from __future__ import annotations
@@ -39,11 +46,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class L2(Homogeneous):
-    """sum w^2, a Gaussian prior of precision 2 lambda. PyTorch's weight decay is 2 lambda / N.
+    """The sum of squares, r(w) = sum w^2: a Gaussian prior of precision 2 lambda.
 
-    >>> from torch import nn
-    >>> L2("fan_in").factors(nn.Linear(100, 10))  # P / 2
-    {'weight': 50.0}
+    PyTorch's weight decay corresponds to 2 lambda / N.
+
+    Args:
+        factor: Strength lambda: a number (default 1.0), a dict from parameter names to numbers, or a variance
+            ("glorot", "fan_in", "he", an `edge_of_chaos(...)`). See `Regulariser`.
+
+    Example:
+        >>> from torch import nn
+        >>> L2("fan_in").factors(nn.Linear(100, 10))  # P / 2
+        {'weight': 50.0}
     """
 
     @property
@@ -60,11 +74,16 @@ class L2(Homogeneous):
 
 @dataclass(frozen=True)
 class L1(Homogeneous):
-    """sum |w|, a Laplace prior; its mode has exact zeros.
+    """The lasso, r(w) = sum |w|: a Laplace prior, whose mode has exact zeros.
 
-    >>> from torch import nn
-    >>> L1("fan_in").factors(nn.Linear(50, 10))  # sqrt(2 P)
-    {'weight': 10.0}
+    Args:
+        factor: Strength lambda: a number (default 1.0), a dict from parameter names to numbers, or a variance
+            ("glorot", "fan_in", "he", an `edge_of_chaos(...)`). See `Regulariser`.
+
+    Example:
+        >>> from torch import nn
+        >>> L1("fan_in").factors(nn.Linear(50, 10))  # sqrt(2 P)
+        {'weight': 10.0}
     """
 
     kinked: ClassVar[bool] = True
@@ -82,17 +101,30 @@ class L1(Homogeneous):
 
 @dataclass(frozen=True)
 class GroupLasso(Homogeneous):
-    """sum over neurons of the length of their incoming weights; its mode has whole neurons at zero.
+    """The group lasso: the sum over neurons of the norm of their incoming weights.
 
-    A neuron is a row of a linear layer, an output channel of a convolution. Biases and other vectors, where a number
-    penalises them too, are groups of one.
+    The mode sets all incoming weights of a neuron to zero together. A neuron is a row of a linear layer or an output
+    channel of a convolution. If `factor` is a number, biases and other vectors are penalised as groups of one entry.
+
+    Args:
+        factor: Strength lambda: a number (default 1.0), a dict from parameter names to numbers, or a variance
+            ("glorot", "fan_in", "he", an `edge_of_chaos(...)`). See `Regulariser`.
+
+    Example:
+        >>> from torch import nn
+        >>> round(GroupLasso("fan_in").factors(nn.Linear(8, 10))["weight"] ** 2, 6)  # P (P + 1)
+        72.0
     """
 
     kinked: ClassVar[bool] = True
     incoming: ClassVar[bool] = True
 
     def groups(self, parameter: ParameterInfo) -> WeightGroups:
-        """The groups of one parameter."""
+        """Return the groups of one parameter.
+
+        Args:
+            parameter: Shape, fans and blocks of the parameter.
+        """
         return parameter.groups(self.incoming)
 
     @property
@@ -109,9 +141,19 @@ class GroupLasso(Homogeneous):
 
 @dataclass(frozen=True)
 class ReverseGroupLasso(GroupLasso):
-    """sum over inputs of a layer of the length of their outgoing weights; its mode leaves out whole inputs.
+    """The reverse group lasso: the sum over inputs of a layer of the norm of their outgoing weights.
 
-    An input is a column of a linear layer, an input channel of a convolution.
+    The mode sets all outgoing weights of an input to zero together. An input is a column of a linear layer or an input
+    channel of a convolution.
+
+    Args:
+        factor: Strength lambda: a number (default 1.0), a dict from parameter names to numbers, or a variance
+            ("glorot", "fan_in", "he", an `edge_of_chaos(...)`). See `Regulariser`.
+
+    Example:
+        >>> from torch import nn
+        >>> ReverseGroupLasso("fan_in").factors(nn.Linear(8, 17))["weight"]  # sqrt(P (n_out + 1))
+        12.0
     """
 
     incoming: ClassVar[bool] = False
@@ -119,14 +161,21 @@ class ReverseGroupLasso(GroupLasso):
 
 @dataclass(frozen=True, init=False)
 class Bridge(Homogeneous):
-    """sum |w|^p, a generalised Gaussian prior: the lasso at p = 1, ridge at p = 2.
+    """The bridge penalty, r(w) = sum |w|^p: a generalised Gaussian prior.
 
-    Below 1 the slope at zero is infinite and every zero is a mode: a fit finds one of many.
+    It is the lasso at p = 1 and ridge at p = 2. For p < 1 the slope at zero is infinite and every point with a zero is
+    a local mode, so a fit finds one of many.
 
-    >>> Bridge(p=0.0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'p' argument of Bridge must be a number above 0, up to 20, got 0.0.
+    Args:
+        p: Exponent, above 0 and at most 20.
+        factor: Strength lambda: a number (default 1.0), a dict from parameter names to numbers, or a variance
+            ("glorot", "fan_in", "he", an `edge_of_chaos(...)`). See `Regulariser`.
+
+    Example:
+        >>> Bridge(p=0.0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'p' argument of Bridge must be a number above 0 and at most 20, got 0.0.
     """
 
     p: float = 1.5
@@ -135,7 +184,7 @@ class Bridge(Homogeneous):
         object.__setattr__(self, "p", p)
         object.__setattr__(self, "factor", factor)
         ok = is_positive(p) and p <= 20
-        require(ok, "p", "Bridge", "be a number above 0, up to 20", p)
+        require(ok, "p", "Bridge", "be a number above 0 and at most 20", p)
         self.__post_init__()
 
     @property
@@ -156,7 +205,19 @@ class Bridge(Homogeneous):
 
 @dataclass(frozen=True)
 class ElasticNet(Regulariser):
-    """l1_ratio sum |w| + (1 - l1_ratio) sum w^2, with no half in front of the square; its mode has exact zeros."""
+    """The elastic net, r(w) = l1_ratio sum |w| + (1 - l1_ratio) sum w^2, whose mode has exact zeros.
+
+    There is no factor 1/2 in front of the squares.
+
+    Args:
+        factor: Strength lambda: a number (default 1.0), a dict from parameter names to numbers, or a variance
+            ("glorot", "fan_in", "he", an `edge_of_chaos(...)`). See `Regulariser`.
+        l1_ratio: Share of the L1 term, strictly between 0 and 1. Default: 0.5.
+
+    Example:
+        >>> ElasticNet(2.0, l1_ratio=0.9)
+        ElasticNet(factor=2.0, l1_ratio=0.9)
+    """
 
     l1_ratio: float = 0.5
 
@@ -165,7 +226,7 @@ class ElasticNet(Regulariser):
     def __post_init__(self) -> None:
         super().__post_init__()
         ok = is_positive(self.l1_ratio) and self.l1_ratio < 1
-        require(ok, "l1_ratio", "ElasticNet", "lie between 0 and 1: use L1 or L2 at the ends", self.l1_ratio)
+        require(ok, "l1_ratio", "ElasticNet", "lie strictly between 0 and 1 (use L1 or L2 at the ends)", self.l1_ratio)
 
     def prior(self, factor: float, parameter: ParameterInfo, dtype: torch.dtype) -> Distribution:
         l1, l2 = (torch.tensor(factor * share, dtype=dtype) for share in (self.l1_ratio, 1 - self.l1_ratio))
@@ -175,7 +236,7 @@ class ElasticNet(Regulariser):
         return float(self.prior(factor, parameter, torch.float64).variance)
 
     def factor_for(self, variance: float, parameter: ParameterInfo) -> float:
-        low, high = -80.0, 80.0  # of log lambda; the variance falls with it
+        low, high = -80.0, 80.0  # bisect log lambda: the variance decreases with it
         for _ in range(80):
             middle = (low + high) / 2
             low, high = (middle, high) if self.variance(math.exp(middle), parameter) > variance else (low, middle)
@@ -184,14 +245,19 @@ class ElasticNet(Regulariser):
 
 @dataclass(frozen=True, init=False, repr=False)
 class Penalty(Regulariser):
-    """Any function r of a parameter's tensor, which returns a number or a value for each weight, to be summed.
+    """A user-defined penalty: any function r of a parameter's tensor.
 
-    Its constant is unknown: modes, draws and bounds are right, evidence is up to a constant. With `factor` as a number
-    every parameter is penalised; a dict names the ones that are. A variance as factor is refused, since the variance
-    behind a function is not known.
+    The normalising constant is unknown. Modes, draws and gradients of bounds are exact; the evidence is known up to a
+    constant. The variance of a weight is unknown too, so a variance is not accepted as `factor`.
 
-    >>> Penalty(lambda w: w.square().log1p(), factor=0.5)
-    Penalty(<lambda>, factor=0.5)
+    Args:
+        function: Function of a parameter's tensor that returns a scalar, or one value per weight, which are summed.
+        factor: Strength lambda: a number (default 1.0), which penalises every parameter, or a dict from the names of
+            the penalised parameters to numbers.
+
+    Example:
+        >>> Penalty(lambda w: w.square().log1p(), factor=0.5)
+        Penalty(<lambda>, factor=0.5)
     """
 
     function: Any = None
@@ -212,16 +278,17 @@ class Penalty(Regulariser):
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
             raise InputError(
-                f"The 'function' argument of Penalty must take '{parameter.name}'. It raised {reason}"
+                f"The 'function' argument of Penalty must accept the tensor of '{parameter.name}', but it raised "
+                f"{reason}"
             ) from error
         ok = isinstance(found, torch.Tensor) and tuple(found.shape) in ((), parameter.shape)
         got = f"the shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-        require(ok, "function", "Penalty", f"return a number, or one for each weight of '{parameter.name}'", got)
+        require(ok, "function", "Penalty", f"return a scalar or one value per weight of '{parameter.name}'", got)
         return UnnormalisedDensity(self.function, factor, parameter.shape)
 
 
 def laplace_prior(factor: float, dtype: torch.dtype) -> Laplace:
-    """e^{-factor |w|} factor / 2."""
+    """Return the Laplace density factor / 2 e^{-factor |w|}."""
     scale = torch.tensor(1 / factor, dtype=dtype)
     return Laplace(torch.zeros_like(scale), scale)
 

@@ -1,9 +1,9 @@
-"""Where a penalty meets a network: each parameter with its fans and its groups.
+"""Parameters of a network as penalties see them: shape, fans, and groups of weights.
 
-A weight tensor is seen as (blocks, a, b, window): blocks of a grouped convolution, rows a and columns b within one, and
-the entries of a window. Of a linear layer or a convolution (C_out, C_in, k, k) a row is the incoming weights of a
-neuron or of an output channel, and a column the outgoing weights of an input; of a transposed convolution it is the
-other way round.
+A weight tensor is viewed as (blocks, rows, columns, window): the blocks of a grouped convolution, the rows and columns
+of each block, and the entries of a convolution's window. In a linear layer or a convolution (C_out, C_in, k, k), a row
+holds the incoming weights of a neuron or output channel, and a column the outgoing weights of an input. In a
+transposed convolution, rows and columns are swapped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParameterInfo:
-    """One parameter: its shape, whether it is a weight (not a bias, an embedding, a normalisation), fans and blocks."""
+    """Shape, fans and block structure of one trainable parameter.
+
+    Attributes:
+        name: Name of the parameter in the network.
+        shape: Shape of the tensor.
+        is_weight: Whether it is a weight, as opposed to a bias, an embedding or a parameter of a normalisation layer.
+        fan_in: Number of inputs of a unit, 1 if the parameter is not a weight.
+        fan_out: Number of outputs that an input feeds, 1 if the parameter is not a weight.
+        blocks: Number of blocks of a grouped convolution.
+        transposed: Whether it belongs to a transposed convolution.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -32,51 +42,59 @@ class ParameterInfo:
 
     @property
     def size(self) -> int:
-        """How many numbers it holds."""
+        """Number of entries."""
         return math.prod(self.shape)
 
     def groups(self, incoming: bool) -> WeightGroups:
-        """The incoming or the outgoing weights of each unit; each entry alone where there is no matrix."""
+        """Return the groups of incoming or outgoing weights of each unit; a vector has groups of one entry."""
         if len(self.shape) < 2:
-            return WeightGroups(self.shape, 1, self.size, 1, rows=True)
-        a, b = self.shape[0] // self.blocks, self.shape[1]
-        return WeightGroups(self.shape, self.blocks, a, b, rows=incoming != self.transposed)
+            return WeightGroups(self.shape, 1, self.size, 1, by_rows=True)
+        rows, columns = self.shape[0] // self.blocks, self.shape[1]
+        return WeightGroups(self.shape, self.blocks, rows, columns, by_rows=incoming != self.transposed)
 
 
 @dataclass(frozen=True)
 class WeightGroups:
-    """A tensor of this shape as groups: (blocks, a, b, window), grouped by rows (block, a) or by columns (block, b)."""
+    """Partition of a tensor into groups of weights.
+
+    Attributes:
+        shape: Shape of the tensor.
+        blocks: Number of blocks of a grouped convolution.
+        rows: Number of rows per block.
+        columns: Number of columns per block.
+        by_rows: Whether a group is one row of a block, or one column.
+    """
 
     shape: tuple[int, ...]
     blocks: int
-    a: int
-    b: int
-    rows: bool
+    rows: int
+    columns: int
+    by_rows: bool
 
     @property
     def size(self) -> int:
-        """n, the weights of one group."""
-        return math.prod(self.shape) // (self.blocks * (self.a if self.rows else self.b))
+        """Number n of weights per group."""
+        return math.prod(self.shape) // (self.blocks * (self.rows if self.by_rows else self.columns))
 
     def split(self, x: Tensor) -> Tensor:
-        """The groups of x (*B, *shape): (*B, groups, n)."""
+        """Cut x (*B, *shape) into its groups (*B, groups, n)."""
         lead = x.shape[: x.ndim - len(self.shape)]
-        cells = x.reshape(*lead, self.blocks, self.a, self.b, -1)
-        if not self.rows:
+        cells = x.reshape(*lead, self.blocks, self.rows, self.columns, -1)
+        if not self.by_rows:
             cells = cells.transpose(-3, -2)
         return cells.reshape(*lead, -1, self.size)
 
     def join(self, groups: Tensor) -> Tensor:
-        """The tensor (*B, *shape) of its groups (*B, groups, n)."""
+        """Reassemble the tensor (*B, *shape) from its groups (*B, groups, n); inverse of `split`."""
         lead = groups.shape[:-2]
-        if self.rows:
+        if self.by_rows:
             return groups.reshape(*lead, *self.shape)
-        cells = groups.reshape(*lead, self.blocks, self.b, self.a, -1)
+        cells = groups.reshape(*lead, self.blocks, self.columns, self.rows, -1)
         return cells.transpose(-3, -2).reshape(*lead, *self.shape)
 
 
 def describe_parameters(net: nn.Module) -> dict[str, ParameterInfo]:
-    """Each trainable parameter of a network, by its name.
+    """Return the description of each trainable parameter of a network, by name.
 
     >>> from torch import nn
     >>> describe_parameters(nn.Conv2d(3, 8, 5))["weight"].groups(incoming=False).size
@@ -84,7 +102,7 @@ def describe_parameters(net: nn.Module) -> dict[str, ParameterInfo]:
     """
     found, seen = {}, set()
     for name, module, key, p in trainable(net):
-        if id(p) in seen:  # a weight that two layers share is one, under the first of its names
+        if id(p) in seen:  # a weight shared by two layers is listed once, under its first name
             continue
         seen.add(id(p))
         weight = is_weight(module, key, p)

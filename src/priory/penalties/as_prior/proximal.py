@@ -1,18 +1,21 @@
-"""Proximal steps: how a descent meets a corner at zero, so that weights end there exactly.
+"""Proximal steps, which let gradient descent set weights to exactly zero at a kink of the penalty.
 
-A step of Adam moves each weight by its own stride t_i = rate / (sqrt(v_i) + eps). The smooth part of the loss takes the
-step to u; the penalty then takes it to the point that weighs distance, in the same strides, against itself:
+Adam moves each weight with its own stride t_i = rate / (sqrt(v_i) + eps). The smooth part of the loss moves the weights
+to u. The proximal step then trades the distance from u, measured in the same strides, against the penalty:
 
     prox(u) = argmin_x  sum_i (x_i - u_i)^2 / (2 t_i) + a lambda r(x)
 
     L1           sign(u_i) max(0, |u_i| - a lambda t_i)
-    elastic net  the same with the first part, divided by 1 + 2 a lambda_2 t_i
+    elastic net  sign(u_i) max(0, |u_i| - a lambda_1 t_i) / (1 + 2 a lambda_2 t_i)
     group        x_i = u_i L / (L + c t_i) with L = ||x||, and zero if ||u / t|| <= c = a lambda
 
-Where a step leads back to itself, minus the gradient of the smooth part is a slope of the penalty: it is the mode,
-whatever the strides (Parikh and Boyd 2014, "Proximal Algorithms"; Yun, Lozano and Yang 2021, "Adaptive Proximal
-Gradient Methods for Structured Neural Networks"). The length L of a group solves sum_i (u_i / (L + c t_i))^2 = 1;
-Newton's method on the inverse root of the left side is exact in one step where the strides are equal.
+At a fixed point, minus the gradient of the smooth part is a subgradient of the penalty: the fixed point is the mode,
+whatever the strides are. The norm L of a group solves sum_i (u_i / (L + c t_i))^2 = 1. Newton's method on the inverse
+square root of the left-hand side converges in one step if the strides are equal.
+
+References:
+    Parikh and Boyd (2014), Proximal algorithms.
+    Yun, Lozano and Yang (2021), Adaptive proximal gradient methods for structured neural networks.
 """
 
 from __future__ import annotations
@@ -35,25 +38,31 @@ if TYPE_CHECKING:
 
 NEWTON_STEPS = 8
 
-Prox = Callable[[Tensor, Tensor, float], Tensor]  # of u and strides (*B, n), and what the penalty is multiplied by
+Prox = Callable[[Tensor, Tensor, float], Tensor]  # (u (*B, n), strides (*B, n), weight of the penalty) -> x (*B, n)
 
 
 @dataclass(frozen=True)
 class ProximalBlock:
-    """A parameter whose prior has a corner: its place in the flat vector, and the proximal step there."""
+    """A parameter whose log prior has a kink, with its proximal step.
+
+    Attributes:
+        start: First coordinate of the parameter in the flat vector.
+        stop: Coordinate after its last one.
+        prox: Proximal step of its penalty.
+    """
 
     start: int
     stop: int
     prox: Prox
 
     def step(self, w: Tensor, stride: Tensor, weight: float) -> None:
-        """Take the coordinates of w (*B, P) to where the penalty times `weight` takes them, in place."""
+        """Apply the proximal step of `weight` times the penalty to w (*B, P), in place."""
         piece = w[..., self.start : self.stop]
         piece.copy_(self.prox(piece, stride[..., self.start : self.stop], weight))
 
 
 def proximal_blocks(prior: object) -> list[ProximalBlock]:
-    """The parameters of a network whose log prior has a corner with a known proximal step."""
+    """Return the parameters of a network whose log prior has a kink with a known proximal step."""
     if not isinstance(prior, Prior):
         return []
     found = []
@@ -67,33 +76,33 @@ def proximal_blocks(prior: object) -> list[ProximalBlock]:
 
 @singledispatch
 def proximal(believed: Distribution, block: Block) -> Prox | None:
-    """The proximal step of minus a log density; None where none is known."""
+    """Return the proximal step of a negative log density, or None if none is known."""
     return None
 
 
 @proximal.register(Independent)
 def independent_prox(believed: Independent, block: Block) -> Prox | None:
-    """That of the base."""
+    """Return the proximal step of the base distribution."""
     return proximal(believed.base_dist, block)
 
 
 @proximal.register(Laplace)
 def laplace_prox(believed: Laplace, block: Block) -> Prox | None:
-    """Towards the location, weight by weight."""
+    """Return the soft threshold around the location of a Laplace distribution."""
     loc, rate = (t.expand(block.shape).reshape(-1) for t in (believed.loc, 1 / believed.scale))
     return lambda u, stride, weight: loc + soft_threshold(u - loc, weight * rate * stride)
 
 
 @proximal.register(ElasticNetDensity)
 def elastic_net_prox(believed: ElasticNetDensity, block: Block) -> Prox | None:
-    """Towards zero, and then by a share of what is left."""
+    """Return the soft threshold followed by shrinkage, as the elastic net has it."""
     l1, l2 = (t.expand(block.shape).reshape(-1) for t in (believed.l1, believed.l2))
     return lambda u, stride, weight: soft_threshold(u, weight * l1 * stride) / (1 + 2 * weight * l2 * stride)
 
 
 @proximal.register(GroupNormDensity)
 def group_prox(believed: GroupNormDensity, block: Block) -> Prox | None:
-    """Group by group."""
+    """Return the group soft threshold over the groups of a tensor."""
     groups = believed.groups
 
     def prox(u: Tensor, stride: Tensor, weight: float) -> Tensor:
@@ -105,7 +114,7 @@ def group_prox(believed: GroupNormDensity, block: Block) -> Prox | None:
 
 @proximal.register(GroupLasso)
 def row_group_prox(believed: GroupLasso, block: Block) -> Prox | None:
-    """The rows of a matrix, or a vector as a whole."""
+    """Return the group soft threshold over the rows of a matrix, or over a vector as a whole."""
 
     def prox(u: Tensor, stride: Tensor, weight: float) -> Tensor:
         x, t = (v.reshape(*v.shape[:-1], -1, believed.size) for v in (u, stride))
@@ -116,24 +125,24 @@ def row_group_prox(believed: GroupLasso, block: Block) -> Prox | None:
 
 
 def soft_threshold(u: Tensor, threshold: Tensor) -> Tensor:
-    """u drawn towards zero by a threshold, and zero within it."""
+    """Shrink u towards zero by a threshold; values within the threshold become zero."""
     return u.sign() * (u.abs() - threshold).clamp_min(0)
 
 
 def group_soft_threshold(u: Tensor, stride: Tensor, c: Tensor | float) -> Tensor:
-    """Each group of u (*B, groups, n) drawn towards zero as a whole by the penalty c ||x||, in its own strides.
+    """Shrink each group of u (*B, groups, n) towards zero by the penalty c ||x||, in its strides.
 
     >>> u, stride = torch.tensor([[3.0, 4.0], [0.3, 0.4]]), torch.ones(2, 2)
-    >>> group_soft_threshold(u, stride, 1.0)  # lengths 5 and 0.5, less 1
+    >>> group_soft_threshold(u, stride, 1.0)  # norms 5 and 0.5, reduced by 1
     tensor([[2.4000, 3.2000],
             [0.0000, 0.0000]])
     """
     kept = torch.linalg.vector_norm(u / stride, dim=-1, keepdim=True) > c
-    # from the left of the root, where Newton's steps on an increasing, concave function stay
+    # start left of the root: Newton's iterates on an increasing, concave function stay there
     length = (torch.linalg.vector_norm(u, dim=-1, keepdim=True) - c * stride.amax(-1, keepdim=True)).clamp_min(0)
     for _ in range(NEWTON_STEPS):
         scaled = u / (length + c * stride)
         size = scaled.square().sum(-1, keepdim=True)
-        slope = (scaled.square() / (length + c * stride)).sum(-1, keepdim=True)  # of -size / 2
+        slope = (scaled.square() / (length + c * stride)).sum(-1, keepdim=True)  # derivative of -size / 2
         length = length + size * (size.sqrt() - 1) / slope.clamp_min(torch.finfo(u.dtype).tiny)
     return torch.where(kept, u * length / (length + c * stride), 0.0)

@@ -1,9 +1,10 @@
-"""Penalties on the variational distribution itself: r(mu, scale) in the place of KL(q || p).
+"""Penalties on the variational distribution itself: r(mu, scale) replaces KL(q || p).
 
     loss = E_q[-log p(D|w)] + r(mu, scale)
 
-It is Bayesian if r is KL(q || p) + K for some prior p, which `prior_from_penalty` finds, or says to be missing. It has
-no value at a single w, so that only mean-field inference can train with it: every other method refuses it.
+The objective is Bayesian if r = KL(q || p) + K for some prior p, which `prior_from_penalty` finds or rules out. The
+penalty has no value at a single w, so only mean-field variational inference can train with it; every other method
+rejects it.
 """
 
 from __future__ import annotations
@@ -33,15 +34,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Variational:
-    """factor r(mu, scale), for a function of the means and scales of one parameter's weights.
+    """A penalty factor * r(mu, scale) on the means and scales of a mean-field posterior.
 
-    The function takes two tensors of the parameter's shape, and returns a number or a value for each weight, to be
-    summed; `scale` is the standard deviation of a Gaussian, and the scale of the other families of `MeanField`. It is
-    the `prior` of a Model, for every parameter, or for those of a pattern. A posterior that was trained with it has its
-    `certificate`.
+    It is accepted as the `prior` of a `Model`, for all parameters or for the ones matched by a pattern, and replaces
+    KL(q || p) in the loss of `MeanField`. The posterior's `certificate` then states whether the objective is Bayesian.
 
-    >>> Variational(lambda mu, scale: mu.square() + scale.square(), factor=2.0)
-    Variational(<lambda>, factor=2.0)
+    Args:
+        function: Function of two tensors of the parameter's shape, the means and the scales. It returns a scalar, or
+            one value per weight, which are summed. The scale is the standard deviation of a Gaussian, and the scale
+            parameter of the other families of `MeanField`.
+        factor: Positive number that multiplies the penalty. Default: 1.0.
+
+    Example:
+        >>> Variational(lambda mu, scale: mu.square() + scale.square(), factor=2.0)
+        Variational(<lambda>, factor=2.0)
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
@@ -57,19 +63,36 @@ class Variational:
         return f"Variational({name}, factor={self.factor!r})"
 
     def __call__(self, mu: Tensor, scale: Tensor) -> Tensor:
-        """factor r(mu, scale), as the function returns it."""
+        """Return factor * r(mu, scale), a scalar or one value per weight.
+
+        Args:
+            mu: Means of a parameter's weights.
+            scale: Scales of a parameter's weights.
+        """
         return self.factor * self.function(mu, scale)
 
     def equivalence(self, family: str = "gaussian") -> Equivalence:
-        """The prior of a weight that the penalty is for this family of q, with its certificate."""
+        """Return the prior of a weight for which the penalty is a KL, with its certificate.
+
+        Args:
+            family: Family of q, as in `prior_from_penalty`. Default: "gaussian".
+
+        Raises:
+            InputError: If the function returns a sum instead of one value per weight.
+        """
         pair = torch.tensor([0.5, 1.0], dtype=torch.float64)
         value = self.function(pair, pair)
         single = isinstance(value, Tensor) and value.shape == pair.shape
-        require(single, "function", "Variational", "return a value for each weight to be certified", "their sum")
+        require(single, "function", "Variational", "return one value per weight to be certified", "their sum")
         return prior_from_penalty(self, family)
 
     def beliefs(self, net: nn.Module, dtype: torch.dtype) -> dict[str, VariationalTerm]:
-        """The penalty of each trainable parameter."""
+        """Return the penalty of each trainable parameter, by name.
+
+        Args:
+            net: Network whose parameters are penalised.
+            dtype: Data type of the parameters.
+        """
         found = {}
         for name, parameter in describe_parameters(net).items():
             trial = torch.full(parameter.shape, 0.5, dtype=dtype)
@@ -78,18 +101,18 @@ class Variational:
             except Exception as error:
                 reason = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
                 raise InputError(
-                    f"The 'function' argument of Variational must take the means and scales of '{name}'. It "
+                    f"The 'function' argument of Variational must accept the means and scales of '{name}', but it "
                     f"raised {reason}"
                 ) from error
             ok = isinstance(value, Tensor) and tuple(value.shape) in ((), parameter.shape)
             got = f"the shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            require(ok, "function", "Variational", f"return a number, or one for each weight of '{name}'", got)
+            require(ok, "function", "Variational", f"return a scalar or one value per weight of '{name}'", got)
             found[name] = VariationalTerm(self, parameter.shape)
         return found
 
 
 class VariationalTerm(Distribution):
-    """A penalty on q where a prior is expected: it has no density at one w, and says so."""
+    """The penalty on q of one parameter, in the place of its prior; it has no density at a single w."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {}  # pyright: ignore[reportIncompatibleMethodOverride]
     improper = True
@@ -103,22 +126,23 @@ class VariationalTerm(Distribution):
         return constraints.independent(constraints.real, len(self.event_shape))
 
     def value(self, mu: Tensor, scale: Tensor) -> Tensor:
-        """The penalty of locations and scales (*B, n): (*B,)."""
+        """Return the penalty of locations and scales (*B, n), as (*B,)."""
         shape = self.event_shape
         mu, scale = (t.reshape((*t.shape[:-1], *shape)) for t in (mu, scale))
         return map_members(lambda m, s: self.penalty(m, s).sum(), shape, mu, scale)
 
     def log_prob(self, value: Tensor) -> Tensor:
         raise InputError(
-            "A penalty r(mu, scale) has no density at one w: only MeanField, with draws that follow q, trains with it. "
-            "Where its certificate names a prior, use that prior."
+            "A penalty r(mu, scale) on q has no density at a single w: only MeanField with reparameterised draws can "
+            "train with it. If its certificate is valid, use the prior that it corresponds to."
         )
 
 
 def with_unit_scale_penalties(prior: Prior) -> Prior:
-    """The prior with e^{-r(w, 1)} for each penalty on q: no belief, but a number at each w that tells penalties apart.
+    """Return the prior with each penalty on q replaced by the density e^{-r(w, 1)}.
 
-    Files keep such numbers, to know a posterior's model again.
+    The result is not a meaningful prior. It has a value at each w that differs between penalties, by which stored files
+    recognise the model of a posterior.
     """
     plain = copy.copy(prior)
     plain.others = [
@@ -127,5 +151,6 @@ def with_unit_scale_penalties(prior: Prior) -> Prior:
     return plain
 
 
-def _unit_scale_density(believed: VariationalTerm) -> UnnormalisedDensity:
-    return UnnormalisedDensity(lambda w: believed.penalty(w, torch.ones_like(w)), 1.0, tuple(believed.event_shape))
+def _unit_scale_density(term: VariationalTerm) -> UnnormalisedDensity:
+    """Return the density e^{-r(w, 1)} for a penalty on q."""
+    return UnnormalisedDensity(lambda w: term.penalty(w, torch.ones_like(w)), 1.0, tuple(term.event_shape))
