@@ -1,4 +1,4 @@
-"""The seven priors that the tests of penalties share, in double precision."""
+"""Seven priors shared by the tests of penalties, in double precision."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Penalties of points, of dropout, and of spikes and slabs: exact inversions and their tests."""
+"""Penalties of the Dirac family, dropout, and spike and slab: exact inversions and their tests."""
 
 import math
 
@@ -17,7 +17,7 @@ from .cases import PRIORS, d, grid
 THETA = grid(-3, 3, 120)
 
 
-def test_the_penalty_of_a_point_is_minus_the_log_prior() -> None:
+def test_the_penalty_of_the_dirac_family_is_the_negative_log_prior() -> None:
     found = prior_from_penalty(lambda w: 2 * w.abs() + 0.5, "dirac")
     assert found.certificate.valid
     assert torch.allclose(found.log_prior(THETA), Laplace(d(0.0), d(0.5)).log_prob(THETA), atol=1e-10)
@@ -25,20 +25,20 @@ def test_the_penalty_of_a_point_is_minus_the_log_prior() -> None:
     assert prior_from_penalty(L1(2.0), "dirac").constant == pytest.approx(0, abs=1e-10)
 
 
-def test_any_multiple_of_a_points_penalty_is_a_prior_too() -> None:
-    """T times minus a log prior is minus the log of a wider prior: tempering is seen where scales are learnt alone."""
+def test_any_multiple_of_a_dirac_penalty_is_valid_too() -> None:
+    """T times a negative log prior is the negative log of a wider prior: tempering shows only if scales are learnt."""
     found = prior_from_penalty(lambda w: 0.1 * 0.5 * w**2, "dirac")
     assert found.certificate.valid
     assert torch.allclose(found.log_prior(THETA), Normal(d(0.0), d(10.0).sqrt()).log_prob(THETA), atol=1e-10)
 
 
-def test_a_penalty_with_a_scale_is_looked_at_where_there_is_none() -> None:
+def test_a_penalty_with_a_scale_is_evaluated_near_scale_zero_for_the_dirac_family() -> None:
     forward = penalty_from_prior(PRIORS["student"])
     found = prior_from_penalty(forward, "dirac")
     assert torch.allclose(found.log_prior(THETA), PRIORS["student"].log_prob(THETA), atol=1e-8)
 
 
-def test_no_penalty_and_a_slow_one_are_not_integrable() -> None:
+def test_a_zero_penalty_and_a_slowly_growing_one_are_not_integrable() -> None:
     for penalty, slope in ((lambda w: 0 * w, 0.0), (lambda w: 0.5 * torch.log1p(w**2), -1.0)):
         found = prior_from_penalty(penalty, "dirac")
         assert found.certificate.kind == "not integrable"
@@ -56,7 +56,7 @@ def test_weight_decay_with_a_fixed_keep_rate_is_a_gaussian_of_variance_p_over_tw
     assert f"K = {found.constant:.4f}" in found.certificate.verdict
 
 
-def test_dropout_with_a_learnt_keep_rate_gives_its_prior_back() -> None:
+def test_dropout_with_a_learnt_keep_rate_gives_back_its_prior() -> None:
     forward = penalty_from_prior(PRIORS["student"], "dropout")
     found = prior_from_penalty(lambda m, p: forward(m, p) + 0.25, "dropout")
     assert found.certificate.valid
@@ -64,14 +64,14 @@ def test_dropout_with_a_learnt_keep_rate_gives_its_prior_back() -> None:
     assert torch.allclose(found.log_prior(THETA), PRIORS["student"].log_prob(THETA), atol=1e-8)
 
 
-def test_dropout_without_its_entropy_and_with_a_price_that_ignores_it_are_told_apart() -> None:
+def test_dropout_without_its_entropy_is_distinguished_from_a_penalty_without_prior() -> None:
     missing = prior_from_penalty(lambda m, p: p * m**2, "dropout")
     assert missing.certificate.kind == "entropy missing"
     assert torch.allclose(missing.log_prior(THETA), Normal(d(0.0), d(0.5).sqrt()).log_prob(THETA), atol=1e-8)
     assert prior_from_penalty(lambda m, p: m**2, "dropout").certificate.kind == "no prior"
 
 
-def test_a_price_of_dropping_that_is_not_that_of_a_weight_at_zero_has_no_prior() -> None:
+def test_a_penalty_for_dropping_that_differs_from_that_of_a_weight_at_zero_has_no_prior() -> None:
     forward = penalty_from_prior(PRIORS["gaussian"], "dropout")
     found = prior_from_penalty(lambda m, p: forward(m, p) + 0.7 * (1 - p), "dropout")
     assert found.certificate.kind == "no prior"
@@ -79,7 +79,7 @@ def test_a_price_of_dropping_that_is_not_that_of_a_weight_at_zero_has_no_prior()
 
 
 def test_an_argument_with_a_default_keeps_it() -> None:
-    """The habit of binding a value in a loop."""
+    """Python code binds the value of a loop variable this way."""
     found = prior_from_penalty(lambda mu, rate=2.0: rate * mu.abs(), "dirac")
     assert torch.allclose(found.log_prior(THETA), Laplace(d(0.0), d(0.5)).log_prob(THETA), atol=1e-10)
     both = prior_from_penalty(lambda mu=0.0, s=1.0: 0.5 * (mu**2 + s**2) - torch.as_tensor(s).log(), "gaussian")
@@ -106,7 +106,7 @@ def test_spike_and_slab_gives_back_the_slab_and_the_probability_of_the_spike(sla
     assert torch.allclose(found.remainder(0.4, 0.5, 0.6), d(0.0), atol=1e-7)
 
 
-def test_a_spike_that_is_not_priced_by_a_coin_is_refused() -> None:
+def test_a_spike_without_the_bernoulli_entropy_has_no_prior() -> None:
     inner = penalty_from_prior(PRIORS["gaussian"])
     found = prior_from_penalty(lambda mu, s, p: p * inner(mu, s), "spike_slab")
     assert found.certificate.kind == "no prior"
@@ -114,8 +114,8 @@ def test_a_spike_that_is_not_priced_by_a_coin_is_refused() -> None:
     assert found.certificate.round_trip == pytest.approx(0.24, abs=0.02)
 
 
-def test_bad_keep_rates_are_refused() -> None:
-    with pytest.raises(InputError, match="must be a probability above 0 for 'dropout'"):
+def test_invalid_keep_rates_are_rejected() -> None:
+    with pytest.raises(InputError, match=r"must be a probability in \(0, 1\] for 'dropout'"):
         prior_from_penalty(lambda m: m**2, "dropout", scale=1.5)
     with pytest.raises(InputError, match="must be learnt for 'spike_slab'"):
         prior_from_penalty(lambda m: m**2, "spike_slab", scale=math.pi)

@@ -1,4 +1,4 @@
-"""Tables of penalties for points, dropout, and spikes and slabs."""
+"""Tables of penalties for the Dirac family, dropout, and spike and slab."""
 
 import math
 
@@ -23,7 +23,7 @@ def noise_like(values: torch.Tensor, noise: float) -> torch.Tensor:
     return noise * torch.randn(values.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
-def test_a_table_of_points_is_minus_the_log_prior_between_its_locations_too() -> None:
+def test_a_dirac_table_is_the_negative_log_prior_at_and_between_its_locations() -> None:
     square = prior_from_penalty((MU, None, 0.5 * MU**2 + 0.25), "dirac")
     assert torch.allclose(square.log_prior(THETA), PRIORS["gaussian"].log_prob(THETA), atol=1e-9)
     assert square.constant == pytest.approx(0.25 - 0.5 * math.log(2 * math.pi), abs=1e-9)
@@ -31,29 +31,31 @@ def test_a_table_of_points_is_minus_the_log_prior_between_its_locations_too() ->
     assert square.certificate.tails[0] == pytest.approx(square.certificate.tails[1], rel=1e-9)
     bimodal = prior_from_penalty(Table(MU, None, -PRIORS["bimodal"].log_prob(MU)), "dirac")
     off = (bimodal.log_prior(THETA) - PRIORS["bimodal"].log_prob(THETA)).abs().max()
-    # a cubic spline is off by h^4 / 384 times the fourth derivative, which is at most 2 * 6^4 for log cosh 6 x
+    # the error of a cubic spline is h^4 / 384 times the fourth derivative, which is at most 2 * 6^4 for log cosh 6 x
     assert 3e-5 < float(off) < 5e-5 < bimodal.certificate.error
     assert bimodal.certificate.error < 1e-3
     assert torch.allclose(bimodal.remainder(MU), torch.zeros_like(MU), atol=1e-9)
 
 
-def test_a_table_of_points_whose_tails_are_too_slow_is_not_integrable() -> None:
+def test_a_dirac_table_with_heavy_tails_is_not_integrable() -> None:
     found = prior_from_penalty((MU, None, 0.25 * torch.log1p(MU**2)), "dirac")
     assert found.certificate.kind == "not integrable"
     assert found.constant == -math.inf
 
 
-def test_a_noisy_table_of_points_is_smoothed() -> None:
+def test_a_noisy_dirac_table_is_smoothed() -> None:
     values = 0.5 * MU**2
     found = prior_from_penalty((MU, None, values + noise_like(values, 1e-2), 1e-2), "dirac")
     off = found.log_prior(THETA) - PRIORS["gaussian"].log_prob(THETA)
-    # five numbers from 321 values: a standard error below 1e-2 * sqrt(5 / 321) = 1.2e-3, and 4 of them
+    # about five parameters from 321 values: 4 standard errors of at most 1e-2 * sqrt(5 / 321) = 1.2e-3
     assert float(off.abs().max()) < 5e-3
     assert found.certificate.error == pytest.approx(1e-2, rel=0.2)
 
 
-@pytest.mark.parametrize(("name", "atol"), [("gaussian", 1e-9), ("logistic", 5e-6)])  # extrapolated beyond 8
-def test_a_table_of_dropout_gives_its_prior_and_its_constant_back(name: str, atol: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "atol"), [("gaussian", 1e-9), ("logistic", 5e-6)]
+)  # the tails beyond 8 are extrapolated
+def test_a_dropout_table_gives_back_its_prior_and_its_constant(name: str, atol: float) -> None:
     values = penalty_from_prior(PRIORS[name], "dropout")(MU[:, None], KEEP) + 0.25
     found = prior_from_penalty((MU, KEEP, values), "dropout")
     assert found.certificate.valid, found.certificate.verdict
@@ -63,7 +65,7 @@ def test_a_table_of_dropout_gives_its_prior_and_its_constant_back(name: str, ato
     assert torch.allclose(found.nearest(MU[:, None], KEEP), values, atol=1e-9)
 
 
-def test_a_table_and_a_function_of_dropout_are_told_the_same() -> None:
+def test_a_table_and_a_function_of_dropout_get_the_same_verdict() -> None:
     for penalty, kind in (
         (lambda m, p: p * m**2, "entropy missing"),
         (lambda m, p: m**2 + 0 * p, "no prior"),
@@ -73,7 +75,7 @@ def test_a_table_and_a_function_of_dropout_are_told_the_same() -> None:
         assert table.certificate.kind == prior_from_penalty(penalty, "dropout").certificate.kind == kind
 
 
-def test_a_price_of_dropping_that_is_not_that_of_a_weight_at_zero_has_no_prior() -> None:
+def test_a_penalty_for_dropping_that_differs_from_that_of_a_weight_at_zero_has_no_prior() -> None:
     coin = torch.special.xlogy(KEEP, KEEP) + torch.special.xlogy(1 - KEEP, 1 - KEEP)
     values = coin + KEEP * MU[:, None] ** 2 + (1 - KEEP) * 0.7
     found = prior_from_penalty((MU, KEEP, values), "dropout")
@@ -81,7 +83,7 @@ def test_a_price_of_dropping_that_is_not_that_of_a_weight_at_zero_has_no_prior()
     assert found.certificate.round_trip == pytest.approx(0.7, abs=1e-9)
 
 
-def test_a_table_at_one_keep_rate_is_weight_decay_with_variance_p_over_two_lambda() -> None:
+def test_weight_decay_tabulated_at_one_keep_rate_is_a_gaussian_of_variance_p_over_two_lambda() -> None:
     found = prior_from_penalty((MU, [0.8], 3.0 * MU[:, None] ** 2), "dropout")
     exact = prior_from_penalty(lambda m: 3.0 * m**2, "dropout", scale=0.8)
     assert found.certificate.valid
@@ -92,7 +94,7 @@ def test_a_table_at_one_keep_rate_is_weight_decay_with_variance_p_over_two_lambd
     assert torch.allclose(found.nearest(MU), 3.0 * MU**2, atol=1e-9)
 
 
-def test_a_noisy_table_of_dropout_is_within_its_noise() -> None:
+def test_a_noisy_dropout_table_gives_its_prior_within_the_noise() -> None:
     values = penalty_from_prior(PRIORS["logistic"], "dropout")(MU[:, None], KEEP)
     found = prior_from_penalty((MU, KEEP, values + noise_like(values, 1e-3), 1e-3), "dropout")
     assert found.certificate.valid, found.certificate.verdict
@@ -101,7 +103,7 @@ def test_a_noisy_table_of_dropout_is_within_its_noise() -> None:
 
 
 @pytest.mark.parametrize(("name", "noise", "atol"), [("gaussian", 0.0, 1e-7), ("gaussian", 1e-3, 2e-3)])
-def test_a_table_of_spikes_and_slabs_gives_back_the_slab_and_the_spike(name: str, noise: float, atol: float) -> None:
+def test_a_spike_and_slab_table_gives_back_the_slab_and_the_spike(name: str, noise: float, atol: float) -> None:
     keep, prior = 0.3, PRIORS[name]
     p, s, mu = KEEP, SCALES[:, None], MU[::4, None, None]
     coin = torch.special.xlogy(p, p / keep) + torch.special.xlogy(1 - p, (1 - p) / (1 - keep))
@@ -115,17 +117,17 @@ def test_a_table_of_spikes_and_slabs_gives_back_the_slab_and_the_spike(name: str
     assert torch.allclose(found.nearest(mu, s, p), values, atol=20 * atol)
 
 
-def test_a_table_of_spikes_that_no_coin_prices_is_refused() -> None:
+def test_a_spike_and_slab_table_without_the_bernoulli_entropy_has_no_prior() -> None:
     values = KEEP * penalty_from_prior(PRIORS["gaussian"])(MU[::4, None, None], SCALES[:, None])
     found = prior_from_penalty(Table(MU[::4], SCALES, values, keep=KEEP), "spike_slab")
     assert found.certificate.kind == "no prior"
     assert "must be affine in p" in found.certificate.verdict
 
 
-def test_the_lines_of_a_table_are_those_of_least_squares() -> None:
+def test_the_affine_fit_of_a_table_is_the_least_squares_solution() -> None:
     values = noise_like(torch.zeros(3, 4), 1.0)
     found = fit_affine_in_keep(values, KEEP, 0.5)
-    design = torch.zeros(3, 4, 4, dtype=torch.float64)  # three v, and c_0
+    design = torch.zeros(3, 4, 4, dtype=torch.float64)  # three values of v, and c_0
     for i in range(3):
         design[i, :, i], design[i, :, 3] = KEEP, 1 - KEEP
     exact = torch.linalg.lstsq(design.reshape(12, 4), values.reshape(12, 1)).solution[:, 0]
@@ -135,14 +137,22 @@ def test_the_lines_of_a_table_are_those_of_least_squares() -> None:
 @pytest.mark.parametrize(
     ("table", "family", "message"),
     [
-        ((MU, KEEP, torch.zeros(321, 4)), "dirac", r"without \(None\) for 'dirac', got scales for 'dirac'"),
-        ((MU, None, torch.zeros(321)), "gaussian", "be a table with scales.*got none for 'gaussian'"),
-        ((MU, KEEP, torch.zeros(321, 4)), "spike_slab", "be a table with `keep` for 'spike_slab' alone, got none"),
-        ((MU, KEEP, torch.zeros(321, 4, 2), 0.0, [0.1, 0.2]), "gaussian", "for 'spike_slab' alone, got some"),
+        ((MU, KEEP, torch.zeros(321, 4)), "dirac", r"with None as scales for 'dirac', got scales for 'dirac'"),
+        ((MU, None, torch.zeros(321)), "gaussian", "be a table with scales.*got no scales for 'gaussian'"),
+        (
+            (MU, KEEP, torch.zeros(321, 4)),
+            "spike_slab",
+            "be a table with `keep` for 'spike_slab', and only for it, got no keep rates",
+        ),
+        (
+            (MU, KEEP, torch.zeros(321, 4, 2), 0.0, [0.1, 0.2]),
+            "gaussian",
+            "for 'spike_slab', and only for it, got keep rates",
+        ),
         (
             (MU, 2 * KEEP, torch.zeros(321, 4)),
             "dropout",
-            "The 'scales' argument of Table must be probabilities above 0",
+            r"The 'scales' argument of Table must be probabilities in \(0, 1\] for",
         ),
         (
             (MU, KEEP, torch.zeros(321, 4, 1), 0.0, [1.5]),
@@ -152,18 +162,18 @@ def test_the_lines_of_a_table_are_those_of_least_squares() -> None:
         (
             (MU, KEEP, torch.zeros(321, 4, 1), 0.0, [0.5]),
             "spike_slab",
-            "The 'keep' argument of Table must be two probab",
+            "The 'keep' argument of Table must have at least two probab",
         ),
         (
             (MU, KEEP, torch.zeros(321, 4, 2), 0.0, [0.5, 0.5]),
             "spike_slab",
-            "The 'keep' argument of Table must be different",
+            "The 'keep' argument of Table must be distinct",
         ),
         ((MU, KEEP, torch.zeros(321, 4), 0.0, KEEP), "spike_slab", r"must have the shape \(321, 4, 4\)"),
         ((MU, None, torch.zeros(321, 1)), "dirac", r"must have the shape \(321,\)"),
     ],
 )
-def test_a_table_that_does_not_suit_its_family_is_refused_in_one_sentence(
+def test_a_table_that_does_not_fit_its_family_is_rejected_in_one_sentence(
     table: tuple, family: str, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):

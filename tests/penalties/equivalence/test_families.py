@@ -13,7 +13,7 @@ F64 = torch.float64
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_entropy_and_the_mean_are_those_of_the_distribution(name: str) -> None:
+def test_the_entropy_and_the_mean_match_those_of_the_distribution(name: str) -> None:
     family = FAMILIES[name]
     scale = torch.tensor([0.3, 2.0], dtype=F64)
     member = family.member(torch.zeros_like(scale), scale)
@@ -22,7 +22,7 @@ def test_the_entropy_and_the_mean_are_those_of_the_distribution(name: str) -> No
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_rule_integrates_the_density_and_its_first_two_moments(name: str) -> None:
+def test_the_quadrature_integrates_the_density_and_its_first_two_moments(name: str) -> None:
     family = FAMILIES[name]
     z, weights = family.quadrature
     member = family.member(torch.zeros((), dtype=F64), torch.ones((), dtype=F64))
@@ -33,7 +33,7 @@ def test_the_rule_integrates_the_density_and_its_first_two_moments(name: str) ->
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("loc", [0.0, 0.31, 50.0])
-def test_expectations_of_functions_with_a_corner_are_those_of_scipy(name: str, loc: float) -> None:
+def test_expectations_of_functions_with_a_corner_match_scipy(name: str, loc: float) -> None:
     family, scale, corner = FAMILIES[name], 0.8, 0.2
     found = family.expectation(
         lambda w: (w - corner).abs() ** 1.5, torch.tensor(loc, dtype=F64), torch.tensor(scale, dtype=F64), [corner]
@@ -48,7 +48,7 @@ def test_expectations_of_functions_with_a_corner_are_those_of_scipy(name: str, l
     assert float(found) == pytest.approx(sum(pieces), rel=1e-10)
 
 
-def test_locations_near_a_corner_and_far_from_it_go_together_in_one_batch() -> None:
+def test_locations_near_and_far_from_a_corner_can_share_a_batch() -> None:
     family = FAMILIES["gaussian"]
     loc, scale = torch.tensor([[0.1, 30.0], [-40.0, 2.0]], dtype=F64), torch.full((2, 2), 0.5, dtype=F64)
     found = family.expectation(torch.abs, loc, scale, [0.0])
@@ -57,7 +57,7 @@ def test_locations_near_a_corner_and_far_from_it_go_together_in_one_batch() -> N
     assert torch.allclose(found, exact, rtol=1e-12)
 
 
-def test_an_unknown_family_is_refused_with_the_names_of_those_that_are_known() -> None:
+def test_an_unknown_family_is_rejected_with_the_list_of_known_names() -> None:
     with pytest.raises(
         InputError, match=r"The 'family' argument of here must be one of gaussian, laplace.*got 'cauchy'"
     ):

@@ -1,4 +1,4 @@
-"""Priors of penalties: five families and seven priors there and back, and every verdict of the certificate."""
+"""Priors of penalties: round trips of five families and seven priors, and every verdict of the certificate."""
 
 import math
 
@@ -31,7 +31,7 @@ def test_the_prior_is_recovered_with_its_constant_and_certified(family: str, pri
     assert found.constant == pytest.approx(constant, abs=1e-8)
     assert float(off[THETA.abs() > 1e-6].max()) < 1e-7
     assert float(off.max()) < (CORNER if prior in ("laplace", "generalised") else 1e-7)
-    # the stated error holds, up to rounding
+    # the estimated error is an upper bound, up to rounding
     assert bool((off <= 3 * found.error(THETA) + 1e-8).all())
 
 
@@ -40,7 +40,7 @@ def gaussian(mu: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
 
 
 def sparse(mu: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-    """The approximation of Molchanov, Ashukha and Vetrov (2017) to the KL to a log-uniform prior."""
+    """Return the approximation of Molchanov, Ashukha and Vetrov (2017) to the KL to a log-uniform prior."""
     log_ratio = 2 * s.log() - (mu**2 + 1e-30).log()
     return 0.5 * torch.log1p((-log_ratio).exp()) - 0.63576 * torch.sigmoid(1.87320 + 1.48695 * log_ratio)
 
@@ -63,7 +63,7 @@ PENALTIES = {
 
 
 @pytest.mark.parametrize("name", PENALTIES)
-def test_the_certificate_of_each_penalty_has_its_verdict_and_its_heat(name: str) -> None:
+def test_each_penalty_has_the_expected_verdict_and_heat_residual(name: str) -> None:
     penalty, kind, heat = PENALTIES[name]
     certificate = prior_from_penalty(penalty, "gaussian").certificate
     assert certificate.kind == kind, certificate.verdict
@@ -81,16 +81,16 @@ def test_an_absolute_value_has_no_prior_for_a_learnt_scale() -> None:
     assert found.certificate.heat[1] == pytest.approx(1, abs=1e-6)  # away from the corner
 
 
-def test_a_missing_entropy_is_said_and_mended() -> None:
+def test_a_missing_entropy_is_detected_and_added() -> None:
     found = prior_from_penalty(lambda mu, s: 2 * (mu**2 + s**2), "gaussian")
     assert found.certificate.missing_entropy == pytest.approx(1, abs=1e-6)
-    assert found.certificate.semigroup == pytest.approx(math.log(2), abs=1e-6)  # from each scale to twice it
+    assert found.certificate.semigroup == pytest.approx(math.log(2), abs=1e-6)  # each scale is twice the previous one
     assert found.certificate.verdict.startswith("The entropy term is missing")
     assert torch.allclose(found.log_prior(THETA), Normal(d(0.0), d(0.5)).log_prob(THETA), atol=1e-8)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_tempered_kl_is_told_with_its_temperature_in_every_family(family: str) -> None:
+def test_a_tempered_kl_is_detected_with_its_temperature_in_every_family(family: str) -> None:
     forward = penalty_from_prior(PRIORS["gaussian"], family)
     found = prior_from_penalty(lambda mu, s: 0.3 * forward(mu, s), family)
     assert found.certificate.kind == "tempered"
@@ -99,7 +99,7 @@ def test_a_tempered_kl_is_told_with_its_temperature_in_every_family(family: str)
     assert torch.allclose(found.log_prior(THETA), PRIORS["gaussian"].log_prob(THETA), atol=1e-5)
 
 
-def test_a_penalty_that_is_not_integrable_is_given_up_to_a_factor() -> None:
+def test_the_prior_of_a_penalty_that_is_not_integrable_is_given_up_to_a_factor() -> None:
     found = prior_from_penalty(penalty_from_prior(LogUniform()), "gaussian")
     assert found.certificate.tails == pytest.approx((-1, -1), abs=1e-6)
     assert found.certificate.kappa == math.inf
@@ -111,20 +111,20 @@ def test_a_penalty_that_is_not_integrable_is_given_up_to_a_factor() -> None:
     assert "a density that grows like an exponential or faster" in rising.certificate.verdict
 
 
-def test_what_is_not_bayesian_is_what_the_nearest_bayesian_penalty_leaves() -> None:
+def test_the_remainder_is_the_difference_from_the_nearest_bayesian_penalty() -> None:
     found = prior_from_penalty(lambda m, s: gaussian(m, s) + 0.1 * (3 * m).cos(), "gaussian")
     mu, s = grid(-3, 3, 31)[:, None], d([0.5, 1.0, 2.0])
     left = found.remainder(mu, s)
     assert torch.allclose(left + found.nearest(mu, s), found.penalty(mu, s))
     assert 0.02 < float(left.abs().max()) < 0.13
-    # the nearest is a KL itself, so that it is certified
+    # the nearest penalty is itself a KL and therefore valid
     assert prior_from_penalty(found.nearest, "gaussian", width=1.0).certificate.round_trip < 5e-3
     valid = prior_from_penalty(gaussian, "gaussian")
     assert float(valid.remainder(mu, s).abs().max()) == 0
 
 
 def test_the_entropy_has_a_minus_and_the_density_is_mirrored() -> None:
-    """A skewed posterior tells beta(x) from beta(-x): the KL is E log(beta / alpha), not a convolution with beta."""
+    """A skewed posterior distinguishes beta(x) from beta(-x): the KL is no convolution with beta itself."""
     forward = penalty_from_prior(PRIORS["student"], "gumbel")
     found = prior_from_penalty(forward, "gumbel")
     mu, s = d([0.4, -1.0]), d([0.5, 0.8])
@@ -137,13 +137,13 @@ def test_the_entropy_has_a_minus_and_the_density_is_mirrored() -> None:
     assert float((forward(mu, s) - (entropy - smoothed)).abs().min()) > 1e-2
 
 
-def test_a_function_of_plain_numbers_and_one_of_the_location_alone_are_taken() -> None:
+def test_functions_of_plain_numbers_and_of_the_location_only_are_accepted() -> None:
     found = prior_from_penalty(lambda mu, s: 0.5 * (mu * mu + s * s - 1) - math.log(s), "gaussian")
     assert found.certificate.valid
     assert prior_from_penalty(lambda mu: mu**2, "gaussian").certificate.kind == "no prior"
 
 
-def test_narrow_wide_and_shifted_priors_are_found_by_themselves_or_by_their_centre() -> None:
+def test_narrow_and_wide_priors_are_found_automatically_and_shifted_ones_by_their_centre() -> None:
     for scale in (1e-12, 0.01, 300.0):
         found = prior_from_penalty(penalty_from_prior(Normal(d(0.0), d(scale))), "gaussian")
         assert found.certificate.valid
@@ -154,7 +154,7 @@ def test_narrow_wide_and_shifted_priors_are_found_by_themselves_or_by_their_cent
     assert torch.allclose(found.log_prior(50 + THETA), shifted.log_prob(50 + THETA), atol=1e-8)
 
 
-def test_the_log_prior_is_differentiable_and_keeps_the_type_it_is_given() -> None:
+def test_the_log_prior_is_differentiable_and_keeps_the_dtype_of_its_input() -> None:
     found = prior_from_penalty(gaussian, "gaussian")
     theta = d([0.5, -1.0]).requires_grad_()
     (gradient,) = torch.autograd.grad(found.log_prior(theta).sum(), theta)
@@ -169,10 +169,10 @@ def test_the_log_prior_is_differentiable_and_keeps_the_type_it_is_given() -> Non
     [
         ({"r": 3.0}, "The 'r' argument of prior_from_penalty must be a function of a location and a scale"),
         ({"family": "cauchy"}, "The 'family' argument of prior_from_penalty must be one of gaussian"),
-        ({"scale": -1.0}, "The 'scale' argument of prior_from_penalty must be a number above zero, got -1.0"),
-        ({"width": 0}, "The 'width' argument of prior_from_penalty must be a number above zero, got 0"),
-        ({"centre": math.nan}, "The 'centre' argument of prior_from_penalty must be a number, got nan"),
-        ({"tolerance": 0.0}, "The 'tolerance' argument of prior_from_penalty must be a number above zero"),
+        ({"scale": -1.0}, "The 'scale' argument of prior_from_penalty must be a positive number, got -1.0"),
+        ({"width": 0}, "The 'width' argument of prior_from_penalty must be a positive number, got 0"),
+        ({"centre": math.nan}, "The 'centre' argument of prior_from_penalty must be a finite number, got nan"),
+        ({"tolerance": 0.0}, "The 'tolerance' argument of prior_from_penalty must be a positive number"),
         ({"slab": "cauchy"}, "The 'slab' argument of prior_from_penalty must be one of gaussian"),
         ({"r": lambda mu, s: mu.log()}, "The 'r' argument of prior_from_penalty must be finite around its centre"),
         ({"r": lambda mu, s: "a word"}, "The 'r' argument of prior_from_penalty must return one number"),
@@ -185,6 +185,6 @@ def test_the_log_prior_is_differentiable_and_keeps_the_type_it_is_given() -> Non
         ({"r": lambda: 0.0}, "The 'r' argument of prior_from_penalty must take a location"),
     ],
 )
-def test_what_can_not_be_used_is_said_in_one_sentence(arguments: dict, message: str) -> None:
+def test_invalid_arguments_are_rejected_in_one_sentence(arguments: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         prior_from_penalty(**{"r": gaussian, "family": "gaussian", **arguments})

@@ -1,4 +1,4 @@
-"""Penalties of priors: closed forms, quadrature, gradients, and what can stand for a prior."""
+"""Penalties of priors: closed forms, quadrature, gradients, and the accepted forms of a prior."""
 
 import math
 
@@ -41,7 +41,7 @@ SCIPY_PRIORS = {
 
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_penalty_is_the_kl_that_numpy_integrates(family: str, prior: str) -> None:
+def test_the_penalty_is_the_kl_integrated_by_numpy(family: str, prior: str) -> None:
     r, q = penalty_from_prior(PRIORS[prior], family)(MU, SCALE), SCIPY_FAMILIES[family]
     nodes, weights = np.polynomial.legendre.leggauss(20)
     reach = {"gaussian": (-9, 9), "uniform": (-1, 1), "gumbel": (-4, 40)}.get(family, (-40, 40))
@@ -68,7 +68,7 @@ def test_the_corollary_has_a_and_b_exchanged_on_the_slides() -> None:
 
 @pytest.mark.parametrize("prior", ["gaussian", "laplace", "student", "bimodal"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_its_gradient_in_location_and_scale_is_that_of_differences(family: str, prior: str) -> None:
+def test_the_gradient_in_location_and_scale_matches_finite_differences(family: str, prior: str) -> None:
     r = penalty_from_prior(PRIORS[prior], family)
     mu, s = d([0.37, -1.1]).requires_grad_(), d([0.45, 0.8]).requires_grad_()
     in_mu, in_s = torch.autograd.grad(r(mu, s).sum(), (mu, s))
@@ -93,13 +93,13 @@ def test_a_variational_loss_with_the_penalty_equals_the_one_with_the_kl_in_value
             assert torch.allclose(one, other, atol=1e-9)
 
 
-def test_a_point_pays_minus_the_log_density() -> None:
+def test_the_dirac_penalty_is_the_negative_log_density() -> None:
     r = penalty_from_prior(PRIORS["student"], "dirac")
     assert torch.equal(r(MU), -PRIORS["student"].log_prob(MU))
     assert torch.equal(r(MU, SCALE), r(MU))
 
 
-def test_dropout_pays_for_both_atoms_and_gains_the_entropy_of_its_coin() -> None:
+def test_the_dropout_penalty_has_a_term_per_atom_minus_the_bernoulli_entropy() -> None:
     r = penalty_from_prior(PRIORS["laplace"], "dropout")
     p, log = d(0.3), PRIORS["laplace"].log_prob
     expected = p.log() * p + (1 - p).log() * (1 - p) - p * log(MU) - (1 - p) * log(d(0.0))
@@ -108,17 +108,17 @@ def test_dropout_pays_for_both_atoms_and_gains_the_entropy_of_its_coin() -> None
     assert bernoulli_entropy(d([0.0, 1.0])).tolist() == [0.0, 0.0]
 
 
-def test_spike_and_slab_pays_for_its_coin_and_for_the_slab_when_it_is_drawn() -> None:
+def test_the_spike_and_slab_penalty_is_the_bernoulli_kl_plus_the_weighted_slab_kl() -> None:
     prior = SpikeAndSlab(d(0.3), Normal(d(0.0), d(1.5)))
     r = penalty_from_prior(prior, "spike_slab")
     slab = penalty_from_prior(Normal(d(0.0), d(1.5)))(MU, SCALE)
     coin = 0.6 * math.log(0.6 / 0.3) + 0.4 * math.log(0.4 / 0.7)
     assert torch.allclose(r(MU, SCALE, 0.6), coin + 0.6 * slab, atol=1e-13)
-    # a posterior without an atom pays -log pi for the slab alone
+    # a posterior without an atom pays -log pi for the slab only
     assert torch.allclose(penalty_from_prior(prior)(MU, SCALE), slab - math.log(0.3), atol=1e-13)
 
 
-def test_a_prior_over_vectors_takes_a_vector_of_means_and_one_scale() -> None:
+def test_a_prior_over_vectors_accepts_a_vector_of_means_and_one_scale() -> None:
     prior = GroupLasso(d(2.0), 4)
     r, mu = penalty_from_prior(prior), torch.arange(8, dtype=torch.float64).reshape(2, 4) / 5
     q = Independent(Normal(mu, d(0.3).expand(2, 4)), 1)
@@ -128,7 +128,7 @@ def test_a_prior_over_vectors_takes_a_vector_of_means_and_one_scale() -> None:
         penalty_from_prior(prior, "laplace")
 
 
-def test_a_function_an_equivalence_and_a_penalty_can_stand_for_the_prior() -> None:
+def test_a_function_an_equivalence_and_a_penalty_are_accepted_as_priors() -> None:
     exact = penalty_from_prior(Laplace(d(0.0), d(0.5)))(MU, SCALE)
     by_function = penalty_from_prior(lambda w: -2 * w.abs(), "gaussian")
     assert torch.allclose(by_function(MU, SCALE), exact, atol=1e-12)  # log(2 b) is 0
@@ -140,7 +140,7 @@ def test_a_function_an_equivalence_and_a_penalty_can_stand_for_the_prior() -> No
     )
 
 
-def test_numbers_are_taken_in_double_precision_and_float32_stays_float32() -> None:
+def test_numbers_are_read_in_double_precision_and_float32_stays_float32() -> None:
     r = penalty_from_prior(StudentT(3.0))
     assert r(0.3, 0.4).dtype == torch.float64
     single = r(MU.float(), SCALE.float())
@@ -168,12 +168,12 @@ def test_where_the_prior_has_no_mass_the_penalty_is_infinite() -> None:
         ),
         (
             lambda: penalty_from_prior(PRIORS["gaussian"])(0.0, -1.0),
-            "The 'scale' argument of penalty_from_prior must be above",
+            "The 'scale' argument of penalty_from_prior must be positive",
         ),
         (lambda: penalty_from_prior(PRIORS["gaussian"], "spike_slab"), "must be a SpikeAndSlab for the family"),
-        (lambda: penalty_from_prior(L2("glorot")), "must have a number as its factor, where there is no network"),
+        (lambda: penalty_from_prior(L2("glorot")), "must have a number as its factor, since no network is given"),
     ],
 )
-def test_what_can_not_be_used_is_said_in_one_sentence(call, message: str) -> None:
+def test_invalid_arguments_are_rejected_in_one_sentence(call, message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()

@@ -15,7 +15,7 @@ from priory.penalties.equivalence.spline import NaturalSpline, interpolate
 from .cases import PRIORS, d, grid
 
 MU, SCALES, THETA = grid(-6, 6, 481), d([0.05, 0.1, 0.2, 0.4, 0.8]), grid(-3, 3, 121)
-# largest error of the log prior on |theta| <= 3, its mean removed: of exact tables, and at noise 1e-3 and 1e-2
+# largest error of the log prior on |theta| <= 3 after removing its mean: exact tables, noise 1e-3, noise 1e-2
 BOUNDS = {
     "gaussian": (8e-8, 7.4e-4, 3.7e-3),
     "laplace": (2.7e-2, 2.9e-2, 6.9e-2),
@@ -35,7 +35,7 @@ def from_noise(name: str, noise: float, factor: float = 1.0) -> Equivalence:
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_a_table_gives_its_prior_back_within_its_noise(name: str) -> None:
+def test_a_table_gives_back_its_prior_within_its_noise(name: str) -> None:
     for noise, bound in zip((0.0, 1e-3, 1e-2), BOUNDS[name], strict=True):
         found = from_noise(name, noise)
         off = found.log_prior(THETA) - PRIORS[name].log_prob(THETA)
@@ -44,7 +44,7 @@ def test_a_table_gives_its_prior_back_within_its_noise(name: str) -> None:
         assert found.constant == pytest.approx(0, abs=5e-3)  # the tails beyond the table are extrapolated
 
 
-def test_a_tempered_table_is_told_with_its_temperature() -> None:
+def test_a_tempered_table_is_detected_with_its_temperature() -> None:
     found = from_noise("gaussian", 1e-3, 0.25)
     assert found.certificate.kind == "tempered"
     assert found.certificate.temperature == pytest.approx(0.25, abs=2e-3)
@@ -52,7 +52,7 @@ def test_a_tempered_table_is_told_with_its_temperature() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.01, 1.01])
-def test_temperatures_near_to_none_and_to_one_are_told_of_tables_and_of_functions(temperature: float) -> None:
+def test_temperatures_near_zero_and_one_are_detected_in_tables_and_functions(temperature: float) -> None:
     forward = penalty_from_prior(PRIORS["gaussian"])
     table = from_noise("gaussian", 0.0, temperature)
     function = prior_from_penalty(lambda mu, s: temperature * forward(mu, s), "gaussian")
@@ -62,21 +62,21 @@ def test_temperatures_near_to_none_and_to_one_are_told_of_tables_and_of_function
         assert torch.allclose(found.log_prior(THETA), PRIORS["gaussian"].log_prob(THETA), atol=1e-6)
 
 
-def test_a_small_temperature_is_told_through_noise_from_a_missing_entropy() -> None:
+def test_a_small_temperature_is_distinguished_from_a_missing_entropy_despite_noise() -> None:
     assert from_noise("gaussian", 1e-4, 0.01).certificate.kind == "tempered"
     values = 0.5 * (MU[:, None] ** 2 + SCALES**2)
     values = values + 1e-2 * torch.randn(values.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert prior_from_penalty((MU, SCALES, values, 1e-2), "gaussian").certificate.kind == "entropy missing"
 
 
-def test_a_table_without_its_entropy_is_told_and_mended() -> None:
+def test_a_table_without_its_entropy_is_detected_and_repaired() -> None:
     values = 0.5 * (MU[:, None] ** 2 + SCALES**2)
     found = prior_from_penalty(Table(MU, SCALES, values), "gaussian")
     assert found.certificate.kind == "entropy missing"
     assert torch.allclose(found.log_prior(THETA), PRIORS["gaussian"].log_prob(THETA), atol=1e-6)
 
 
-def test_a_table_of_no_prior_is_refused_and_its_nearest_penalty_given() -> None:
+def test_a_table_without_a_prior_gets_the_nearest_bayesian_penalty() -> None:
     forward = penalty_from_prior(PRIORS["gaussian"])
     values = forward(MU[:, None], SCALES) + 0.3 * (3 * MU[:, None]).cos() * SCALES
     found = prior_from_penalty((MU, SCALES, values), "gaussian")
@@ -87,7 +87,7 @@ def test_a_table_of_no_prior_is_refused_and_its_nearest_penalty_given() -> None:
 
 
 def test_an_absolute_value_at_a_fixed_gaussian_scale_has_no_prior() -> None:
-    """The L-curve: its residual falls only while the log prior bends without end."""
+    """On the L-curve, the residual decreases only while the curvature of the log prior keeps growing."""
     found = prior_from_penalty(lambda mu: math.sqrt(2) * mu.abs(), "gaussian", scale=0.4)
     assert found.certificate.kind == "no prior"
     assert found.certificate.verdict.startswith("No prior exists at the fixed scale 0.4")
@@ -97,19 +97,19 @@ def test_an_absolute_value_at_a_fixed_gaussian_scale_has_no_prior() -> None:
 
 
 def test_a_square_at_a_fixed_scale_is_a_gaussian_prior_in_every_family() -> None:
-    """The slides' example, which fails as soon as the scale is learnt."""
+    """The example of the slides, which fails if the scale is learnt."""
     for family, variance in (("gaussian", 1.0), ("laplace", 2.0), ("uniform", 1 / 3)):
         found = prior_from_penalty(lambda mu: 2 * mu**2, family, scale=0.4)
         assert found.certificate.valid
         assert torch.allclose(found.log_prior(THETA), Normal(d(0.0), d(0.5)).log_prob(THETA), atol=1e-6)
-        # r = KL + K, and the KL holds 2 (mu^2 + variance s^2)
+        # r = KL + K, and the KL contains 2 (mu^2 + variance s^2)
         kl = penalty_from_prior(Normal(d(0.0), d(0.5)), family)
         assert found.constant == pytest.approx(float(2 * 0.3**2 - kl(0.3, 0.4)), abs=1e-6)
         assert variance > 0
     assert prior_from_penalty(lambda mu: 2 * mu**2, "gaussian").certificate.kind == "no prior"
 
 
-def test_the_spline_knows_how_its_curvature_changes_and_leaves_parabolas_free() -> None:
+def test_the_spline_integrates_its_squared_third_derivative_which_is_zero_for_parabolas() -> None:
     knots = d([-2.0, -0.5, 0.0, 1.0, 1.5, 3.0])
     spline, y = NaturalSpline(knots), d([1.0, -1.0, 0.5, 2.0, 0.0, 1.0])
     t = grid(-2, 3, 50_001)
@@ -121,7 +121,7 @@ def test_the_spline_knows_how_its_curvature_changes_and_leaves_parabolas_free() 
     assert torch.allclose(interpolate(knots, y)(knots), y, atol=1e-12)
 
 
-def test_the_spline_is_natural_interpolates_and_knows_its_curvature() -> None:
+def test_the_spline_is_natural_interpolates_and_integrates_its_squared_curvature() -> None:
     knots = d([-2.0, -0.5, 0.0, 1.0, 1.5, 3.0])
     spline, y = NaturalSpline(knots), d([1.0, -1.0, 0.5, 2.0, 0.0, 1.0])
     at = spline.basis(knots[:, None]) @ y
@@ -144,18 +144,18 @@ def test_the_spline_is_natural_interpolates_and_knows_its_curvature() -> None:
             "The 'mu' argument of Table must be at least 10 locations in increasing",
         ),
         ((MU, -SCALES, torch.zeros(481, 5)), "The 'scales' argument of Table must be positive"),
-        ((MU, d([0.1, 0.1]), torch.zeros(481, 2)), "The 'scales' argument of Table must be different"),
+        ((MU, d([0.1, 0.1]), torch.zeros(481, 2)), "The 'scales' argument of Table must be distinct"),
         ((MU, SCALES, torch.zeros(5, 481)), r"The 'values' argument of Table must have the shape \(481, 5\)"),
         ((MU, SCALES, torch.full((481, 5), math.nan)), "The 'values' argument of Table must be finite"),
-        ((MU, SCALES, torch.zeros(481, 5), -1.0), "The 'noise' argument of Table must be a standard deviation from 0"),
+        ((MU, SCALES, torch.zeros(481, 5), -1.0), "The 'noise' argument of Table must be a standard deviation >= 0"),
     ],
 )
-def test_a_table_that_can_not_be_used_is_refused_in_one_sentence(table: tuple, message: str) -> None:
+def test_an_invalid_table_is_rejected_in_one_sentence(table: tuple, message: str) -> None:
     with pytest.raises(InputError, match=message):
         prior_from_penalty(table, "gaussian")
 
 
-def test_lists_are_read_in_double_precision_and_a_table_has_its_own_scales() -> None:
+def test_lists_are_read_in_double_precision_and_a_table_accepts_no_fixed_scale() -> None:
     values = 0.5 * (MU[:, None] ** 2 + SCALES**2) - SCALES.log()
     listed = Table(MU.tolist(), SCALES.tolist(), values.tolist())
     assert torch.equal(listed.values, values)

@@ -1,4 +1,4 @@
-"""The heat equation of penalties, in one dimension and in several."""
+"""The heat equation of penalties, in one and in several dimensions."""
 
 import pytest
 import torch
@@ -15,9 +15,9 @@ MU, SCALE = grid(-2, 2, 9)[:, None], d([0.2, 0.5, 1.0])
 
 
 @pytest.mark.parametrize("name", PRIORS)
-def test_the_kl_to_any_prior_obeys_the_heat_equation(name: str) -> None:
+def test_the_kl_to_any_prior_satisfies_the_heat_equation(name: str) -> None:
     rho = heat_residual(penalty_from_prior(PRIORS[name]), MU, SCALE)
-    assert float(rho.abs().max()) < (2e-3 if name == "bimodal" else 1e-4)  # the differences' own error
+    assert float(rho.abs().max()) < (2e-3 if name == "bimodal" else 1e-4)  # the error of the finite differences
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 10.0])
@@ -33,7 +33,9 @@ def test_a_square_has_the_residual_one_minus_two_lambda_variance() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_the_group_lasso_obeys_it_in_n_dimensions_and_its_half_does_not(n: int) -> None:
+def test_the_kl_to_a_group_lasso_prior_satisfies_the_heat_equation_in_n_dimensions_and_half_of_it_does_not(
+    n: int,
+) -> None:
     forward = penalty_from_prior(GroupLasso(d(2.0), n))
     mu = torch.randn(3, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     scale = d([[0.3], [0.5], [1.0]])
@@ -42,7 +44,7 @@ def test_the_group_lasso_obeys_it_in_n_dimensions_and_its_half_does_not(n: int) 
     assert torch.allclose(rho, torch.full_like(rho, 0.5), atol=1e-5)
 
 
-def test_one_scale_for_each_coordinate_is_tested_as_a_sum() -> None:
+def test_one_scale_per_coordinate_is_tested_as_a_sum() -> None:
     forward = penalty_from_prior(PRIORS["laplace"])
     mu, scale = d([[0.3, -1.0, 2.0]]), d([[0.2, 0.5, 0.9]])
     assert float(heat_residual(lambda m, s: forward(m, s).sum(-1), mu, scale, vector=True).abs()) < 1e-6
@@ -63,7 +65,7 @@ def full(mu: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
     [
         (full, 0.0),
         (lambda m, v: 0.3 * full(m, v), 0.7),
-        (lambda m, v: full(m, v) + 0.5 * v.logdet(), 1.0),  # without its entropy
+        (lambda m, v: full(m, v) + 0.5 * v.logdet(), 1.0),  # without the entropy term
     ],
     ids=["KL", "tempered", "entropy missing"],
 )
@@ -73,8 +75,8 @@ def test_a_full_covariance_is_tested_as_a_matrix(penalty, residual: float) -> No
     assert torch.allclose(found, residual * torch.eye(3, dtype=torch.float64).expand(2, 3, 3), atol=1e-5)
 
 
-def test_a_penalty_that_prices_variances_alone_leaves_the_correlations() -> None:
-    """The entropy of a factorised Gaussian in the place of the whole one: right on the diagonal of V alone."""
+def test_a_penalty_on_the_variances_only_has_off_diagonal_residuals() -> None:
+    """The entropy of a factorised Gaussian replaces the joint entropy, which is right for diagonal V only."""
 
     def penalty(m: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         variances = v.diagonal(dim1=-2, dim2=-1)
@@ -89,8 +91,10 @@ def test_a_penalty_that_prices_variances_alone_leaves_the_correlations() -> None
     assert float(heat_residual_matrix(penalty, mu, variances).abs().max()) < 1e-5
 
 
-def test_a_covariance_that_is_none_is_refused() -> None:
-    with pytest.raises(InputError, match="The 'covariance' argument of heat_residual_matrix must be of 3 by 3 numbers"):
+def test_an_invalid_covariance_is_rejected() -> None:
+    with pytest.raises(
+        InputError, match=r"The 'covariance' argument of heat_residual_matrix must have the shape \(\.\.\., 3, 3\)"
+    ):
         heat_residual_matrix(full, d([0.0, 0.0, 0.0]), torch.eye(2))
     with pytest.raises(InputError, match="The 'covariance' argument of heat_residual_matrix must be positive definite"):
         heat_residual_matrix(full, d([0.0, 0.0, 0.0]), -torch.eye(3))
@@ -98,10 +102,10 @@ def test_a_covariance_that_is_none_is_refused() -> None:
         heat_residual_matrix(1.0, d([0.0]), torch.eye(1))
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     with pytest.raises(InputError, match="The 'r' argument of heat_residual must be a function"):
         heat_residual(3.0, 0.0, 1.0)
-    with pytest.raises(InputError, match="The 'scale' argument of heat_residual must be above zero"):
+    with pytest.raises(InputError, match="The 'scale' argument of heat_residual must be positive"):
         heat_residual(lambda m, s: m, 0.0, 0.0)
-    with pytest.raises(InputError, match="The 'mu' argument of heat_residual must have a last dimension"):
+    with pytest.raises(InputError, match="The 'mu' argument of heat_residual must have at least one dimension"):
         heat_residual(lambda m, s: m, 0.0, 1.0, vector=True)

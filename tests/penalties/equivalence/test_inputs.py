@@ -1,4 +1,4 @@
-"""What a penalty may be given as: functions of tensors, of numbers, of the location alone, and torch's own."""
+"""Accepted forms of a penalty: functions of tensors, of numbers, of the location only, and of torch."""
 
 import math
 
@@ -24,12 +24,12 @@ from .cases import d
         torch.square,
     ],
 )
-def test_every_way_to_write_a_function_gives_the_same_values_in_one_shape(r) -> None:
+def test_every_form_of_a_function_gives_the_same_values_in_the_broadcast_shape(r) -> None:
     mu, s = d([[0.5], [-2.0]]), d([1.0, 2.0, 3.0])
     found = as_function(r, 2)(mu, s)
     assert found.dtype == torch.float64
     assert torch.equal(found, (mu**2).expand(2, 3))
 
 
-def test_a_constant_is_the_same_everywhere() -> None:
+def test_a_constant_penalty_is_expanded_to_the_shape_of_the_inputs() -> None:
     assert as_function(lambda mu, s: 0, 2)(d([1.0, 2.0]), d(1.0)).tolist() == [0.0, 0.0]

@@ -1,13 +1,14 @@
-"""The prior of a penalty for families with atoms: points, dropout, spike and slab. Each is inverted exactly.
+"""The prior of a penalty given as a function, for families with atoms: Dirac, dropout, spike and slab.
 
-    dirac        r(mu)       = -log alpha(mu) + K: the penalty of maximum a posteriori
-    dropout      r(m, p)     = -H(p) - p log alpha(m) - (1 - p) log alpha(0) + K, with p the probability to be kept
-    spike, slab  r(mu, s, p) = KL(coin p || coin 1 - pi_0) + p KL(beta_{mu,s} || alpha) + K
+    dirac        r(mu)       = -log alpha(mu) + K, the penalty of maximum a posteriori
+    dropout      r(m, p)     = -H(p) - p log alpha(m) - (1 - p) log alpha(0) + K, with keep probability p
+    spike, slab  r(mu, s, p) = KL(Bernoulli p || Bernoulli 1 - pi_0) + p KL(beta_{mu,s} || alpha) + K
 
-In the last two, r + H(p) is affine in p, which is their test. At p = 1 it is a penalty without coins; at p = 0 it is a
-number c_0, for dropout the price of a weight at 0. For spike and slab that penalty is KL + K_1, and the prior's
-probability of the spike is pi_0 = sigmoid(K_1 - c_0). Weight decay lambda m^2 with a fixed keep rate p is the prior
-N(0, p / (2 lambda)).
+Each is inverted exactly. In the last two, r + H(p) is affine in p, which is the test. At p = 1 it is a penalty without
+atoms. At p = 0 it is a constant c_0; for dropout, c_0 is the penalty of a weight at 0. For spike and slab, the penalty
+at p = 1 is KL + K_1, and the prior probability of the spike is pi_0 = sigmoid(K_1 - c_0).
+
+Weight decay lambda m^2 with a fixed keep probability p corresponds to the prior N(0, p / (2 lambda)).
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ if TYPE_CHECKING:
     from priory.penalties.equivalence.families import LocationScaleFamily
     from priory.penalties.equivalence.grid import Grid
 
-POINT_SCALE = 1e-6  # the scale that stands for none, where a penalty asks for one
+POINT_SCALE = 1e-6  # scale passed to a penalty that expects one, in place of zero
 TEST_KEEP_RATES = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9], dtype=torch.float64)
 
 
 def dirac(r: Any, settings: InversionSettings) -> Equivalence:
-    """The prior of a penalty on the weights themselves."""
+    """Return the equivalence of a penalty on the weights themselves."""
     function = as_function(r, 2)
 
     def penalty(mu: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -69,8 +70,8 @@ def dirac(r: Any, settings: InversionSettings) -> Equivalence:
 
 
 def dropout(r: Any, settings: InversionSettings, keep: float | None) -> Equivalence:
-    """The prior of a penalty on weights that are kept with probability p: learnt, or fixed as `keep`."""
-    require(keep is None or keep <= 1, "scale", CALLER_NAME, "be a probability above 0 for 'dropout'", keep)
+    """Return the equivalence of a penalty on dropped weights, with the keep probability learnt or fixed as `keep`."""
+    require(keep is None or keep <= 1, "scale", CALLER_NAME, "be a probability in (0, 1] for 'dropout'", keep)
     given = as_function(r, 2)
     if keep is None:
         return _learnt_dropout(given, settings)
@@ -95,14 +96,16 @@ def dropout(r: Any, settings: InversionSettings, keep: float | None) -> Equivale
 
 
 def _learnt_dropout(penalty: Function, settings: InversionSettings) -> Equivalence:
-    def mended(m: Tensor, p: Tensor) -> Tensor:
+    """Return the equivalence of dropout with a learnt keep probability."""
+
+    def with_entropy(m: Tensor, p: Tensor) -> Tensor:
         return penalty(m, p) - bernoulli_entropy(p)
 
     grid = _grid(lambda m, s: penalty(m, torch.full_like(m, 0.5)), settings)
     off = _distance_from_affine(penalty, grid.middle)
     kind, chosen, missing = None, penalty, 0.0
-    if off > settings.tolerance and _distance_from_affine(mended, grid.middle) <= settings.tolerance:
-        kind, chosen, missing = KIND_ENTROPY_MISSING, mended, 1.0
+    if off > settings.tolerance and _distance_from_affine(with_entropy, grid.middle) <= settings.tolerance:
+        kind, chosen, missing = KIND_ENTROPY_MISSING, with_entropy, 1.0
     log_kappa, certificate = _from_log_prior(
         lambda theta: -_penalty_at_keep_one(chosen, theta), grid, off, settings.tolerance, kind, missing, "keep rate"
     )
@@ -119,7 +122,7 @@ def _learnt_dropout(penalty: Function, settings: InversionSettings) -> Equivalen
 
 
 def spike_slab(r: Any, settings: InversionSettings, slab: LocationScaleFamily) -> Equivalence:
-    """The prior of a penalty on spikes and slabs: the slab's density, and the probability of the spike."""
+    """Return the equivalence of a spike-and-slab penalty: the slab's density and the probability of the spike."""
     penalty = as_function(r, 3)
 
     def of_slab(mu: Tensor, scale: Tensor) -> Tensor:
@@ -130,19 +133,22 @@ def spike_slab(r: Any, settings: InversionSettings, slab: LocationScaleFamily) -
 
 
 def spike_slab_from_slab(
-    found: Equivalence, penalty: Function, off: float, dropped: float, tolerance: float
+    found: Equivalence, penalty: Function, deviation: float, at_zero: float, tolerance: float
 ) -> Equivalence:
-    """The equivalence of spike and slab from the slab's, how far from affine in p r + H(p) is, and its value c_0."""
+    """Return the equivalence of spike and slab, given the slab's.
+
+    `deviation` is the distance of r + H(p) from an affine function of p, and `at_zero` its value c_0 at p = 0.
+    """
     slab_constant = found.constant
     if not math.isfinite(slab_constant):
         return replace(found, family="spike_slab", penalty=penalty)
-    spike = 1 / (1 + math.exp(dropped - slab_constant))
-    constant = dropped + math.log(spike)
+    spike = 1 / (1 + math.exp(at_zero - slab_constant))
+    constant = at_zero + math.log(spike)
     certificate = found.certificate
-    if off > tolerance:
-        must = "r + H(p) must be affine in p, and one number wherever p = 0"
-        words = f"No prior exists: {must}. It is off by {off:.1e} nats."
-        certificate = replace(certificate, valid=False, kind=KIND_NO_PRIOR, verdict=words, round_trip=off)
+    if deviation > tolerance:
+        must = "r + H(p) must be affine in p, with the same value for all mu and s at p = 0"
+        words = f"No prior exists: {must}. It is off by {deviation:.1e} nats."
+        certificate = replace(certificate, valid=False, kind=KIND_NO_PRIOR, verdict=words, round_trip=deviation)
     elif certificate.kind == KIND_VALID:
         words = certificate.verdict.replace(format_constant(slab_constant), format_constant(constant))
         certificate = replace(certificate, verdict=f"{words} The spike at 0 has probability {spike:.4f}.")
@@ -151,7 +157,7 @@ def spike_slab_from_slab(
         return torch.where(theta == 0, math.log(spike), math.log1p(-spike) + found.log_prior(theta))
 
     def nearest(mu: Tensor, scale: Tensor, p: Tensor) -> Tensor:
-        return -bernoulli_entropy(p) + p * found.nearest(mu, scale) + (1 - p) * dropped
+        return -bernoulli_entropy(p) + p * found.nearest(mu, scale) + (1 - p) * at_zero
 
     return replace(
         found,
@@ -166,7 +172,7 @@ def spike_slab_from_slab(
 
 
 def _spike_tests(penalty: Function, found: Equivalence) -> tuple[float, float]:
-    """How far r + H(p) is from affine in p with one value at p = 0, and that value."""
+    """Return the distance of r + H(p) from affine functions of p with a common value at p = 0, and that value."""
     mu = found.centre + found.unit * torch.linspace(-3, 3, 13, dtype=torch.float64)
     mu, scale = torch.broadcast_tensors(mu[:, None], found.unit * torch.tensor([0.125, 0.5, 2.0], dtype=torch.float64))
     flat = [t.reshape(-1) for t in (mu, scale)]
@@ -175,13 +181,14 @@ def _spike_tests(penalty: Function, found: Equivalence) -> tuple[float, float]:
 
 
 def _distance_from_affine(penalty: Function, m: Tensor) -> float:
-    """How far r + H(p) is from lines in p that all begin with the price of a weight at 0."""
+    """Return the distance of r + H(p) from affine functions of p that start at the penalty of a weight at 0."""
     with torch.no_grad():
-        off, dropped = _test_affine(lambda p: penalty(m, p) + bernoulli_entropy(p), m)
-        return max(off, abs(dropped - float(_penalty_at_keep_one(penalty, m.new_zeros(())))))
+        deviation, at_zero = _test_affine(lambda p: penalty(m, p) + bernoulli_entropy(p), m)
+        return max(deviation, abs(at_zero - float(_penalty_at_keep_one(penalty, m.new_zeros(())))))
 
 
 def _test_affine(function: Callable[[Tensor], Tensor], like: Tensor) -> tuple[float, float]:
+    """Return the distance of a function of p from affine functions with a common value at p = 0, and that value."""
     low, high = _affine_ends(function, like)
     lines = torch.stack(
         [function(torch.full_like(like, float(p))) - (low + float(p) * (high - low)) for p in TEST_KEEP_RATES]
@@ -191,16 +198,18 @@ def _test_affine(function: Callable[[Tensor], Tensor], like: Tensor) -> tuple[fl
 
 
 def _affine_ends(function: Callable[[Tensor], Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
-    """The values at p = 0 and p = 1 of the line through p = 1/4 and p = 3/4, where logarithms are safe."""
+    """Return the values at p = 0 and p = 1 of the line through p = 1/4 and p = 3/4, where logarithms are finite."""
     one, three = (function(torch.full_like(like, p)) for p in (0.25, 0.75))
     return 1.5 * one - 0.5 * three, 1.5 * three - 0.5 * one
 
 
 def _penalty_at_keep_one(penalty: Function, m: Tensor) -> Tensor:
+    """Return r + H(p) extrapolated to p = 1."""
     return _affine_ends(lambda p: penalty(m, p) + bernoulli_entropy(p), m)[1]
 
 
 def _grid(penalty: Callable[[Tensor, Tensor], Tensor], settings: InversionSettings) -> Grid:
+    """Return the evaluation grid, finding the width of the prior if it is not given."""
     unit = find_width(penalty, settings.centre) if settings.width is None else settings.width
     return make_grid(settings.centre, unit, settings.corners)
 
@@ -210,11 +219,11 @@ def _from_log_prior(
     grid: Grid,
     off: float,
     tolerance: float,
-    mended: str | None = None,
+    repaired_kind: str | None = None,
     missing: float | None = None,
-    what: str = "",
+    learnt: str = "",
 ) -> tuple[float, Certificate]:
-    """log kappa and the certificate of a log prior that is known exactly."""
+    """Return log kappa and the certificate of a log prior that is known exactly."""
     with torch.no_grad():
         values = function(grid.points)
     require_finite_core(values, grid)
@@ -222,7 +231,7 @@ def _from_log_prior(
     distance = grid.points - grid.centre
     tails = tail_slopes(distance, values)
     log_kappa = log_integral(distance, grid.widths, values, tails)
-    kind = classify(off, tolerance, log_kappa, mended)
+    kind = classify(off, tolerance, log_kappa, repaired_kind)
     if kind in (KIND_VALID, KIND_ENTROPY_MISSING):
         require_peak_in_core(float(grid.points[values.argmax()]), log_kappa, grid)
-    return log_kappa, make_certificate(kind, off, tails, log_kappa, 0.0, missing_entropy=missing, what=what)
+    return log_kappa, make_certificate(kind, off, tails, log_kappa, 0.0, missing_entropy=missing, learnt=learnt)

@@ -1,11 +1,12 @@
-"""The prior of a penalty that is a table, for families with atoms: points, dropout, spike and slab.
+"""The prior of a penalty given as a table, for families with atoms: Dirac, dropout, spike and slab.
 
-With coins, r + H(p) is affine in p (see `atoms`), and its two ends are found by least squares over p:
+r + H(p) is affine in the keep probability p (see `atoms_from_function`). Its two ends are found by least squares over
+p:
 
     r(., p) + H(p) = p v + (1 - p) c_0,     v the penalty at p = 1,     c_0 one number for the whole table
 
-and minus v is the log prior of points and of dropout, known at the locations: a cubic spline goes through it, or near
-it where the table has noise. For spike and slab v is itself a table, that of the slab.
+For Dirac and dropout, -v is the log prior at the locations, up to a constant. A cubic spline interpolates it, or
+smooths it if the table has noise. For spike and slab, v is itself a table, that of the slab.
 """
 
 from __future__ import annotations
@@ -38,21 +39,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AffineFit:
-    """v (M, *S) and c_0, the largest distance of the table from these lines, and the noise of v."""
+    """Least-squares fit of p v + (1 - p) c_0 to a table.
+
+    Attributes:
+        at_one: v, (M, *S).
+        at_zero: c_0.
+        deviation: Largest distance of the table from the fit.
+        noise: Standard deviation of the noise of v.
+    """
 
     at_one: Tensor
     at_zero: float
-    off: float
+    deviation: float
     noise: float
 
 
 def dirac(table: Table, tolerance: float) -> Equivalence:
-    """The prior of a table r(mu): nothing is tested but the tails."""
+    """Return the equivalence of a table r(mu); only the tails are tested."""
     return _from_log_prior_values(table, table.values, table.noise, 0.0, tolerance, "dirac")
 
 
 def dropout(table: Table, tolerance: float) -> Equivalence:
-    """The prior of a table r(m, p): of several keep rates, or of one that is fixed."""
+    """Return the equivalence of a table r(m, p) with several keep probabilities, or one that is fixed."""
     keep, allowed = _check_keep_rates(table.scales, "scales"), max(tolerance, NOISE_SIGMAS * table.noise)
     if len(keep) == 1:
         return _fixed_dropout(table, float(keep[0]), tolerance)
@@ -73,25 +81,25 @@ def dropout(table: Table, tolerance: float) -> Equivalence:
 
 
 def spike_slab(table: Table, slab: LocationScaleFamily, tolerance: float) -> Equivalence:
-    """The prior of a table r(mu, s, p): the slab's density, and the probability of the spike."""
+    """Return the equivalence of a table r(mu, s, p): the slab's density and the probability of the spike."""
     keep = _check_keep_rates(table.keep, "keep")
-    require(len(keep) > 1, "keep", "Table", "be two probabilities or more", keep.tolist())
+    require(len(keep) > 1, "keep", "Table", "have at least two probabilities", keep.tolist())
     found = fit_affine_in_keep(table.values + bernoulli_entropy(keep), keep, table.noise)
     inner = Table(table.mu, table.scales, found.at_one, found.noise)
     read = from_table if len(table.scales) > 1 else from_table_at_one_scale
     allowed = max(tolerance, NOISE_SIGMAS * table.noise)
-    return spike_slab_from_slab(read(inner, slab, tolerance), table, found.off, found.at_zero, allowed)
+    return spike_slab_from_slab(read(inner, slab, tolerance), table, found.deviation, found.at_zero, allowed)
 
 
 def fit_affine_in_keep(values: Tensor, keep: Tensor, noise: float) -> AffineFit:
-    """Least squares of p v + (1 - p) c_0 to values (M, *S, P), with one c_0 for all.
+    """Fit p v + (1 - p) c_0 to values (M, *S, P) by least squares, with one c_0 for the whole table.
 
     >>> p = torch.tensor([0.2, 0.5], dtype=torch.float64)
     >>> round(fit_affine_in_keep(p * torch.tensor([[3.0], [4.0]]) + (1 - p) * 7, p, 0.0).at_zero, 6)
     7.0
     """
     size = keep.square().sum()
-    across = (1 - keep) - keep * (keep * (1 - keep)).sum() / size  # what p can't explain of 1 - p
+    across = (1 - keep) - keep * (keep * (1 - keep)).sum() / size  # the part of 1 - p that is orthogonal to p
     at_zero = float((values @ across).mean() / across.square().sum())
     at_one = (values - (1 - keep) * at_zero) @ keep / size
     off = (values - keep * at_one[..., None] - (1 - keep) * at_zero).abs().max()
@@ -99,7 +107,7 @@ def fit_affine_in_keep(values: Tensor, keep: Tensor, noise: float) -> AffineFit:
 
 
 def _fixed_dropout(table: Table, keep: float, tolerance: float) -> Equivalence:
-    """With one p the part of c_0 is a constant: the log prior is -r / p."""
+    """Return the equivalence at one keep probability, where the log prior is -r / p up to a constant."""
     noise = table.noise / keep
     result = _from_log_prior_values(table, table.values[:, 0] / keep, noise, 0.0, tolerance, "dropout")
     if not math.isfinite(result.constant):
@@ -123,16 +131,16 @@ def _from_log_prior_values(
     off: float,
     allowed: float,
     name: str,
-    mended: str | None = None,
+    repaired_kind: str | None = None,
     missing: float | None = None,
-    what: str = "",
+    learnt: str = "",
 ) -> Equivalence:
-    """The equivalence for minus a log prior at the table's locations, (M,); `nearest` is its spline."""
+    """Return the equivalence given minus the log prior at the table's locations, (M,)."""
     fit = _fit_spline(table.mu, -values, noise)
     error = max(fit.rms, noise) if noise else _interpolation_error(table.mu, -values)
     tails, log_kappa = tails_and_log_kappa(fit, table.mu)
-    kind = classify(off, allowed, log_kappa, mended)
-    certificate = make_certificate(kind, off, tails, log_kappa, error, missing_entropy=missing, what=what)
+    kind = classify(off, allowed, log_kappa, repaired_kind)
+    certificate = make_certificate(kind, off, tails, log_kappa, error, missing_entropy=missing, learnt=learnt)
     middle, unit = float((table.mu[0] + table.mu[-1]) / 2), float(table.mu[-1] - table.mu[0]) / 12
     return Equivalence(
         normalised(fit, log_kappa),
@@ -148,7 +156,7 @@ def _from_log_prior_values(
 
 
 def _fit_spline(t: Tensor, values: Tensor, noise: float) -> SplineFit:
-    """Through exact values; near noisy ones, as the spline that a family too narrow to matter would smooth."""
+    """Interpolate exact values; smooth noisy ones with the spline of a family that is too narrow to matter."""
     if not noise:
         return interpolate(t, values)
     narrow, scale = FAMILIES["uniform"], torch.tensor([POINT_SCALE], dtype=torch.float64)
@@ -156,23 +164,28 @@ def _fit_spline(t: Tensor, values: Tensor, noise: float) -> SplineFit:
 
 
 def _interpolation_error(t: Tensor, values: Tensor) -> float:
-    """How far a spline through every other value is from those that it leaves out: more than the error of all."""
+    """Bound the interpolation error by that of a spline through every other value."""
     kept = torch.arange(len(t)) % 2 == 0
     kept[-1] = True
     return float((interpolate(t[kept], values[kept])(t) - values).abs().max())
 
 
 def _distance_from_affine(m: Tensor, found: AffineFit) -> float:
-    """How far a table is from lines in p that all begin with the price of a weight at 0, where that is known."""
+    """Return the distance from affine functions of p that start at the penalty of a weight at 0, if covered."""
     if not float(m[0]) <= 0 <= float(m[-1]):
-        return found.off
+        return found.deviation
     zero = torch.zeros((), dtype=torch.float64)
     at_zero = float(_fit_spline(m, found.at_one, found.noise)(zero))
-    return max(found.off, abs(at_zero - found.at_zero))
+    return max(found.deviation, abs(at_zero - found.at_zero))
 
 
 def _check_keep_rates(keep: Tensor, name: str) -> Tensor:
+    """Raise an InputError unless all keep probabilities are at most 1."""
     require(
-        bool((keep <= 1).all()), name, "Table", "be probabilities above 0 for weights that are dropped", keep.tolist()
+        bool((keep <= 1).all()),
+        name,
+        "Table",
+        "be probabilities in (0, 1] for 'dropout' and 'spike_slab'",
+        keep.tolist(),
     )
     return keep

@@ -1,4 +1,4 @@
-"""Families that a location moves and a scale widens: w = mu + s z, with z of one of five laws.
+"""Location-scale families w = mu + s z, with z from one of five distributions.
 
     family      density of z                   entropy of z            scale s
     gaussian    exp(-z^2 / 2) / sqrt(2 pi)     log(2 pi e) / 2         standard deviation
@@ -7,8 +7,8 @@
     logistic    exp(-z) / (1 + exp(-z))^2      2                       s
     gumbel      exp(-z - exp(-z)), skewed      1 + Euler's gamma       beta
 
-The entropy of w is log s plus that of z. Expectations E f(mu + s z) are Gauss-Legendre panels on the law of z, with
-panels that shrink geometrically towards every point where f may have a corner.
+The entropy of w is log s plus the entropy of z. Expectations E f(mu + s z) are computed by Gauss-Legendre quadrature
+on panels of z, which shrink geometrically towards every point where f may have a corner.
 """
 
 from __future__ import annotations
@@ -30,17 +30,25 @@ from priory.distributions import Logistic
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-POINTS_PER_PANEL = 12  # a panel
-CORNER_LEVELS = range(9)  # around a corner, in powers of 1/8 of four scales
+POINTS_PER_PANEL = 12
+CORNER_LEVELS = range(9)  # exponents k of the panel edges around a corner, at distances 4 * 8^-k scales
 EULER_GAMMA = 0.5772156649015329
 EXPONENTIAL_TAIL_EDGES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 11.0, 15.0, 20.0, 28.0, 40.0)
-CORNER_REACH_SCALES = 4.0  # how much farther than its own edges a family minds a corner, in scales
-MIN_PANEL_WIDTH = 1e-10  # of the scale: two edges nearer than this are one
+CORNER_REACH_SCALES = 4.0  # corners farther than this outside of the panels are ignored
+MIN_PANEL_WIDTH = 1e-10  # in scales; narrower panels are skipped
 
 
 @dataclass(frozen=True)
 class LocationScaleFamily:
-    """A family: the entropy and the mean of z, its panels, and the members as distributions."""
+    """A location-scale family.
+
+    Attributes:
+        name: Name of the family.
+        entropy_at_one: Entropy of z, in nats.
+        edges: Edges of the quadrature panels in z; the density beyond them is negligible or zero.
+        member: Function from location and scale to a distribution.
+        mean: Mean of z.
+    """
 
     name: str
     entropy_at_one: float
@@ -50,22 +58,22 @@ class LocationScaleFamily:
 
     @property
     def symmetric(self) -> bool:
-        """Whether z and -z have the same law."""
+        """Whether z and -z have the same distribution."""
         return self.mean == 0
 
     def entropy(self, scale: Tensor) -> Tensor:
-        """The entropy of a member, which its location doesn't change."""
+        """Return the entropy of a member, which depends on the scale only."""
         return scale.log() + self.entropy_at_one
 
     def density(self, z: Tensor) -> Tensor:
-        """The density of z."""
+        """Return the density of z, zero outside of the panels."""
         zero = z.new_zeros(())
         density = self.member(zero, zero + 1).log_prob(z).exp()
         return torch.where((z >= self.edges[0]) & (z <= self.edges[-1]), density, 0.0)
 
     @cached_property
     def quadrature(self) -> tuple[Tensor, Tensor]:
-        """Points z and weights, for functions without corners, (K,) each."""
+        """Nodes z and weights (K,) for expectations of smooth functions."""
         edges = torch.tensor(self.edges, dtype=torch.float64)
         z, width = gauss_legendre_panels(edges[:-1], edges[1:], POINTS_PER_PANEL)
         return z, self.density(z) * width
@@ -73,9 +81,10 @@ class LocationScaleFamily:
     def expectation(
         self, function: Callable[[Tensor], Tensor], loc: Tensor, scale: Tensor, corners: Sequence[Tensor | float] = ()
     ) -> Tensor:
-        """E f(loc + scale z) for a location and a scale of one shape; `function` works number by number.
+        """Return E f(loc + scale z) for a location and a scale of the same shape.
 
-        Gradients pass through the location and the scale. Corners out of reach cost nothing.
+        `function` is evaluated elementwise. Gradients flow through the location and the scale. Corners out of reach of
+        a member add no cost.
         """
         marks = [torch.as_tensor(corner).to(loc).expand_as(loc) for corner in corners]
         with torch.no_grad():
@@ -93,12 +102,14 @@ class LocationScaleFamily:
         return value.masked_scatter(reached, self._panel_expectation(function, loc[reached], scale[reached], near))
 
     def _smooth_expectation(self, function: Callable[[Tensor], Tensor], loc: Tensor, scale: Tensor) -> Tensor:
+        """Return the expectation of a smooth function by one fixed quadrature rule."""
         z, weights = (t.to(loc).reshape(-1, *[1] * loc.ndim) for t in self.quadrature)
         return (weights * function(loc + scale * z)).sum(0)
 
     def _panel_expectation(
         self, function: Callable[[Tensor], Tensor], loc: Tensor, scale: Tensor, corners: Sequence[Tensor]
     ) -> Tensor:
+        """Return the expectation of a function with corners, panel by panel."""
         total = torch.zeros_like(loc)
         with torch.no_grad():
             edges = self._panel_edges(loc, scale, corners)
@@ -109,20 +120,22 @@ class LocationScaleFamily:
         return total
 
     def _panel_edges(self, loc: Tensor, scale: Tensor, corners: Sequence[Tensor]) -> Tensor:
-        """Edges in z, (E, *B): those of the family, and around each corner distances from 4 to 4 * 8^-8."""
+        """Return panel edges in z, (E, *B): the family's, and distances from 4 to 4 * 8^-8 around each corner."""
         shape = loc.shape
-        own = torch.tensor(self.edges).to(loc).reshape(-1, *[1] * len(shape)).expand(-1, *shape)
+        fixed = torch.tensor(self.edges).to(loc).reshape(-1, *[1] * len(shape)).expand(-1, *shape)
         reach = CORNER_REACH_SCALES * 8.0 ** -torch.tensor(CORNER_LEVELS).to(loc)
         steps = torch.cat([-reach, torch.zeros_like(reach[:1]), reach]).reshape(-1, *[1] * len(shape))
         around = [(corner - loc) / scale + steps for corner in corners]
-        return torch.cat([own, *around]).clamp(self.edges[0], self.edges[-1]).sort(0).values
+        return torch.cat([fixed, *around]).clamp(self.edges[0], self.edges[-1]).sort(0).values
 
 
 def _mirrored(outward: tuple[float, ...]) -> tuple[float, ...]:
+    """Return edges on both sides of zero, given those >= 0."""
     return (*(-e for e in reversed(outward[1:])), *outward)
 
 
 def _uniform(loc: Tensor, half: Tensor) -> Distribution:
+    """Return the uniform distribution with this centre and half-width."""
     return Uniform(loc - half, loc + half, validate_args=False)
 
 
@@ -161,7 +174,7 @@ WITH_ATOMS = ("dirac", "dropout", "spike_slab")
 
 
 def check_family(name: object, owner: str) -> str:
-    """The name of a family, or the one form of error."""
+    """Return the name of a family, or raise an InputError that lists the known names."""
     names = (*FAMILIES, *WITH_ATOMS)
     require(isinstance(name, str) and name in names, "family", owner, f"be one of {', '.join(names)}", repr(name))
     return str(name)

@@ -2,9 +2,9 @@
 
     r(mu, s) = KL(beta_{mu,s} || alpha) + K    <=>    log alpha = A + K,   A the same at every s,   K = -log int e^A
 
-A comes from `inversion` for functions and from `spline` for tables; the two conditions are tested here and worded in
-`certificate`. A penalty that fails is tried again divided by the T that it seems to have, or with the entropy that it
-lacks; for what fails then, least squares gives the nearest Bayesian penalty, and the rest is not Bayesian.
+A is computed by deconvolution if the penalty is a function, and by a smoothing spline if it is a table. A penalty that
+fails the test is tried again divided by its apparent temperature T, or with the missing entropy added. If that fails
+too, least squares gives the nearest Bayesian penalty, and the remainder is not Bayesian.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch  # noqa: F401 - for the doctest
+import torch  # noqa: F401 - used by the doctest
 
 from priory.core.errors import require
 from priory.penalties.as_prior.base import Regulariser
@@ -46,35 +46,54 @@ def prior_from_penalty(
     tolerance: float = 1e-3,
     slab: str = "gaussian",
 ) -> Equivalence:
-    """The prior that a penalty is, for a family of posteriors, and a certificate that says whether it is one.
+    """Find the prior for which a penalty is a KL divergence, and certify whether there is one.
 
-    `r(mu, scale)` is a function of tensors or of numbers, a table (mu, scales, values[, noise[, keep]]), or a penalty
-    of `priory.penalties`, whose r(w) is minus the log density of a weight. The scale is the standard deviation of
-    "gaussian", b of "laplace", half the width of "uniform", s of "logistic", beta of "gumbel". It is r(mu) for "dirac",
-    r(m, p) with the probability to be kept for "dropout", r(mu, scale, p) for "spike_slab", whose slab is of the family
-    `slab`. `scale` is given where it is fixed and not learnt (for "dropout", p).
+    The penalty is evaluated around `centre`, over several widths of the prior and at scales from 1/4 to 2 widths. It is
+    valid if it is a KL plus a constant to within `tolerance` nats.
 
-    The penalty is looked at around `centre`, over some widths of the prior (found by itself unless given), with care
-    at `corners` (the centre unless given). It is valid if it is a KL to within `tolerance` nats.
+    Args:
+        r: The penalty: a function of tensors or of numbers, a table (mu, scales, values[, noise[, keep]]) or `Table`,
+            or a penalty of `priory.penalties`, which is read as r(w), minus the log density of a weight. A function has
+            the signature r(mu, scale); r(mu) for "dirac"; r(m, p) with the keep probability p for "dropout"; r(mu,
+            scale, p) for "spike_slab".
+        family: Family of the posterior, with its scale: "gaussian" (default; standard deviation), "laplace" (b),
+            "uniform" (half of the width), "logistic" (s), "gumbel" (beta), "dirac", "dropout" or "spike_slab".
+        scale: The scale, if it is fixed and not learnt; for "dropout", the keep probability. Default: None, learnt.
+        centre: Location around which the penalty is evaluated. Default: 0.0.
+        width: Approximate width of the prior. Default: None, found automatically.
+        corners: Points where the log prior may have corners. Default: None, the centre.
+        tolerance: Largest deviation from a KL in nats for a valid penalty. Default: 1e-3.
+        slab: Family of the slab for "spike_slab". Default: "gaussian".
 
-    >>> found = prior_from_penalty(lambda mu, s: 0.5 * (mu**2 + s**2 - 1) - s.log(), "gaussian")
-    >>> found.certificate.valid, round(found.log_prior(torch.tensor(0.0)).item(), 6)
-    (True, -0.918939)
+    Returns:
+        An `Equivalence` with the log prior, the constant K and the certificate.
+
+    Raises:
+        InputError: If the penalty is not finite around its centre, or the prior's peak is too far from it.
+
+    Example:
+        >>> found = prior_from_penalty(lambda mu, s: 0.5 * (mu**2 + s**2 - 1) - s.log(), "gaussian")
+        >>> found.certificate.valid, round(found.log_prior(torch.tensor(0.0)).item(), 6)
+        (True, -0.918939)
+
+    References:
+        Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian priors and penalties in variational
+        inference.
     """
     name = check_family(family, CALLER_NAME)
-    require(_number(centre), "centre", CALLER_NAME, "be a number", centre)
+    require(_is_finite_number(centre), "centre", CALLER_NAME, "be a finite number", centre)
     for key, value in (("width", width), ("scale", scale)):
-        ok = value is None or (_number(value) and value > 0)
-        require(ok, key, CALLER_NAME, "be a number above zero", value)
-    require(_number(tolerance) and tolerance > 0, "tolerance", CALLER_NAME, "be a number above zero", tolerance)
+        ok = value is None or (_is_finite_number(value) and value > 0)
+        require(ok, key, CALLER_NAME, "be a positive number", value)
+    require(_is_finite_number(tolerance) and tolerance > 0, "tolerance", CALLER_NAME, "be a positive number", tolerance)
     require(isinstance(slab, str) and slab in FAMILIES, "slab", CALLER_NAME, f"be one of {', '.join(FAMILIES)}", slab)
     marks = (centre,) if corners is None else tuple(float(c) for c in corners)
     if isinstance(r, Regulariser):
-        r = _minus_log(single_weight_prior(r, CALLER_NAME))
+        r = _negative_log_prob(single_weight_prior(r, CALLER_NAME))
     table = as_table(r)
     if table is not None:
-        require(scale is None, "scale", CALLER_NAME, "be left out for a table, which has its own", scale)
-        return _of_table(table, name, FAMILIES[slab], float(tolerance))
+        require(scale is None, "scale", CALLER_NAME, "be left out for a table, which holds its scales", scale)
+        return _from_table(table, name, FAMILIES[slab], float(tolerance))
     settings = InversionSettings(float(centre), None if width is None else float(width), marks, float(tolerance))
     if name == "dirac":
         return atoms_from_function.dirac(r, settings)
@@ -89,12 +108,15 @@ def prior_from_penalty(
     return from_function(function, FAMILIES[name], settings)
 
 
-def _of_table(table: Table, name: str, slab: LocationScaleFamily, tolerance: float) -> Equivalence:
-    without, coins = table.scales is None, table.keep is not None
-    must = "be a table with scales, or without (None) for 'dirac'"
-    require(without == (name == "dirac"), "r", CALLER_NAME, must, f"{'none' if without else 'scales'} for {name!r}")
-    must = "be a table with `keep` for 'spike_slab' alone"
-    require(coins == (name == "spike_slab"), "r", CALLER_NAME, must, f"{'some' if coins else 'none'} for {name!r}")
+def _from_table(table: Table, name: str, slab: LocationScaleFamily, tolerance: float) -> Equivalence:
+    """Dispatch a table on its family, after checking that it has the columns that the family needs."""
+    without_scales, with_keep = table.scales is None, table.keep is not None
+    must = "be a table with scales, or with None as scales for 'dirac'"
+    got = f"{'no scales' if without_scales else 'scales'} for {name!r}"
+    require(without_scales == (name == "dirac"), "r", CALLER_NAME, must, got)
+    must = "be a table with `keep` for 'spike_slab', and only for it"
+    got = f"{'keep rates' if with_keep else 'no keep rates'} for {name!r}"
+    require(with_keep == (name == "spike_slab"), "r", CALLER_NAME, must, got)
     if name == "dirac":
         return atoms_from_table.dirac(table, tolerance)
     if name == "dropout":
@@ -105,12 +127,15 @@ def _of_table(table: Table, name: str, slab: LocationScaleFamily, tolerance: flo
     return read(table, FAMILIES[name], tolerance)
 
 
-def _minus_log(distribution: Distribution) -> Callable[[Tensor], Tensor]:
+def _negative_log_prob(distribution: Distribution) -> Callable[[Tensor], Tensor]:
+    """Return the penalty -log p(w) of a distribution."""
+
     def penalty(w: Tensor) -> Tensor:
         return -distribution.log_prob(w)
 
     return penalty
 
 
-def _number(value: object) -> bool:
+def _is_finite_number(value: object) -> bool:
+    """Return whether a value is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,12 +1,16 @@
-"""From a prior to its penalty: what a variational loss adds to the data's, given the family that it is trained in.
+"""From a prior to its penalty: the term that a variational loss adds to the negative log-likelihood.
 
-    locations and scales   r(mu, s)    = KL(beta_{mu,s} || alpha) = -H(beta_s) - E log alpha(mu + s z)
-    dirac                  r(mu)       = -log alpha(mu), as the entropy of a point is dropped
-    dropout                r(m, p)     = -H(p) - p log alpha(m) - (1 - p) log alpha(0), with p the chance to be kept
-    spike and slab         r(mu, s, p) = KL of the coins + p KL(beta_{mu,s} || slab)
+    location-scale   r(mu, s)    = KL(beta_{mu,s} || alpha) = -H(beta_s) - E log alpha(mu + s z)
+    dirac            r(mu)       = -log alpha(mu), dropping the entropy of a point
+    dropout          r(m, p)     = -H(p) - p log alpha(m) - (1 - p) log alpha(0), with keep probability p
+    spike and slab   r(mu, s, p) = KL(Bernoulli p || Bernoulli 1 - pi_0) + p KL(beta_{mu,s} || slab)
 
-Closed forms come first (`priory.divergences`), panels otherwise. All are differentiable. After Wolinski, Charpiat and
-Ollivier (2020), "An Equivalence between Bayesian Priors and Penalties in Variational Inference", arXiv:2002.00178.
+Closed forms of `priory.divergences` are used where they exist, and quadrature elsewhere. All penalties are
+differentiable.
+
+References:
+    Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian priors and penalties in variational
+    inference, arXiv:2002.00178.
 """
 
 from __future__ import annotations
@@ -35,16 +39,29 @@ PenaltyFunction = Callable[..., Tensor]
 def penalty_from_prior(
     prior: Any, family: str = "gaussian", *, corners: Sequence[float] | None = None
 ) -> PenaltyFunction:
-    """The penalty r(mu, scale) that a prior is, for a family of posteriors: KL(beta || prior), number by number.
+    """Return the penalty r(mu, scale) = KL(beta || prior) that corresponds to a prior, for a family of posteriors.
 
-    The prior is a distribution, a penalty of `priory.penalties` with a number as its factor, an `Equivalence`, anything
-    with a `log_prob`, or a function that is a log density. `corners` says where that density has corners, poles or
-    narrow peaks: the centres of a distribution, 0 for a function, unless given. A prior over vectors of n numbers gives
-    r(mu (..., n), scale) for the Gaussian family.
+    Args:
+        prior: A distribution, a penalty of `priory.penalties` with a number as its factor, an `Equivalence`, any object
+            with a `log_prob` method, or a function that returns a log density.
+        family: Family of the posterior: "gaussian" (default), "laplace", "uniform", "logistic", "gumbel", "dirac",
+            "dropout" or "spike_slab".
+        corners: Points where the density has corners, poles or narrow peaks. Default: the locations and bounds of a
+            distribution, or 0 for a function.
 
-    >>> r = penalty_from_prior(Normal(0.0, 1.3), "gaussian")
-    >>> round(r(0.5, 0.8).item(), 6)
-    0.248821
+    Returns:
+        An elementwise, differentiable function of tensors or numbers, in nats: r(mu, scale), with r(mu) for "dirac",
+        r(m, keep) for "dropout" and r(mu, scale, p) for "spike_slab". For a prior over vectors of n numbers and the
+        family "gaussian" or "dirac", mu has the shape (..., n).
+
+    Example:
+        >>> r = penalty_from_prior(Normal(0.0, 1.3), "gaussian")
+        >>> round(r(0.5, 0.8).item(), 6)
+        0.248821
+
+    References:
+        Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian priors and penalties in variational
+        inference.
     """
     name, prior = check_family(family, CALLER_NAME), single_weight_prior(prior, CALLER_NAME)
     if name == "spike_slab":
@@ -63,9 +80,11 @@ def penalty_from_prior(
 def _location_scale(
     prior: Any, log_prior: Callable[[Tensor], Tensor], family: LocationScaleFamily, marks: Sequence[Tensor | float]
 ) -> PenaltyFunction:
+    """Return r(mu, s), by a closed-form KL if there is one and by quadrature otherwise."""
+
     def penalty(mu: Any, scale: Any) -> Tensor:
         if isinstance(scale, (int, float)):
-            require(scale > 0, "scale", CALLER_NAME, "be above zero", scale)
+            require(scale > 0, "scale", CALLER_NAME, "be positive", scale)
         loc, scale = torch.broadcast_tensors(*as_float_tensors(mu, scale))
         if isinstance(prior, SpikeAndSlab):
             return kl(family.member(loc, scale), prior).value
@@ -80,6 +99,8 @@ def _location_scale(
 
 
 def _dropout(log_prior: Callable[[Tensor], Tensor]) -> PenaltyFunction:
+    """Return r(m, keep) for dropout."""
+
     def penalty(m: Any, keep: Any) -> Tensor:
         m, keep = torch.broadcast_tensors(*as_float_tensors(m, keep))
         return -bernoulli_entropy(keep) - keep * log_prior(m) - (1 - keep) * log_prior(torch.zeros_like(m))
@@ -88,6 +109,7 @@ def _dropout(log_prior: Callable[[Tensor], Tensor]) -> PenaltyFunction:
 
 
 def _spike_slab(prior: Any) -> PenaltyFunction:
+    """Return r(mu, scale, p) for a spike-and-slab posterior and prior."""
     ok = isinstance(prior, SpikeAndSlab)
     require(ok, "prior", CALLER_NAME, "be a SpikeAndSlab for the family 'spike_slab'", type(prior).__name__)
 
@@ -99,7 +121,7 @@ def _spike_slab(prior: Any) -> PenaltyFunction:
 
 
 def _vector(prior: Distribution, name: str) -> PenaltyFunction:
-    """One penalty for n numbers at once, with one scale or one each."""
+    """Return one penalty for vectors of n numbers, with one scale per vector or per coordinate."""
     ok = name in ("gaussian", "dirac") and len(prior.event_shape) == 1
     must = "be 'gaussian' or 'dirac' for a prior over vectors"
     require(ok, "family", CALLER_NAME, must, f"{name!r} and the event shape {tuple(prior.event_shape)}")
@@ -114,7 +136,7 @@ def _vector(prior: Distribution, name: str) -> PenaltyFunction:
 
 
 def as_float_tensors(*values: Any) -> list[Tensor]:
-    """Arguments as tensors that go together: numbers take the type of the tensors beside them, or float64."""
+    """Return floating-point tensors; numbers take the type of the tensors beside them, or float64."""
     floats = [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
     like = floats[0] if floats else torch.zeros((), dtype=torch.float64)
     options = {"dtype": like.dtype, "device": like.device}
@@ -122,34 +144,34 @@ def as_float_tensors(*values: Any) -> list[Tensor]:
 
 
 def bernoulli_entropy(p: Tensor) -> Tensor:
-    """H(p) = -p log p - (1 - p) log(1 - p)."""
+    """Return H(p) = -p log p - (1 - p) log(1 - p)."""
     return -torch.special.xlogy(p, p) - torch.special.xlogy(1 - p, 1 - p)
 
 
 def single_weight_prior(prior: Any, owner: str) -> Any:
-    """The distribution that a penalty of weights is for one weight; anything else as it is."""
+    """Return the distribution of one weight under a penalty; anything else is returned unchanged."""
     if not isinstance(prior, Regulariser):
         return prior
     ok = isinstance(prior.factor, (int, float))
-    require(ok, "prior", owner, "have a number as its factor, where there is no network", repr(prior))
+    require(ok, "prior", owner, "have a number as its factor, since no network is given", repr(prior))
     return prior.prior(float(prior.factor), SINGLE_WEIGHT, torch.float64)  # pyright: ignore[reportArgumentType]
 
 
 def log_density_of(prior: Any) -> Callable[[Tensor], Tensor]:
-    """The log density of whatever can stand for a prior, number by number."""
+    """Return the elementwise log density of any object accepted as a prior."""
     if isinstance(prior, Distribution):
         return lambda w: log_density(prior, w)
     for name in ("log_prior", "log_prob"):
         function = getattr(prior, name, None)
         if callable(function):
             return function  # pyright: ignore[reportReturnType]
-    must = "be a distribution, an Equivalence, a penalty or a function that is a log density"
+    must = "be a distribution, an Equivalence, a penalty or a function that returns a log density"
     require(callable(prior), "prior", CALLER_NAME, must, type(prior).__name__)
     return prior
 
 
 def corner_points(prior: Any) -> tuple[Tensor | float, ...]:
-    """Where a density has its peaks, corners and ends."""
+    """Return the points where a density has peaks, corners and bounds."""
     if not isinstance(prior, Distribution):
         return (0.0,)
     if isinstance(prior, MixtureSameFamily):

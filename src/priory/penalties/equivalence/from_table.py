@@ -1,9 +1,9 @@
-"""The prior of a penalty that is known as a table, at one scale or at several, and the Bayesian penalty nearest to any.
+"""The prior of a penalty given as a table, at one scale or several, and the Bayesian penalty nearest to any penalty.
 
-At several scales one spline must explain them all; what it leaves is noise, or not Bayesian. At one scale a spline can
-explain nearly everything if it may bend enough, so that the question is the L-curve's: does the residual go to zero
-while the curvature stays what it is (a prior exists), or only by bending more and more (none does)? A penalty like
-|mu| at a fixed Gaussian scale is of the second sort: what a Gaussian has smoothed has no corner.
+At several scales, one spline must explain them all; the residual is noise or not Bayesian. At one scale, a spline with
+enough curvature can explain nearly everything, so the test is the L-curve: a prior exists if the residual goes to zero
+at bounded curvature, and none exists if the curvature must keep growing. A penalty like |mu| at a fixed Gaussian scale
+has no prior, since a function smoothed by a Gaussian has no corner.
 """
 
 from __future__ import annotations
@@ -35,59 +35,59 @@ if TYPE_CHECKING:
     from priory.penalties.equivalence.inputs import Function
     from priory.penalties.equivalence.result import InversionSettings
 
-TEMPERATURE_MARGIN = 1e-3  # a T nearer to 0 is none, and one nearer to 1 is no other
-NOISY_TEMPERATURE_MARGIN = 0.02  # a T of a table, which noise may have moved, that is nearer to 0 may be none
+TEMPERATURE_MARGIN = 1e-3  # T within this distance of 0 is a missing entropy, and of 1 an untempered KL
+NOISY_TEMPERATURE_MARGIN = 0.02  # the first margin for a table, whose noise shifts T
 MAX_CURVATURE_NATS = (
     10.0  # nats within one scale: a log prior more bent than this can't be told from one that doesn't exist
 )
-L_CURVE_CORNER_RATIO = 2.0  # times the least residual, where an L-curve has its corner
+L_CURVE_CORNER_RATIO = 2.0  # residual at the corner of the L-curve, over the smallest residual
 LOCATION_COUNT = 241
-NOISE_SIGMAS = 5.0  # standard deviations of the noise that a residual may have, among a few thousand
+NOISE_SIGMAS = 5.0  # largest residual in standard deviations of the noise, among a few thousand values
 
 
 def from_table(table: Table, family: LocationScaleFamily, tolerance: float) -> Equivalence:
-    """The equivalence for values at several scales."""
+    """Return the equivalence of a table with several scales."""
     allowed = max(tolerance, NOISE_SIGMAS * table.noise)
     fit = SplineProblem(table, family).fit()
-    mended, missing, better = None, 0.0, fit
+    repaired_kind, missing, better = None, 0.0, fit
     if fit.worst > allowed:
         missing = SplineProblem(table, family, free_entropy=True).fit().slope
-        mended, better = _repair(table, family, missing, allowed, fit)
+        repaired_kind, better = _repair(table, family, missing, allowed, fit)
         fit = SplineProblem(table, family).smoothest_fit()
-        better = fit if mended is None else better
+        better = fit if repaired_kind is None else better
     tails, log_kappa = tails_and_log_kappa(better, table.mu)
-    kind = classify(fit.worst, allowed, log_kappa, mended)
+    kind = classify(fit.worst, allowed, log_kappa, repaired_kind)
     error = max(better.rms, table.noise)
     certificate = make_certificate(kind, fit.worst, tails, log_kappa, error, missing_entropy=missing)
     return _equivalence(table, family, fit, normalised(better, log_kappa), certificate)
 
 
 def from_table_at_one_scale(table: Table, family: LocationScaleFamily, tolerance: float) -> Equivalence:
-    """The equivalence for one scale that is not learnt."""
+    """Return the equivalence of a table with one fixed scale."""
     problem, scale = SplineProblem(table, family), float(table.scales[0])
     curve = [problem.solve(smoothing) for smoothing in SMOOTHING_GRID.tolist()]
     smooth = [fit for fit in curve if fit.curvature * scale**2 <= MAX_CURVATURE_NATS] or curve[:1]
     fit = problem.fit() if table.noise else min(smooth, key=lambda one: one.rms)
     exists = fit.rms <= max(tolerance, 1.2 * table.noise)
-    if not exists:  # the corner of the L-curve: from there on bending more helps little
+    if not exists:  # the corner of the L-curve: more curvature hardly reduces the residual
         fit = next(one for one in curve if one.rms <= L_CURVE_CORNER_RATIO * fit.rms)
     tails, log_kappa = tails_and_log_kappa(fit, table.mu)
     kind = classify(0.0, tolerance, log_kappa) if exists else KIND_NO_PRIOR
     last = curve[-1]
-    refused = (
+    explanation = (
         f"No prior exists at the fixed scale {scale:.3g}: a log prior of curvature {fit.curvature:.2g} leaves "
-        f"{fit.rms:.1e} nats, and one of curvature {last.curvature:.2g} still {last.rms:.1e}. Whatever this family has "
-        f"smoothed is smoother than the penalty."
+        f"{fit.rms:.1e} nats, and one of curvature {last.curvature:.2g} still {last.rms:.1e}. Any function smoothed by "
+        f"this family is smoother than the penalty."
     )
-    words, error = None if exists else refused, max(fit.rms, table.noise)
-    certificate = make_certificate(kind, fit.worst, tails, log_kappa, error, verdict=words, what="")
+    words, error = None if exists else explanation, max(fit.rms, table.noise)
+    certificate = make_certificate(kind, fit.worst, tails, log_kappa, error, verdict=words, learnt="")
     return _equivalence(table, family, fit, normalised(fit, log_kappa), certificate)
 
 
 def from_function_at_one_scale(
     penalty: Function, family: LocationScaleFamily, settings: InversionSettings, scale: float
 ) -> Equivalence:
-    """The equivalence for a function at one scale that is not learnt."""
+    """Return the equivalence of a function at one fixed scale, by tabulating it."""
     mu_only: Callable[[Tensor, Tensor], Tensor] = lambda mu, s: penalty(mu, torch.full_like(mu, scale))  # noqa: E731
     unit = find_width(mu_only, settings.centre) if settings.width is None else settings.width
     reach = 8 * max(unit, scale)
@@ -99,7 +99,7 @@ def from_function_at_one_scale(
 def nearest_bayesian_penalty(
     penalty: Function, family: LocationScaleFamily, grid: Grid
 ) -> tuple[Function, Callable[[Tensor], Tensor], float]:
-    """The Bayesian penalty nearest to r in least squares over the grid's tests, its log prior and its K."""
+    """Return the Bayesian penalty nearest to r in least squares on the test grid, its log prior and its K."""
     reach = 6 * grid.unit
     mu = grid.centre + torch.linspace(-reach, reach, LOCATION_COUNT, dtype=torch.float64)
     with torch.no_grad():
@@ -110,7 +110,7 @@ def nearest_bayesian_penalty(
 
 
 def penalty_of_fit(fit: SplineFit, family: LocationScaleFamily) -> Function:
-    """The penalty of a fitted log prior: KL + K."""
+    """Return the penalty KL + K of a fitted log prior."""
 
     def penalty(mu: Tensor, scale: Tensor) -> Tensor:
         mu, scale = torch.broadcast_tensors(mu, scale)
@@ -120,12 +120,12 @@ def penalty_of_fit(fit: SplineFit, family: LocationScaleFamily) -> Function:
 
 
 def tails_and_log_kappa(fit: SplineFit, mu: Tensor) -> tuple[tuple[float, float], float]:
-    """The slopes of the tails, where the table ends, and log kappa."""
+    """Return the slopes of the tails at the ends of the table, and the log of the integral of e^A."""
     centre = (mu[0] + mu[-1]) / 2
     edges = torch.linspace(float(mu[0]), float(mu[-1]), 400, dtype=torch.float64)
     points, widths = gauss_legendre_panels(edges[:-1], edges[1:], POINTS_PER_PANEL)
     values, distance = fit(points), points - centre
-    some = torch.linspace(0, len(points) - 1, 21).round().long()  # from end to end
+    some = torch.linspace(0, len(points) - 1, 21).round().long()  # evenly spaced, including both ends
     tails = tail_slopes(distance[some], values[some])
     return tails, log_integral(distance, widths, values, tails)
 
@@ -133,7 +133,7 @@ def tails_and_log_kappa(fit: SplineFit, mu: Tensor) -> tuple[tuple[float, float]
 def _repair(
     table: Table, family: LocationScaleFamily, missing: float, allowed: float, fit: SplineFit
 ) -> tuple[str | None, SplineFit]:
-    """What makes a KL of a table that is none, its entropy or a division by T, and the fit of that."""
+    """Add the entropy or divide by T if that turns the table into a KL; return the kind of repair and its fit."""
     temperature = 1 - missing
     tries = []
     if abs(temperature) <= NOISY_TEMPERATURE_MARGIN:
@@ -154,6 +154,7 @@ def _equivalence(
     log_prior: Callable[[Tensor], Tensor],
     certificate: Certificate,
 ) -> Equivalence:
+    """Assemble the result for a table."""
     middle, unit = float((table.mu[0] + table.mu[-1]) / 2), float(table.mu[-1] - table.mu[0]) / 12
     one = float(table.scales[0]) if len(table.scales) == 1 else None
     constant = -math.log(certificate.kappa)

@@ -1,8 +1,9 @@
-"""Where a penalty is looked at: points that see both the middle of its prior and the tails, and locations for tests.
+"""Points at which a penalty is evaluated, and the locations and scales of the tests.
 
-Around the `centre`, in units of the prior's own width: panels of a quarter up to 8 units to both sides, shrinking
-towards corners, growing beyond to a million units. The locations of the tests are edges of panels and so are their
-distances, hence the jump of a uniform density and the corner of a Laplace's never lie inside a panel.
+All distances are in units of the prior's width, around the `centre`. Panels of a quarter unit cover 8 units on both
+sides; they shrink towards corners, and grow outwards to a million units to see the tails. The locations of the tests
+are panel edges and so are their distances, so the jump of a uniform density and the corner of a Laplace density never
+fall inside a panel.
 """
 
 from __future__ import annotations
@@ -21,19 +22,29 @@ if TYPE_CHECKING:
 
     from priory.penalties.equivalence.families import LocationScaleFamily
 
-PANEL_WIDTH = 0.25
-CORE_HALF_WIDTH = 8.0
-TEST_REACH_UNITS = 120.0  # what the families of the tests can reach: 6 units, and 40 times 2 units
+PANEL_WIDTH = 0.25  # in units
+CORE_HALF_WIDTH = 8.0  # in units
+TEST_REACH_UNITS = 120.0  # the tests see points up to 6 + 40 * 2 units away, and a margin
 POINTS_PER_PANEL = 6
-TEST_SCALES = (0.25, 0.5, 1.0, 2.0)  # of the tests, in units
-WIDTH_SEARCH_DECADES = torch.arange(1, 61, dtype=torch.float64) / 4  # how far to look for the unit
-MAX_INTEGRABLE_SLOPE = -1.001  # a slope is measured; those of -1 are met as -1.0000 and -0.9999
-WIDTH_CHANGE_NATS = (0.05, 4.0)  # nats between the centre and one unit away
+TEST_SCALES = (0.25, 0.5, 1.0, 2.0)  # in units
+WIDTH_SEARCH_DECADES = torch.arange(1, 61, dtype=torch.float64) / 4  # distances tried for the unit, as powers of ten
+MAX_INTEGRABLE_SLOPE = -1.001  # a true slope of -1 is measured as -1.0000 or -0.9999
+WIDTH_CHANGE_NATS = (0.05, 4.0)  # accepted change between the centre and one unit away
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Points and widths (J,), those `near` enough for the tests, and the tests' locations (M, 1) and scales (S,)."""
+    """Quadrature points and test locations.
+
+    Attributes:
+        centre: Centre of the grid.
+        unit: Width of the prior.
+        points: Quadrature points, (J,).
+        widths: Their quadrature weights, (J,).
+        near: Mask of the points within reach of the tests, (J,).
+        mu: Locations of the tests, (M, 1).
+        scales: Scales of the tests, (S,).
+    """
 
     centre: float
     unit: float
@@ -45,18 +56,18 @@ class Grid:
 
     @property
     def middle(self) -> Tensor:
-        """Where errors are reported: 61 points up to 3 units to both sides."""
+        """The 61 points up to 3 units on both sides at which errors are reported."""
         return self.centre + self.unit * torch.linspace(-3, 3, 61, dtype=torch.float64)
 
     def smoothed(self, values: Tensor, family: LocationScaleFamily, scale: Tensor) -> Tensor:
-        """E f(mu + s z) at the tests' locations, from f at the near points; scale (S,) -> (M, S)."""
+        """Return E f(mu + s z) at the test locations, given f at the near points; scale (S,) -> (M, S)."""
         z = (self.points[self.near] - self.mu[..., None]) / scale[:, None]  # (M, S, J)
         weights = self.widths[self.near] / scale[:, None]
         return (weights * family.density(z) * values).sum(-1)
 
 
 def make_grid(centre: float, unit: float, corners: Sequence[float]) -> Grid:
-    """The grid for a prior of this centre and width."""
+    """Return the grid for a prior with this centre and width."""
     outward = [CORE_HALF_WIDTH]
     while outward[-1] < TEST_REACH_UNITS:
         outward.append(outward[-1] * 1.25)
@@ -75,7 +86,7 @@ def make_grid(centre: float, unit: float, corners: Sequence[float]) -> Grid:
 
 
 def find_width(penalty: Callable[[Tensor, Tensor], Tensor], centre: float) -> float:
-    """The distance nearest to 1 over which the penalty changes by about a nat, at a scale of a tenth of it."""
+    """Return the distance nearest to 1 over which the penalty, at a tenth of it as scale, changes by about a nat."""
     with torch.no_grad():
         steps = 10 ** torch.cat(
             [torch.zeros(1).double(), torch.stack([-WIDTH_SEARCH_DECADES, WIDTH_SEARCH_DECADES], 1).flatten()]
@@ -88,7 +99,7 @@ def find_width(penalty: Callable[[Tensor, Tensor], Tensor], centre: float) -> fl
 
 
 def tail_slopes(distance: Tensor, values: Tensor) -> tuple[float, float]:
-    """d log alpha / d log |theta| at both ends, -inf where the density is zero there; `distance` is from the centre."""
+    """Return d log alpha / d log |theta| at both ends, -inf where the density is zero."""
 
     def slope(end: int, before: int) -> float:
         if not bool(values[end].isfinite()):
@@ -99,7 +110,10 @@ def tail_slopes(distance: Tensor, values: Tensor) -> tuple[float, float]:
 
 
 def log_integral(distance: Tensor, widths: Tensor, values: Tensor, slopes: tuple[float, float]) -> float:
-    """log of the integral of e^A: panels, and beyond the ends the power laws of the slopes, inf if one is from -1."""
+    """Return the log of the integral of e^A, inf if a tail is not integrable.
+
+    The panels are summed, and the tails beyond both ends are power laws with these slopes.
+    """
     terms = [torch.logsumexp(values + widths.log(), 0)]
     for end, slope in zip((0, -1), slopes, strict=True):
         if slope >= MAX_INTEGRABLE_SLOPE:

@@ -1,4 +1,4 @@
-"""What a penalty may be given as: a function of tensors, a function of numbers, or a table of values."""
+"""Input formats of a penalty: a function of tensors, a function of numbers, or a table of values."""
 
 from __future__ import annotations
 
@@ -18,10 +18,21 @@ Function = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Table:
-    """Values r(mu_i, scale_j) of a penalty, (M, S), and the standard deviation of their noise, 0 if they are exact.
+    """A penalty known as a table of values r(mu_i, scale_j), shape (M, S).
 
-    For "dirac" the scales are None and the values (M,); for "dropout" they are the probabilities to be kept; for
-    "spike_slab" those are in `keep`, (P,), and the values (M, S, P).
+    All values are converted to float64 tensors.
+
+    Args:
+        mu: At least 10 locations in increasing order, (M,).
+        scales: Distinct positive scales, (S,). For "dropout" these are the keep probabilities; for "dirac", None.
+        values: Values of the penalty: (M, S), for "dirac" (M,), for "spike_slab" (M, S, P).
+        noise: Standard deviation of the noise of the values. Default: 0.0, exact values.
+        keep: Keep probabilities for "spike_slab", (P,). Default: None.
+
+    Example:
+        >>> mu = torch.linspace(-4, 4, 81)
+        >>> Table(mu, None, 0.5 * mu.square()).values.shape
+        torch.Size([81])
     """
 
     mu: Any
@@ -44,20 +55,25 @@ class Table:
                 positive = axis.ndim == 1 and len(axis) >= 1 and bool((axis > 0).all())
                 require(positive, name, "Table", "be positive numbers", axis.tolist())
                 distinct = len(axis.unique()) == len(axis)
-                require(distinct, name, "Table", "be different from each other", axis.tolist())
+                require(distinct, name, "Table", "be distinct", axis.tolist())
         shape = (len(mu), *(len(axis) for axis in self.axes))
         require(tuple(values.shape) == shape, "values", "Table", f"have the shape {shape}", tuple(values.shape))
         require(bool(values.isfinite().all()), "values", "Table", "be finite", "a value that is not")
         ok = isinstance(self.noise, (int, float)) and self.noise >= 0
-        require(ok, "noise", "Table", "be a standard deviation from 0", self.noise)
+        require(ok, "noise", "Table", "be a standard deviation >= 0", self.noise)
 
     @property
     def axes(self) -> list[Tensor]:
-        """What the values depend on beside the location."""
+        """Coordinates of the values beside the location."""
         return [axis for axis in (self.scales, self.keep) if axis is not None]
 
     def __call__(self, mu: Tensor, *others: Tensor) -> Tensor:
-        """The value at the nearest of the scales (and of `keep`), on straight lines between locations."""
+        """Return the value at the nearest scale (and `keep`), interpolated linearly between locations.
+
+        Args:
+            mu: Locations.
+            *others: Scales and, if the table has them, keep probabilities.
+        """
         mu, *at = torch.broadcast_tensors(mu, *others[: len(self.axes)])
         pairs = zip(at, self.axes, strict=True)
         columns = [(one[..., None].log() - axis.log()).abs().argmin(-1) for one, axis in pairs]
@@ -67,7 +83,7 @@ class Table:
 
 
 def as_table(r: Any) -> Table | None:
-    """A table, also from a tuple of three to five, or None for a function."""
+    """Return a Table, given itself or a tuple of three to five parts; None for a function."""
     if isinstance(r, Table):
         return r
     if isinstance(r, (tuple, list)):
@@ -78,9 +94,9 @@ def as_table(r: Any) -> Table | None:
 
 
 def as_function(r: Any, arguments: int) -> Function:
-    """A penalty as a function of `arguments` float64 tensors, elementwise; one that takes fewer ignores the rest.
+    """Return a penalty as an elementwise function of `arguments` float64 tensors.
 
-    Arguments with a default keep it, unless all of them have one.
+    A function that takes fewer arguments ignores the rest. Arguments with a default keep it, unless all have one.
     """
     must = "be a function of a location and a scale, or a table (mu, scales, values)"
     require(callable(r), "r", CALLER_NAME, must, type(r).__name__)
@@ -94,25 +110,25 @@ def as_function(r: Any, arguments: int) -> Function:
 
 
 def _elementwise(r: Any, inputs: tuple[Tensor, ...]) -> Tensor:
-    """r of tensors, or in a loop over numbers where it can't take tensors."""
+    """Evaluate r on tensors, or in a loop over numbers if it can't take tensors."""
     shape = inputs[0].shape
     try:
         value = r(*inputs)
-        if hasattr(value, "__array__") and tuple(value.shape) == tuple(shape):  # of torch or of numpy
+        if hasattr(value, "__array__") and tuple(value.shape) == tuple(shape):  # a torch or numpy array
             return torch.as_tensor(value).to(torch.float64)
         if isinstance(value, (int, float)) and len(shape) == 0:
             return inputs[0].new_tensor(value)
-        if isinstance(value, (int, float)):  # the same everywhere, such as the penalty 0
+        if isinstance(value, (int, float)):  # a constant penalty
             return torch.full_like(inputs[0], value)
     except InputError:
         raise
-    except Exception:  # whatever a person's function does with tensors, numbers may suit it
+    except Exception:  # a function that fails on tensors may still accept numbers
         pass
     rows = zip(*(t.detach().reshape(-1).tolist() for t in inputs), strict=True)
     try:
         values = [float(r(*row)) for row in rows]
     except Exception as error:
-        must = "return one number for one location and scale"
+        must = "return one number per location and scale"
         raise InputError(
             f"The 'r' argument of {CALLER_NAME} must {must}, got {type(error).__name__}: {error}."
         ) from error
@@ -120,11 +136,11 @@ def _elementwise(r: Any, inputs: tuple[Tensor, ...]) -> Tensor:
 
 
 def _positional(r: Any, otherwise: int) -> int:
-    """How many arguments a function asks for by position: those without a default, or all where each has one."""
+    """Return the number of positional arguments without a default, or of all if each has a default."""
     try:
         parameters = list(inspect.signature(r).parameters.values())
-    except (TypeError, ValueError):  # a function of torch, which has none to show
-        return _by_trial(r, otherwise)
+    except (TypeError, ValueError):  # built-in functions of torch have no signature
+        return _count_arguments_by_trial(r, otherwise)
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return otherwise
     by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -132,7 +148,8 @@ def _positional(r: Any, otherwise: int) -> int:
     return len([p for p in by_place if p.default is p.empty]) or len(by_place)
 
 
-def _by_trial(r: Any, most: int) -> int:
+def _count_arguments_by_trial(r: Any, most: int) -> int:
+    """Return the largest number of arguments with which r can be called, for a function without a signature."""
     half = torch.tensor(0.5, dtype=torch.float64)
     for count in range(most, 1, -1):
         try:

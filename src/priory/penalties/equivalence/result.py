@@ -1,4 +1,4 @@
-"""What `prior_from_penalty` gives back, and what it was asked."""
+"""The result of `prior_from_penalty`, and the settings of the inversion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InversionSettings:
-    """Where a penalty is looked at, and how far from a KL it may be."""
+    """Where a penalty is evaluated, and the tolerance of the test.
+
+    Attributes:
+        centre: Location around which the penalty is evaluated.
+        width: Approximate width of the prior, or None to find it.
+        corners: Points where the log prior may have corners.
+        tolerance: Largest deviation from a KL in nats for a valid penalty.
+    """
 
     centre: float
     width: float | None
@@ -27,12 +34,24 @@ class InversionSettings:
 
 @dataclass(frozen=True)
 class Equivalence:
-    """The prior behind a penalty: its log density, the constant K with r = KL + K, and the certificate.
+    """The prior that corresponds to a penalty, such that r = KL + K.
 
-    If the penalty is not valid, the log prior is that of the mended one (its entropy added, its T divided out), or of
-    `nearest`, the Bayesian penalty nearest to r; `remainder(mu, scale)` is r minus that. A log prior that can't be
-    normalised is given up to a constant, and K is -inf. `error(theta)` estimates how far the log prior is off.
-    `spike` is the prior's probability of 0 for the family "spike_slab"; log_prior(0) is then its logarithm.
+    If the penalty is not valid, the log prior is the one of the repaired penalty (entropy added, or divided by T), or
+    else of `nearest`. A log prior that can't be normalised is given up to a constant, with K = -inf.
+
+    Attributes:
+        log_prior: Log density of the prior, a function of tensors or numbers. For "spike_slab", log_prior(0) is the
+            logarithm of `spike`.
+        constant: K.
+        certificate: Verdict on the penalty and its measurements.
+        family: Name of the family of posteriors.
+        penalty: The penalty r.
+        error: Function that estimates the absolute error of the log prior at theta, in nats.
+        nearest: The Bayesian penalty nearest to r in least squares; r itself if it is valid.
+        centre: Location around which the penalty was evaluated.
+        unit: Width of the prior that was found or given.
+        scale: The fixed scale or keep probability, None if it is learnt.
+        spike: Prior probability of 0 for the family "spike_slab", otherwise None.
     """
 
     log_prior: Callable[[Tensor], Tensor]
@@ -48,7 +67,11 @@ class Equivalence:
     spike: float | None = None
 
     def remainder(self, *at: Any) -> Tensor:
-        """The part of the penalty that is not Bayesian: r minus the nearest penalty that is."""
+        """Return the part of the penalty that is not Bayesian: r minus the nearest Bayesian penalty.
+
+        Args:
+            *at: Arguments of the penalty, such as mu and scale, as tensors or numbers.
+        """
         points = [torch.as_tensor(a, dtype=torch.float64) for a in at]
         return self.penalty(*points) - self.nearest(*points)
 
@@ -57,17 +80,17 @@ class Equivalence:
 
 
 def like_input(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A function of float64 tensors as one of numbers and of tensors of any type, in whose type it answers."""
+    """Wrap a function of float64 tensors so that it accepts numbers and tensors of any type and keeps their type."""
 
-    def of(theta: Any) -> Tensor:
+    def wrapped(theta: Any) -> Tensor:
         given = theta if isinstance(theta, Tensor) else torch.as_tensor(theta, dtype=torch.float64)
         value = function(given.double())
         return value.to(given.dtype) if given.is_floating_point() else value
 
-    return of
+    return wrapped
 
 
 def normalised(function: Callable[[Tensor], Tensor], log_kappa: float) -> Callable[[Tensor], Tensor]:
-    """A + K, or A itself where K is infinite."""
+    """Return the function A + K, or A itself if K is infinite."""
     add = -log_kappa if math.isfinite(log_kappa) else 0.0
     return like_input(lambda theta: function(theta) + add)

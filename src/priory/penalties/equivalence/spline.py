@@ -1,13 +1,16 @@
-"""A log prior from a table of a penalty: one natural cubic spline that explains every scale at once.
+"""Smoothing splines: a log prior from a table of a penalty, as one natural cubic spline that explains every scale.
 
     min over A of   sum_ij [r(mu_i, s_j) + H(s_j) + E A(mu_i + s_j z)]^2 + lambda int A'''(t)^2 dt
 
-with A(t) = spline(t) + c t^2. Smoothing a spline is linear in its values at the knots, so this is least squares; lambda
-is the one of least expected error for the noise of the table (Green and Silverman, 1994, "Nonparametric Regression and
-Generalized Linear Models"). The third derivative is what costs, so that a Gaussian is free and a smooth log prior is
-found from more of the noisy values around each point than the second would allow; a corner costs either dearly. At a
-single scale the same fit, watched while lambda falls, tells whether a prior exists at all: if none does, the residual
-stops falling and the curvature goes on growing (the L-curve).
+with A(t) = spline(t) + c t^2. Smoothing a spline is linear in its values at the knots, so this is a least-squares
+problem. lambda minimises the expected error given the noise of the table (Green and Silverman 1994, "Nonparametric
+Regression and Generalized Linear Models").
+
+The third derivative is penalised rather than the second: a Gaussian then costs nothing, and a smooth log prior is
+estimated from more of the noisy values around each point. A corner is expensive in either case.
+
+At a single scale, the same fit as a function of lambda shows whether a prior exists. If none does, the residual stops
+decreasing while the curvature keeps growing (the L-curve).
 """
 
 from __future__ import annotations
@@ -29,13 +32,13 @@ KNOT_COUNT = 81
 
 @dataclass(frozen=True)
 class NaturalSpline:
-    """Cubic between the knots (n,), linear outside, with continuous second derivative."""
+    """Natural cubic spline: cubic between the knots (n,), linear outside, with continuous second derivative."""
 
     knots: Tensor
 
     @cached_property
     def second(self) -> Tensor:
-        """The matrix from values at the knots to second derivatives there, (n, n), zero at both ends."""
+        """Matrix from values at the knots to second derivatives there, (n, n); zero at both ends."""
         h = self.knots.diff()
         inner = torch.diag((h[:-1] + h[1:]) / 3) + torch.diag(h[1:-1] / 6, 1) + torch.diag(h[1:-1] / 6, -1)
         slope = torch.zeros(len(h), len(self.knots), dtype=h.dtype)
@@ -46,7 +49,7 @@ class NaturalSpline:
         return m
 
     def basis(self, t: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The matrix from values at the knots to the weighted sum of values at t: (T, K), (K,) -> (T, n)."""
+        """Return the matrix from values at the knots to the weighted sum of values at t: (T, K), (K,) -> (T, n)."""
         h, w = self.knots.diff(), torch.ones_like(t) if weights is None else weights.expand_as(t)
         clamped = t.clamp(self.knots[0], self.knots[-1])
         k = (torch.searchsorted(self.knots, clamped, right=True) - 1).clamp(0, len(h) - 1)
@@ -62,7 +65,7 @@ class NaturalSpline:
 
     @cached_property
     def end_slopes(self) -> Tensor:
-        """First derivatives at the two ends, as functions of the values, (2, n)."""
+        """Matrix from values at the knots to first derivatives at the two ends, (2, n)."""
         h, n = self.knots.diff(), len(self.knots)
         eye = torch.eye(n, dtype=h.dtype)
         first = (eye[1] - eye[0]) / h[0] - h[0] / 6 * self.second[1]
@@ -71,7 +74,7 @@ class NaturalSpline:
 
     @cached_property
     def second_derivative_root(self) -> Tensor:
-        """A square root L of the curvature: |L y|^2 = int spline''^2, (n, n)."""
+        """Matrix L (n, n) with |L y|^2 = int spline''^2."""
         h = self.knots.diff()
         n = len(self.knots)
         gram = torch.zeros(n, n, dtype=h.dtype)
@@ -84,15 +87,21 @@ class NaturalSpline:
 
     @cached_property
     def third_derivative_root(self) -> Tensor:
-        """A square root L of how the curvature changes: |L y|^2 = int spline'''^2, (n - 1, n)."""
+        """Matrix L (n - 1, n) with |L y|^2 = int spline'''^2."""
         return self.second.diff(dim=0) / self.knots.diff().sqrt()[:, None]
 
 
 @dataclass(frozen=True)
 class SplineFit:
-    """A spline with its values at the knots (n,) and c, its lambda, residuals (M, S), and rms curvature.
+    """A fitted function spline(t) + c t^2.
 
-    `slope` is the coefficient of log s that was fitted beside the spline, 0 if none was.
+    Attributes:
+        spline: The spline's knots.
+        values: Values of the spline at the knots, (n,).
+        square: c.
+        residual: Residuals of the fit, (M, S).
+        curvature: Root mean square second derivative.
+        slope: Coefficient of log s if it was fitted too, otherwise 0.
     """
 
     spline: NaturalSpline
@@ -117,17 +126,20 @@ class SplineFit:
 
     @property
     def rms(self) -> float:
-        """The root of the mean squared residual."""
+        """Root mean square residual."""
         return float(self.residual.square().mean().sqrt())
 
     @property
     def worst(self) -> float:
-        """The largest residual."""
+        """Largest absolute residual."""
         return float(self.residual.abs().max())
 
 
 class SplineProblem:
-    """The least squares of one table and one family, solved for any lambda; `free_entropy` adds a multiple of log s."""
+    """The least-squares problem of one table and one family, solved for any lambda.
+
+    With `free_entropy`, a multiple of log s is fitted beside the spline.
+    """
 
     def __init__(self, table: Table, family: LocationScaleFamily, free_entropy: bool = False) -> None:
         self.table, self.free_entropy = table, free_entropy
@@ -145,10 +157,10 @@ class SplineProblem:
         self.projected = q.T @ self.target
 
     def solve(self, smoothing: float) -> SplineFit:
-        """The fit for one lambda, which is per value of the table."""
+        """Return the fit for one lambda, given per value of the table."""
         n, rows = len(self.spline.knots), self._rows(smoothing)
         right = torch.cat([self.projected, self.projected.new_zeros(len(rows) - len(self.projected))])
-        size = rows.norm(dim=0)  # the square's column is far larger than the others
+        size = rows.norm(dim=0)  # scale the columns: the one of c is far larger
         found = torch.linalg.lstsq(rows / size, right[:, None], driver="gelsd").solution[:, 0] / size
         residual = (self.design @ found - self.target).reshape(self.table.values.shape)
         bend = self.spline.second_derivative_root @ found[:n]
@@ -158,14 +170,17 @@ class SplineProblem:
         )
 
     def _rows(self, smoothing: float) -> Tensor:
-        """The design, reduced to its triangle, above what lambda multiplies."""
+        """Return the triangular factor of the design stacked on the smoothing term."""
         n = len(self.spline.knots)
         rough = torch.zeros(n - 1, self.design.shape[1], dtype=torch.float64)
         rough[:, :n] = self.spline.third_derivative_root * (smoothing * len(self.target)) ** 0.5
         return torch.cat([self.factor, rough])
 
     def fit(self) -> SplineFit:
-        """The fit of least expected error: residual^2 + 2 noise^2 (degrees of freedom) / (values), Mallows' C_p."""
+        """Return the fit with the least expected error.
+
+        It minimises Mallows' C_p, residual^2 + 2 noise^2 (degrees of freedom) / (number of values).
+        """
         if self.table.noise == 0:
             return self.solve(float(SMOOTHING_GRID[-1]))
         scores = []
@@ -175,20 +190,20 @@ class SplineProblem:
         return self.solve(float(SMOOTHING_GRID[int(torch.tensor(scores).argmin())]))
 
     def smoothest_fit(self) -> SplineFit:
-        """For a table that no spline explains: the smoothest that is nearly as close as any."""
-        enough = 1.05 * self.solve(float(SMOOTHING_GRID[-1])).rms
+        """Return the smoothest fit whose residual is within 5 % of the smallest, if no spline explains the table."""
+        limit = 1.05 * self.solve(float(SMOOTHING_GRID[-1])).rms
         fits = (self.solve(smoothing) for smoothing in SMOOTHING_GRID.tolist())
-        return next(fit for fit in fits if fit.rms <= enough)
+        return next(fit for fit in fits if fit.rms <= limit)
 
     def degrees_of_freedom(self, smoothing: float) -> float:
-        """How many numbers the fit takes from the data: the trace of its hat matrix."""
+        """Return the effective degrees of freedom, the trace of the hat matrix."""
         rows = self._rows(smoothing)
         q, _ = torch.linalg.qr(rows / rows.norm(dim=0))
         return float(q[: len(self.factor)].square().sum())
 
 
 def interpolate(t: Tensor, values: Tensor) -> SplineFit:
-    """The spline plus c t^2 through all values, with the c whose third derivative is least."""
+    """Return the spline plus c t^2 through all values, with the c that minimises the third derivative."""
     spline = NaturalSpline(t)
     bend, square = spline.third_derivative_root @ values, spline.third_derivative_root @ t.square()
     c = (bend @ square) / (square @ square)
@@ -198,7 +213,7 @@ def interpolate(t: Tensor, values: Tensor) -> SplineFit:
 
 
 def graded_knots(mu: Tensor, knots: int = KNOT_COUNT) -> Tensor:
-    """Knots from one end of the locations to the other, closest around 0, where priors have their corners."""
+    """Return knots across the range of the locations, densest around 0, where priors have their corners."""
     low, high = float(mu[0]), float(mu[-1])
     centre = min(max(0.0, low), high)
     reach = max(high - centre, centre - low)
