@@ -233,16 +233,17 @@ def classes(labels: Any, **options: Any) -> Any:
 TARGETS: dict[str, tuple[Callable[[], Any], str]] = {
     "float labels": (
         lambda: classes(LABELS.float()),
-        r"'targets' argument of Categorical must be integers.*got torch.float32",
+        r"'targets' argument of Categorical must be integer labels.*got torch.float32",
     ),
     "boolean labels": (
         lambda: classes(LABELS > 0),
-        r"'targets' argument of Categorical must be integers.*got "
+        r"'targets' argument of Categorical must be integer labels.*got "
         r"torch.bool",
     ),
     "one-hot labels": (
         lambda: classes(torch.eye(3, dtype=torch.int64)[LABELS]),
-        r"'targets' argument of Categorical must have one label a row, got the shape \(20, 3\)",
+        r"'targets' argument of Categorical must have one label per row \(use y.argmax\(1\) for one-hot labels\), "
+        r"got the shape \(20, 3\)",
     ),
     "a label too large": (
         lambda: classes(put(LABELS, 19, 3)),
@@ -250,7 +251,7 @@ TARGETS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a negative label": (
         lambda: classes(put(LABELS, 19, -1)),
-        r"'targets' argument of Categorical must be labels from 0, got -1",
+        r"'targets' argument of Categorical must be labels >= 0, got -1",
     ),
     "a label of two": (
         lambda: fit((X, put(LABELS % 2, 19, 2)), pr.Bernoulli()),
@@ -292,7 +293,7 @@ TARGETS["NaN far down a Dataset"] = (
 )
 TARGETS["a negative label in a later batch of a DataLoader"] = (
     lambda: fit(DataLoader(TensorDataset(X, put(LABELS, 19, -1)), 4), pr.Categorical(), 3, epochs=1),
-    r"'targets' argument of Categorical must be labels from 0, got -1",
+    r"'targets' argument of Categorical must be labels >= 0, got -1",
 )
 TARGETS["a label too large met by many draws at once"] = (
     lambda: fit(
@@ -327,7 +328,7 @@ FIT: dict[str, tuple[Any, int, Tensor, str]] = {
         pr.Gaussian(noise="network"),
         1,
         Y,
-        r"fit Gaussian\(noise='network'\): \(2,\) values a row.*got \(1,\)",
+        r"fit Gaussian\(noise='network'\): \(2,\) values per row.*got \(1,\)",
     ),
     "Gaussian with a noise an output": (
         pr.Gaussian(noise=torch.tensor([0.1, 0.2, 0.3])),
@@ -340,7 +341,7 @@ FIT: dict[str, tuple[Any, int, Tensor, str]] = {
         pr.StudentT(4.0, scale="network"),
         3,
         Y,
-        r"fit StudentT\(scale='network'\): \(2,\) values a row.*got \(3,\)",
+        r"fit StudentT\(scale='network'\): \(2,\) values per row.*got \(3,\)",
     ),
     "Categorical": (pr.Categorical(), 1, LABELS, r"fit Categorical: \(rows, classes\).*got \(rows, 1\)"),
     "Bernoulli": (pr.Bernoulli(), 2, LABELS % 2, r"fit the targets of Bernoulli, of shape \(rows,\), got \(rows, 2\)"),
@@ -398,8 +399,11 @@ LIKELIHOODS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pr.Gaussian("learnt"),
         r"'noise' argument of Gaussian must be 'learn', 'network'.*got 'learnt'",
     ),
-    "no outputs": (lambda: pr.Gaussian(outputs=0), r"'outputs' argument of Gaussian must be at least 1, got 0"),
-    "half an output": (lambda: pr.Gaussian(outputs=1.5), r"'outputs' argument of Gaussian must be at least 1, got 1.5"),
+    "no outputs": (lambda: pr.Gaussian(outputs=0), r"'outputs' argument of Gaussian must be an integer >= 1, got 0"),
+    "half an output": (
+        lambda: pr.Gaussian(outputs=1.5),
+        r"'outputs' argument of Gaussian must be an integer >= 1, got 1.5",
+    ),
     **{
         f"{value} degrees of freedom": (
             lambda value=value: pr.StudentT(value),
@@ -963,11 +967,13 @@ def test_wrong_labels_of_log_prob_are_refused(labelled: Any) -> None:
         lambda: prediction.log_prob(put(LABELS, 0, 3)),
     )
     sentence(
-        r"'targets' argument of Categorical must be labels from 0, "
+        r"'targets' argument of Categorical must be labels >= 0, "
         r"got -1",
         lambda: prediction.log_prob(put(LABELS, 0, -1)),
     )
-    sentence(r"'targets' argument of Categorical must be integers.*got torch.float32", lambda: prediction.log_prob(Y))
+    sentence(
+        r"'targets' argument of Categorical must be integer labels.*got torch.float32", lambda: prediction.log_prob(Y)
+    )
     sentence(
         r"'y' argument of log_prob must have the shape \(20,\), got the shape "
         r"\(3,\)",

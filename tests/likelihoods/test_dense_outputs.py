@@ -44,11 +44,11 @@ def made(outputs: Tensor, event: tuple[int, ...]) -> Prediction:
     return Prediction.of_draws(Categorical(), outputs, {}, torch.Size(event), prepare)
 
 
-# Labels at places.
+# One label per position.
 
 
 @pytest.mark.parametrize("places", [(5,), PLACES, (2, 1, 3)])
-def test_logits_of_places_are_arranged_last_and_scored_as_torch_does(places: tuple[int, ...]) -> None:
+def test_logits_of_positions_are_moved_last_and_scored_as_by_torch(places: tuple[int, ...]) -> None:
     raw, y = normal(ROWS, CLASSES, *places), labels(ROWS, *places)
     arranged = Categorical().arrange(raw, torch.Size(places))
     assert arranged.shape == (ROWS, *places, CLASSES)
@@ -57,7 +57,7 @@ def test_logits_of_places_are_arranged_last_and_scored_as_torch_does(places: tup
     torch.testing.assert_close(found, wanted, **EXACT)
 
 
-def test_draws_in_front_are_scored_one_by_one() -> None:
+def test_leading_draws_are_scored_one_by_one() -> None:
     outputs, y = normal(2, 5, ROWS, *PLACES, CLASSES), labels(ROWS, *PLACES)
     found = Categorical().log_prob(outputs, y, {})
     assert found.shape == (2, 5, ROWS)
@@ -66,7 +66,7 @@ def test_draws_in_front_are_scored_one_by_one() -> None:
     torch.testing.assert_close(found[0, 2, 1], by_hand, **EXACT)
 
 
-def test_a_column_of_labels_is_one_label_a_row() -> None:
+def test_a_column_of_labels_is_one_label_per_row() -> None:
     column = labels(ROWS, 1)
     prepared = Categorical().prepare(column, torch.float64)
     assert prepared.shape == (ROWS,)
@@ -80,7 +80,7 @@ def test_a_column_of_labels_is_one_label_a_row() -> None:
     assert torch.equal(prediction.log_prob(column), prediction.log_prob(column[:, 0]))
 
 
-def test_the_mean_variance_and_entropy_are_those_of_each_place() -> None:
+def test_the_mean_variance_and_entropy_are_those_of_each_position() -> None:
     outputs = normal(ROWS, *PLACES, CLASSES)
     p = outputs.softmax(-1)
     torch.testing.assert_close(Categorical().mean(outputs, {}), p, **EXACT)
@@ -89,7 +89,7 @@ def test_the_mean_variance_and_entropy_are_those_of_each_place() -> None:
     torch.testing.assert_close(Categorical().entropy(p, 2), wanted, **EXACT)
 
 
-def test_draws_of_labels_have_the_probabilities_of_their_place() -> None:
+def test_draws_of_labels_have_the_probabilities_of_their_position() -> None:
     outputs = normal(2, 3, CLASSES)
     draws = Categorical().draw(outputs.expand(4000, *outputs.shape), {}, stream(0, "y"))
     assert draws.shape == (4000, 2, 3)
@@ -97,7 +97,7 @@ def test_draws_of_labels_have_the_probabilities_of_their_place() -> None:
     assert_mean_close(nn.functional.one_hot(draws, CLASSES).double(), outputs.softmax(-1))
 
 
-def test_a_mixture_scores_a_rows_labels_together() -> None:
+def test_a_mixture_scores_the_labels_of_a_row_jointly() -> None:
     outputs, y = normal(5, ROWS, *PLACES, CLASSES), labels(ROWS, *PLACES)
     prediction = made(outputs, PLACES)
     each = torch.stack([Categorical().log_prob(o, y, {}) for o in outputs])
@@ -126,7 +126,7 @@ def test_a_segmentation_is_fitted_predicted_and_scored(method: Any) -> None:
     assert prediction.entropy.shape == prediction.mutual_information.shape == (40,)
 
 
-def test_the_loss_of_a_segmentation_is_torchs_summed_over_rows_and_places() -> None:
+def test_the_loss_of_a_segmentation_is_torchs_summed_over_rows_and_positions() -> None:
     x, y, net = normal(10, 2, *PLACES), labels(10, *PLACES), segmenter()
     model = pr.Model(net, Categorical(), prior="flat")
     posterior = pr.fit(model, (x, y), pr.MAP(), steps=1, batch_size=10, progress=False)
@@ -134,7 +134,7 @@ def test_the_loss_of_a_segmentation_is_torchs_summed_over_rows_and_places() -> N
     assert float(posterior.history["nll"][0]) == pytest.approx(float(wanted), abs=1e-8)
 
 
-def test_a_segmentation_survives_a_file(tmp_path: Any) -> None:
+def test_a_segmentation_can_be_saved_and_loaded(tmp_path: Any) -> None:
     x, y = normal(10, 2, *PLACES), labels(10, *PLACES)
     model = pr.Model(segmenter(), Categorical())
     posterior = pr.fit(model, (x, y), pr.MeanField(), steps=2, progress=False)
@@ -144,23 +144,27 @@ def test_a_segmentation_survives_a_file(tmp_path: Any) -> None:
 
 
 WRONG = {
-    "one-hot labels": (normal(5, CLASSES), (CLASSES,), r"have one label a row, got the shape \(5, 3\)"),
+    "one-hot labels": (
+        normal(5, CLASSES),
+        (CLASSES,),
+        r"have one label per row \(use y.argmax\(1\) for one-hot labels\), got the shape \(5, 3\)",
+    ),
     "other places": (normal(5, CLASSES, 4, 2), PLACES, r"\(rows, classes, 2, 4\).*got \(rows, 3, 4, 2\)"),
     "a channel too many": (normal(5, CLASSES, 2, 4), (1, 2, 4), r"\(rows, classes, 1, 2, 4\).*got \(rows, 3, 2, 4\)"),
     "classes last": (normal(5, 2, 4, CLASSES), PLACES, r"\(rows, classes, 2, 4\).*got \(rows, 2, 4, 3\)"),
     "no places": (normal(5, CLASSES, 2, 4), (), r"\(rows, classes\).*got \(rows, 3, 2, 4\)"),
-    "one class": (normal(5, 1, 2, 4), PLACES, "two classes or more"),
+    "one class": (normal(5, 1, 2, 4), PLACES, "at least two classes"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_outputs_that_do_not_fit_the_labels_are_refused(name: str) -> None:
+def test_outputs_that_do_not_fit_the_labels_raise_an_error(name: str) -> None:
     outputs, event, text = WRONG[name]
     with pytest.raises(pr.InputError, match=text):
         Categorical().arrange(outputs, torch.Size(event))
 
 
-def test_labels_of_another_shape_or_too_large_are_refused() -> None:
+def test_labels_of_another_shape_or_too_large_raise_an_error() -> None:
     prediction = made(normal(5, ROWS, *PLACES, CLASSES), PLACES)
     with pytest.raises(pr.InputError, match=r"must have the shape \(6, 2, 4\)"):
         prediction.log_prob(labels(ROWS, 4, 2))

@@ -17,7 +17,7 @@ import priory as pr
 from priory.core.special import student_cdf
 from priory.core.streams import stream
 from priory.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
-from priory.likelihoods.scale import FLOOR
+from priory.likelihoods.scale import MIN_NETWORK_SCALE
 from priory.testing import assert_covariance_close, assert_mean_close
 
 LEADS = [(), (5,), (2, 3)]  # one vector, draws, chains of draws
@@ -69,7 +69,7 @@ def located(kind: str, source: str, lead: tuple[int, ...], event: tuple[int, ...
         scale = value.reshape(*lead, 1, *[1] * (len(event) - 1), event[-1])
     else:
         raw = normal(*lead, ROWS, *event, seed=1)
-        likelihood, outputs, scale = build("network"), torch.stack([f, raw], -1), softplus(raw) + FLOOR
+        likelihood, outputs, scale = build("network"), torch.stack([f, raw], -1), softplus(raw) + MIN_NETWORK_SCALE
     scale = scale.expand(*lead, ROWS, *event)
     ours = distributions.Normal(f, scale) if kind == "gaussian" else distributions.StudentT(4.5, f, scale)
     return Case(likelihood, outputs, learnt, event, ours)
@@ -137,7 +137,7 @@ def test_mean_and_variance_are_those_of_torchs_distribution(lead: tuple[int, ...
 
 
 @ALL
-def test_cdf_is_scipys(lead: tuple[int, ...], name: str) -> None:
+def test_cdf_agrees_with_scipy(lead: tuple[int, ...], name: str) -> None:
     case = all_cases(lead)[name]
     value = case.targets + (0.3 if not case.likelihood.discrete else 0.0)
     if case.likelihood.classes:
@@ -156,7 +156,7 @@ def test_cdf_is_scipys(lead: tuple[int, ...], name: str) -> None:
 
 
 @ALL
-def test_a_draw_has_the_shape_of_the_targets_behind_the_leading_dimensions(lead: tuple[int, ...], name: str) -> None:
+def test_a_draw_has_the_leading_dimensions_and_then_the_shape_of_the_targets(lead: tuple[int, ...], name: str) -> None:
     case = all_cases(lead)[name]
     drawn = case.likelihood.draw(case.outputs, case.learnt, stream(0, "test"))
     assert drawn.shape == (*lead, ROWS, *case.event)
@@ -174,14 +174,14 @@ def test_draws_have_the_mean_and_the_spread_of_the_likelihood(name: str) -> None
         y = torch.nn.functional.one_hot(y, 5).double()
     if isinstance(case.likelihood, StudentT):  # heavy tails: compare P(Y <= y), which is uniform
         uniform = case.likelihood.cdf(outputs, learnt, y)
-        assert_mean_close(uniform, 0.5)  # false alarms: 5.7e-7 an entry, at most 42 entries, 2.4e-5
+        assert_mean_close(uniform, 0.5)  # false alarms: 5.7e-7 per entry, at most 42 entries, 2.4e-5
         assert_mean_close((uniform - 0.5).square(), 1 / 12)  # 2.4e-5
         return
     mean, variance = (
         case.likelihood.mean(case.outputs, case.learnt),
         case.likelihood.variance(case.outputs, case.learnt),
     )
-    assert_mean_close(y, mean)  # false alarms: 5.7e-7 an entry, at most 42 entries, 2.4e-5
+    assert_mean_close(y, mean)  # false alarms: 5.7e-7 per entry, at most 42 entries, 2.4e-5
     assert_mean_close((y - mean).square(), variance)  # 2.4e-5
 
 
@@ -195,7 +195,7 @@ def test_draws_are_independent_across_rows_and_outputs() -> None:
     assert_covariance_close(y, torch.diag(torch.tensor([0.25, 4.0, 0.25, 4.0], dtype=torch.float64)))
 
 
-# Student's distribution function.
+# The Student-t cumulative distribution function.
 
 DEGREES = [0.5, 0.9, 1.0, 1.5, 2.0, 3.0, 4.5, 7.3, 10.0, 31.0, 100.0, 200.0]
 
@@ -208,7 +208,7 @@ def student(df: float, t: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("df", DEGREES)
-def test_student_cdf_is_scipys_from_the_centre_to_a_thousand(df: float) -> None:
+def test_student_cdf_agrees_with_scipy_from_the_centre_to_a_thousand(df: float) -> None:
     sizes = torch.cat([torch.logspace(-12, 3, 301, dtype=torch.float64), torch.tensor([0.0]).double()])
     t = torch.cat([-sizes, sizes])
     expected = student(df, t)
@@ -224,7 +224,7 @@ def test_the_lower_tail_of_student_cdf_keeps_its_digits(df: float) -> None:
 
 
 @pytest.mark.parametrize("df", DEGREES)
-def test_student_cdf_in_float32_is_right_to_single_precision(df: float) -> None:
+def test_student_cdf_in_float32_is_accurate_to_single_precision(df: float) -> None:
     sizes = torch.logspace(-8, 3, 221)
     t = torch.cat([-sizes, sizes])
     expected = student(df, t.double())
@@ -245,7 +245,7 @@ def test_student_cdf_is_a_distribution_function() -> None:
 # Moments that don't exist.
 
 
-def test_student_has_no_mean_to_df_1_and_no_finite_variance_to_df_2() -> None:
+def test_student_has_no_mean_up_to_df_1_and_no_finite_variance_up_to_df_2() -> None:
     f = normal(4)
     assert bool(StudentT(1.0, 0.5).mean(f, {}).isnan().all())
     assert torch.equal(StudentT(1.5, 0.5).mean(f, {}), f)
@@ -257,7 +257,7 @@ def test_student_has_no_mean_to_df_1_and_no_finite_variance_to_df_2() -> None:
 # Entropy of labels.
 
 
-def test_the_entropy_of_classes_is_torchs() -> None:
+def test_the_entropy_of_classes_agrees_with_torch() -> None:
     p = torch.softmax(3 * normal(4, 6, 5), -1)
     found = Categorical().entropy(p, 0)
     torch.testing.assert_close(found, distributions.Categorical(probs=p).entropy(), **EXACT)
@@ -265,7 +265,7 @@ def test_the_entropy_of_classes_is_torchs() -> None:
     assert Categorical().entropy(certain, 0).tolist() == [0.0, 0.0, 0.0]
 
 
-def test_the_entropy_of_labels_is_torchs_summed_over_the_labels() -> None:
+def test_the_entropy_of_several_labels_is_their_sum() -> None:
     p = torch.sigmoid(3 * normal(4, 6, 5))
     each = distributions.Bernoulli(probs=p).entropy()
     torch.testing.assert_close(Bernoulli().entropy(p, 0), each, **EXACT)
@@ -273,13 +273,13 @@ def test_the_entropy_of_labels_is_torchs_summed_over_the_labels() -> None:
     assert Bernoulli().entropy(torch.tensor([0.0, 1.0]), 0).tolist() == [0.0, 0.0]
 
 
-def test_numbers_have_no_entropy_of_labels() -> None:
+def test_likelihoods_over_numbers_have_no_label_entropy() -> None:
     for likelihood in (Gaussian(), StudentT(3.0), Poisson()):
         with pytest.raises(pr.InputError, match="over numbers"):
             likelihood.entropy(torch.ones(3), 0)
 
 
-# Far out: nothing overflows.
+# Extreme logits do not overflow.
 
 
 def test_log_probs_of_labels_are_finite_at_large_logits() -> None:
@@ -292,7 +292,7 @@ def test_log_probs_of_labels_are_finite_at_large_logits() -> None:
     )
 
 
-# Where learnt scales begin.
+# Initial values of learnt scales.
 
 
 @pytest.mark.parametrize("build", [Gaussian, lambda **k: StudentT(3.0, **k)])
@@ -313,14 +313,14 @@ def test_a_learnt_scale_of_constant_targets_starts_above_zero() -> None:
     assert bool((Gaussian(outputs=2).start(torch.full((9, 2), 5.0))["noise"] > 0).all())
 
 
-def test_a_scale_an_output_starts_with_one_value_an_output_for_targets_of_two_dimensions() -> None:
+def test_one_scale_per_output_starts_with_one_value_per_output() -> None:
     y = normal(50, 4, 2)
     start = Gaussian(outputs=2).start(y)["noise"]
     assert start.shape == (2,)
     np.testing.assert_allclose(start.numpy(), 0.3 * y.reshape(-1, 2).numpy().std(0), rtol=1e-12)
 
 
-def test_a_scale_that_is_given_or_the_networks_has_no_start() -> None:
+def test_a_scale_that_is_given_or_predicted_has_no_initial_value() -> None:
     for likelihood in (Gaussian(0.5), Gaussian("network"), StudentT(3.0, 1.0), Poisson(), Bernoulli(), Categorical()):
         assert likelihood.start(normal(5)) == {}
         assert likelihood.declared == {}
@@ -339,7 +339,7 @@ def test_a_learnt_scale_is_declared_positive_with_its_prior() -> None:
 
 
 @pytest.mark.parametrize("likelihood", [Gaussian(0.5), StudentT(3.0, 0.5), Poisson(), Bernoulli()])
-def test_one_output_serves_a_column_and_a_vector_of_targets(likelihood: pr.likelihoods.Likelihood) -> None:
+def test_one_output_fits_a_column_and_a_vector_of_targets(likelihood: pr.likelihoods.Likelihood) -> None:
     column, vector = normal(6, 1), normal(6)
     assert likelihood.arrange(column, torch.Size()).shape == (6,)
     assert likelihood.arrange(column, torch.Size([1])).shape == (6, 1)
@@ -360,14 +360,14 @@ def test_a_networks_scales_follow_its_locations() -> None:
     arranged = Gaussian("network").arrange(outputs, torch.Size([3]))
     location, scale = Gaussian("network").location_and_scale(arranged, {})
     assert torch.equal(location, outputs[:, :3])
-    torch.testing.assert_close(scale, softplus(outputs[:, 3:]) + FLOOR, **EXACT)
+    torch.testing.assert_close(scale, softplus(outputs[:, 3:]) + MIN_NETWORK_SCALE, **EXACT)
     pair = Gaussian("network").arrange(normal(6, 2), torch.Size())
     assert Gaussian("network").mean(pair, {}).shape == (6,)
     with pytest.raises(pr.InputError, match="locations and then scales"):
         Gaussian("network").arrange(normal(6, 3), torch.Size([3]))
 
 
-def test_a_scale_an_output_must_meet_as_many_outputs() -> None:
+def test_one_scale_per_output_needs_as_many_outputs() -> None:
     for likelihood in (Gaussian(torch.ones(3)), Gaussian(outputs=3), StudentT(3.0, torch.ones(3))):
         assert likelihood.arrange(normal(6, 3), torch.Size([3])).shape == (6, 3)
         for event in ((), (2,)):
@@ -375,10 +375,10 @@ def test_a_scale_an_output_must_meet_as_many_outputs() -> None:
                 likelihood.arrange(normal(6, *event), torch.Size(event))
 
 
-def test_classes_need_two_logits_or_more_and_labels_below_them() -> None:
-    with pytest.raises(pr.InputError, match="one logit a class"):
+def test_classes_need_at_least_two_logits_and_labels_below_their_number() -> None:
+    with pytest.raises(pr.InputError, match="one logit per class"):
         Categorical().arrange(normal(6, 1), torch.Size())
-    with pytest.raises(pr.InputError, match="one logit a class"):
+    with pytest.raises(pr.InputError, match="one logit per class"):
         Categorical().arrange(normal(6), torch.Size())
     Categorical().check(normal(6, 3), torch.tensor([0, 1, 2]))
     with pytest.raises(pr.InputError, match="below 3"):
@@ -388,7 +388,7 @@ def test_classes_need_two_logits_or_more_and_labels_below_them() -> None:
 # Targets.
 
 
-def test_targets_that_a_likelihood_cannot_give_are_refused() -> None:
+def test_targets_outside_the_support_raise_an_error() -> None:
     double = torch.float64
     with pytest.raises(pr.InputError, match="be 0 or 1"):
         Bernoulli().prepare(torch.tensor([0.0, 0.5]), double)
@@ -403,30 +403,30 @@ def test_targets_that_a_likelihood_cannot_give_are_refused() -> None:
         Gaussian().prepare(torch.ones(2, dtype=torch.complex64), double)
 
 
-def test_targets_come_out_in_the_models_type() -> None:
+def test_targets_are_converted_to_the_dtype_of_the_model() -> None:
     assert Bernoulli().prepare(torch.tensor([True, False]), torch.float64).dtype == torch.float64
     assert Poisson().prepare(torch.tensor([3, 0]), torch.float32).dtype == torch.float32
     assert Gaussian().prepare(torch.tensor([3, 0]), torch.float32).dtype == torch.float32
     assert Categorical().prepare(torch.tensor([1, 0], dtype=torch.uint8), torch.float32).dtype == torch.int64
 
 
-# Options.
+# Arguments of the constructors.
 
 
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: Gaussian(0.0), "must be positive, one number or one an output, got 0.0"),
+        (lambda: Gaussian(0.0), "must be positive: one number, or one per output, got 0.0"),
         (lambda: Gaussian(torch.tensor([1.0, -1.0])), "must be positive"),
-        (lambda: Gaussian(torch.ones(2, 2)), "must be positive, one number or one an output"),
+        (lambda: Gaussian(torch.ones(2, 2)), "must be positive: one number, or one per output"),
         (lambda: Gaussian(math.nan), "must be positive"),
         (lambda: Gaussian("guess"), "'noise' argument of Gaussian must be 'learn', 'network', a number or a tensor"),
-        (lambda: Gaussian(outputs=0), "'outputs' argument of Gaussian must be at least 1, got 0"),
+        (lambda: Gaussian(outputs=0), "'outputs' argument of Gaussian must be an integer >= 1, got 0"),
         (lambda: StudentT(-1.0), "'df' argument of StudentT must be a positive number, got -1.0"),
         (lambda: StudentT(3.0, scale=-1.0), "'scale' argument of StudentT must be positive"),
     ],
 )
-def test_an_option_that_makes_no_likelihood_is_refused_in_a_sentence(build: object, sentence: str) -> None:
+def test_invalid_arguments_raise_an_error_that_names_them(build: object, sentence: str) -> None:
     with pytest.raises(pr.InputError, match=sentence):
         build()
 

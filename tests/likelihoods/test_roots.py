@@ -26,7 +26,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 Case = tuple[Likelihood, Tensor, dict[str, Tensor]]
 NOISE = torch.tensor([0.5, 0.9, 1.7], dtype=torch.float64)
 
-# Minus the second derivative of these doesn't depend on y. Outputs are (n, *rest).
+# Likelihoods whose second derivative does not depend on y. Outputs are (n, *rest).
 CANONICAL: dict[str, Case] = {
     "gaussian": (Gaussian(0.7), normal(ROWS), {}),
     "gaussian, one noise an output": (Gaussian(NOISE), normal(ROWS, 2, 3), {}),
@@ -40,7 +40,7 @@ CANONICAL: dict[str, Case] = {
     "categorical, a signal": (Categorical(), normal(ROWS, 3, 2), {}),
     "categorical, an image": (Categorical(), 2 * normal(ROWS, 2, 3, 4), {}),
 }
-# Of these it does, and only its expectation is the Fisher information.
+# Likelihoods whose second derivative depends on y: only its expectation is minus the Fisher information.
 EXPECTED: dict[str, Case] = {
     "gaussian, network": (Gaussian("network"), normal(ROWS, 2), {}),
     "gaussian, network, several": (Gaussian("network"), normal(ROWS, 3, 2), {}),
@@ -84,7 +84,7 @@ def standard_nodes(likelihood: Likelihood) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", CANONICAL)
-def test_the_roots_add_up_to_minus_the_second_derivative_whatever_y_is(name: str) -> None:
+def test_the_roots_add_up_to_minus_the_second_derivative_for_every_y(name: str) -> None:
     likelihood, outputs, learnt = case = CANONICAL[name]
     for seed in range(2):
         targets = likelihood.draw(outputs, learnt, stream(seed, "y"))
@@ -92,7 +92,7 @@ def test_the_roots_add_up_to_minus_the_second_derivative_whatever_y_is(name: str
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_likelihood_says_whether_its_second_derivative_depends_on_y(name: str) -> None:
+def test_canonical_is_true_where_the_second_derivative_does_not_depend_on_y(name: str) -> None:
     likelihood, outputs, learnt = case = ALL[name]
     one, other = (observed(case, likelihood.draw(outputs, learnt, stream(seed, "y"))) for seed in (0, 1))
     assert torch.allclose(one, other, **EXACT) == likelihood.canonical
@@ -103,7 +103,7 @@ def test_the_roots_add_up_to_the_expected_second_derivative_by_quadrature(name: 
     likelihood, outputs, learnt = case = EXPECTED[name]
     location, scale = likelihood.location_and_scale(outputs, learnt)  # pyright: ignore[reportAttributeAccessIssue]
     expected = torch.zeros_like(information(case))
-    # Outputs are independent, so that one quadrature point may serve them all at once.
+    # Outputs are independent, so all of them can share the quadrature points.
     for z, weight in zip(*standard_nodes(likelihood), strict=True):
         expected += weight * observed(case, location + z * scale)
     torch.testing.assert_close(information(case), expected, **EXACT)
@@ -134,7 +134,7 @@ def test_the_score_at_drawn_targets_has_the_information_as_its_covariance(name: 
         assert_covariance_close(scores[:, row], information(case)[row])
 
 
-def test_the_scores_are_those_by_hand() -> None:
+def test_the_scores_agree_with_their_formulas() -> None:
     f = normal(ROWS, 3)
     y = torch.tensor([2, 0, 1])
     one_hot = torch.nn.functional.one_hot(y, 3).double()
@@ -144,7 +144,7 @@ def test_the_scores_are_those_by_hand() -> None:
     torch.testing.assert_close(Gaussian(NOISE).score(f, one_hot, {}), (one_hot - f) / NOISE.square(), **EXACT)
 
 
-def test_a_score_needs_no_gradient_mode_and_leaves_none_behind() -> None:
+def test_a_score_works_without_gradient_mode_and_needs_no_gradient_itself() -> None:
     f, y = normal(ROWS), torch.ones(ROWS, dtype=torch.float64)
     with torch.no_grad():
         s = Bernoulli().score(f, y, {})
@@ -169,9 +169,9 @@ def test_roots_stay_finite_at_large_logits() -> None:
         assert bool(torch.isfinite(likelihood.roots(outputs, {})).all())
 
 
-def test_a_likelihood_without_roots_says_so() -> None:
+def test_a_likelihood_without_roots_raises_an_error() -> None:
     class Own(Bernoulli):
         roots = Likelihood.roots
 
-    with pytest.raises(pr.InputError, match="Own has no Fisher information of its outputs"):
+    with pytest.raises(pr.InputError, match="Own does not define the Fisher information of its outputs"):
         Own().roots(normal(3), {})

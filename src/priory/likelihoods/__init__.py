@@ -1,4 +1,4 @@
-"""Likelihoods: p(y | f) for a network's output f, one family a file."""
+"""Likelihoods p(y | f) of a target y given a network's output f, one family per file."""
 
 from priory.likelihoods.base import Declared, Likelihood
 from priory.likelihoods.bernoulli import Bernoulli

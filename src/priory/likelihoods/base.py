@@ -1,8 +1,8 @@
-"""What a likelihood is: p(y | f) for a network's output f, and the parameters of its own that are learnt.
+"""The interface of a likelihood: p(y | f) for a network's output f, and the likelihood's own learnt parameters.
 
-Shapes, from the right: a network gives outputs (n, *rest) for n rows; draws or chains stand in front, (*B, n,
-*rest). Targets are (n, *event). Values a datum, (*B, n), are sums over the event. A parameter of the
-likelihood's own, such as a noise, comes in `learnt` as (*B, *shape).
+Shapes: a network gives outputs (n, *rest) for n rows. Leading dimensions such as draws or chains come first,
+(*B, n, *rest). Targets are (n, *event). Values per row, (*B, n), are sums over the event dimensions. A parameter of the
+likelihood itself, such as a noise scale, is passed in `learnt` with shape (*B, *shape).
 """
 
 from __future__ import annotations
@@ -24,113 +24,173 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Declared:
-    """A parameter that is learnt beside the network's weights: where it lies and what is believed of it."""
+    """A likelihood parameter that is learnt together with the network's weights.
+
+    Args:
+        param: Shape and support of the parameter.
+        prior: Prior distribution of the parameter.
+    """
 
     param: Param
     prior: Distribution
 
 
 class Likelihood(ABC):
-    """p(y | f). One subclass a family; each is built once and never changes."""
+    """Base class of likelihoods p(y | f), one subclass per family; instances are immutable.
 
-    classes: ClassVar[bool] = False  # whether y is a label, so that probabilities and entropies make sense
-    discrete: ClassVar[bool] = False  # whether y is an integer, so that its quantiles are
+    Subclasses implement `prepare`, `arrange`, `log_prob`, `mean`, `variance` and `draw`. `roots` is needed for the
+    generalised Gauss-Newton matrix, `cdf` for quantiles, and `entropy` for class probabilities.
+
+    In all methods, `outputs` are arranged network outputs (*B, n, *rest), and `learnt` maps the names in `declared` to
+    values (*B, *shape).
+    """
+
+    classes: ClassVar[bool] = False  # whether y is a class label, so that probabilities and entropies are defined
+    discrete: ClassVar[bool] = False  # whether y is an integer, so that its quantiles are integers too
 
     unit_scale: ClassVar[bool] = False  # whether targets should be of about unit scale, as a noise to be learnt expects
 
     @property
     def slope(self) -> float | None:
-        """dE[y | f]/df, if y is Gaussian around a linear function of f with a noise that doesn't depend on f."""
+        """dE[y | f]/df if y is Gaussian with a mean linear in f and a noise that does not depend on f, else None."""
         return None
 
     @property
     def canonical(self) -> bool:
-        """Whether d^2 log p(y | f) / df^2 doesn't depend on y, so that the Fisher information in f is minus it."""
+        """Whether d^2 log p(y | f) / df^2 does not depend on y, so that it equals minus the Fisher information in f."""
         return self.slope is not None
 
     @property
     def declared(self) -> dict[str, Declared]:
-        """The learnt parameters by their short names ("noise"); a Model calls them "likelihood.noise"."""
+        """The learnt parameters by short name, such as "noise"; a Model names them "likelihood.noise"."""
         return {}
 
     def start(self, targets: Tensor) -> dict[str, Tensor]:
-        """Where the learnt parameters begin, read off some targets."""
+        """Return initial values of the learnt parameters.
+
+        Args:
+            targets: Prepared targets of some rows, (n, *event).
+
+        Returns:
+            A tensor for each name in `declared`.
+        """
         return {}
 
     @abstractmethod
     def prepare(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        """Targets in the type that log_prob takes, or the sentence that says why not."""
+        """Convert targets to the type that `log_prob` takes.
+
+        Args:
+            targets: Targets as the user gave them, (n, *event).
+            dtype: Floating-point type of the model.
+
+        Returns:
+            The converted targets.
+
+        Raises:
+            InputError: If these cannot be targets of this likelihood.
+        """
 
     @abstractmethod
     def arrange(self, outputs: Tensor, event: torch.Size) -> Tensor:
-        """One network's outputs (n, *rest), shaped for targets of this event, or the sentence that says why not."""
+        """Reshape a network's outputs for targets with this event shape.
 
-    def check(self, outputs: Tensor, targets: Tensor) -> None:  # noqa: B027 - most have nothing to ask
-        """Whether these targets can come from these outputs at all; asked once a fit."""
+        Args:
+            outputs: Outputs of one network, (n, *rest).
+            event: Event shape of the targets.
+
+        Returns:
+            The arranged outputs, which every other method takes.
+
+        Raises:
+            InputError: If the outputs do not fit the targets.
+        """
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:  # noqa: B027 - most likelihoods need no check
+        """Check once per fit that these targets are possible for these outputs.
+
+        Args:
+            outputs: Arranged outputs, (n, *rest).
+            targets: Prepared targets, (n, *event).
+
+        Raises:
+            InputError: If a target has probability zero for every f, such as a label above the number of logits.
+        """
 
     @abstractmethod
     def log_prob(self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> Tensor:
-        """log p(y | f) a datum, (*B, n), in nats with every constant."""
+        """Return log p(y | f) per row, (*B, n), in nats and with all constants."""
 
     @abstractmethod
     def mean(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
-        """E[y | f], (*B, n, *event)."""
+        """Return E[y | f], (*B, n, *event)."""
 
     @abstractmethod
     def variance(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
-        """Var[y | f], (*B, n, *event)."""
+        """Return Var[y | f], (*B, n, *event)."""
 
     @abstractmethod
     def draw(self, outputs: Tensor, learnt: dict[str, Tensor], generator: Generator) -> Tensor:
-        """One y for each f."""
+        """Draw one y per f, (*B, n, *event)."""
 
     def score(self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> Tensor:
-        """d log p(y | f) / df at each datum, in the shape of the arranged outputs (*B, n, *rest)."""
+        """Return d log p(y | f) / df per row, in the shape of the arranged outputs (*B, n, *rest)."""
         f = outputs.detach().requires_grad_()
         with torch.enable_grad():
-            total = self.log_prob(f, targets, learnt).sum()  # data don't meet: each has its own gradient
+            # rows are independent, so the gradient of the sum holds the gradient of each row
+            total = self.log_prob(f, targets, learnt).sum()
         return torch.autograd.grad(total, f)[0]
 
     def roots(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
-        """Columns whose outer products add up to the Fisher information in f, (C, n, *rest) at outputs (n, *rest).
+        """Return a square root of the Fisher information in f: columns s_c whose outer products add up to it.
 
             sum_c s_c s_c' = E_y[score score'] = -E_y[d^2 log p(y | f) / df^2]
 
-        It is positive semi-definite at every f, and is minus the second derivative itself where that doesn't depend on
-        y (Gaussian of a given noise, Categorical, Bernoulli, Poisson). C is the number of outputs of a datum.
+        The Fisher information is positive semi-definite at every f. It equals minus the second derivative where that
+        does not depend on y (Gaussian with a given noise, Categorical, Bernoulli, Poisson).
+
+        Args:
+            outputs: Arranged outputs, (n, *rest).
+            learnt: Learnt parameters, without leading dimensions.
+
+        Returns:
+            The columns, (C, n, *rest), where C is the number of outputs per row.
+
+        Raises:
+            InputError: If this likelihood does not implement it.
         """
         raise InputError(
-            f"{type(self).__name__} has no Fisher information of its outputs: its 'roots' are not written."
+            f"{type(self).__name__} does not define the Fisher information of its outputs; implement 'roots'."
         )
 
     def cdf(self, outputs: Tensor, learnt: dict[str, Tensor], value: Tensor) -> Tensor:
-        """P(y <= value | f), for likelihoods over numbers."""
-        raise InputError(f"{type(self).__name__} is a likelihood over labels: it has probabilities, and no quantiles.")
+        """Return P(y <= value | f), (*B, n, *event), for likelihoods over numbers."""
+        raise InputError(f"{type(self).__name__} is a likelihood over labels: it has probabilities but no quantiles.")
 
     def entropy(self, probs: Tensor, event_dims: int) -> Tensor:
-        """The entropy in nats of labels with these probabilities, (*B, n); for likelihoods over labels."""
-        raise InputError(f"{type(self).__name__} is a likelihood over numbers: it has no probabilities of labels.")
+        """Return the entropy in nats of labels with these probabilities, (*B, n), for likelihoods over labels."""
+        raise InputError(f"{type(self).__name__} is a likelihood over numbers: it has no class probabilities.")
 
 
-def lift(value: Tensor, own: int, outputs: Tensor) -> Tensor:
-    """Shape a learnt (*B, *own dims) so that it broadcasts against outputs (*B, n, *rest)."""
-    lead = value.ndim - own
-    return value.reshape((*value.shape[:lead], *[1] * (outputs.ndim - lead - own), *value.shape[lead:]))
+def lift(value: Tensor, param_dims: int, outputs: Tensor) -> Tensor:
+    """Reshape a learnt parameter (*B, *shape), of `param_dims` own dimensions, to broadcast with (*B, n, *rest)."""
+    lead = value.ndim - param_dims
+    return value.reshape((*value.shape[:lead], *[1] * (outputs.ndim - lead - param_dims), *value.shape[lead:]))
 
 
 def per_datum(values: Tensor, targets: Tensor) -> Tensor:
-    """Sum values (*B, n, *event) over the event of targets (n, *event): (*B, n)."""
+    """Sum values (*B, n, *event) over the event dimensions of targets (n, *event): (*B, n)."""
     return values.flatten(-(targets.ndim - 1)).sum(-1) if targets.ndim > 1 else values
 
 
 def diagonal_roots(values: Tensor) -> Tensor:
-    """Columns v_c e_c, one for each of the C values of a datum: (n, *rest) -> (C, n, *rest)."""
+    """Return the columns v_c e_c, one for each of the C values of a row: (n, *rest) -> (C, n, *rest)."""
     flat = values.reshape(len(values), -1)  # (n, C)
     return torch.diag_embed(flat).movedim(1, 0).reshape(flat.shape[1], *values.shape)
 
 
 def squeeze_last(outputs: Tensor, event: torch.Size, owner: str) -> Tensor:
-    """Outputs for targets (n, *event): (n, 1) serves (n,), else the shapes must agree."""
+    """Reshape outputs to the shape of targets (n, *event), which may differ by a trailing dimension of size 1."""
     rest = outputs.shape[1:]
     if rest == event:
         return outputs
@@ -144,12 +204,12 @@ def squeeze_last(outputs: Tensor, event: torch.Size, owner: str) -> Tensor:
 
 
 def shaped(rest: torch.Size) -> str:
-    """How a sentence writes the shape of rows."""
+    """Format a shape for an error message, such as "(rows, 3)"."""
     return f"(rows, {', '.join(map(str, rest))})" if rest else "(rows,)"
 
 
 def as_float(targets: Tensor, dtype: torch.dtype, owner: str) -> Tensor:
-    """Numeric targets in the model's floating type; complex ones are refused, booleans taken as 0 and 1."""
+    """Convert real targets to the model's dtype; booleans become 0 and 1, complex numbers raise an error."""
     if targets.is_complex():
         raise InputError(f"The targets of {owner} must be real numbers, got {targets.dtype}.")
     return targets if targets.dtype == dtype else targets.to(dtype)

@@ -1,4 +1,4 @@
-"""Yes or no: y ~ Bernoulli(sigmoid(f(x))), one label a row or several (multi-label)."""
+"""Binary labels: y ~ Bernoulli(sigmoid(f(x))), one or several independent labels per row (multi-label)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 
 class Bernoulli(Likelihood):
-    """y in {0, 1} with p(y = 1) = sigmoid(f); several outputs are several independent labels.
+    """Bernoulli likelihood of binary labels: y in {0, 1} with p(y = 1) = sigmoid(f).
 
-    >>> Bernoulli().log_prob(torch.zeros(1, dtype=torch.float64), torch.ones(1), {}).exp().item()
-    0.5
+    The network gives one logit per label. Several outputs per row are independent labels.
+
+    Example:
+        >>> Bernoulli().log_prob(torch.zeros(1, dtype=torch.float64), torch.ones(1), {}).exp().item()
+        0.5
     """
 
     classes: ClassVar[bool] = True

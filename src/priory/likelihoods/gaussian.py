@@ -1,4 +1,4 @@
-"""Gaussian noise: y ~ N(f(x), noise^2), with the noise learnt, given, one an output, or from the network."""
+"""Gaussian noise: y ~ N(f(x), noise^2), with a noise that is learnt, given, or predicted by the network."""
 
 from __future__ import annotations
 
@@ -16,16 +16,24 @@ if TYPE_CHECKING:
 
 
 class Gaussian(LocationScale):
-    """y ~ N(f, noise^2).
+    """Gaussian likelihood for regression: y ~ N(f, noise^2).
 
-    `noise` is the standard deviation: "learn" (a positive parameter with a prior of its own, LogNormal(0, 3)
-    unless `prior` is given), a number, a tensor with one value an output, or "network" (the network gives 2d
-    values a row: d means, d raw scales). `outputs` > 1 learns one noise an output.
+    Args:
+        noise: Standard deviation of y given f. "learn" (default) for a positive parameter with a prior, a positive
+            number, a tensor with one value per output, or "network" if the network gives 2d values per row: d
+            locations, then d raw scales, with scale = softplus(raw).
+        outputs: Number of learnt noises: 1 (default) for one shared by all outputs, or the number of outputs for one
+            noise per output.
+        prior: Prior of a learnt noise, a distribution over positive numbers. Default: LogNormal(0, 3).
 
-    >>> Gaussian(noise=-1.0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'noise' argument of Gaussian must be positive, one number or one an output, got -1.0.
+    Raises:
+        InputError: If an argument is out of range.
+
+    Example:
+        >>> Gaussian(noise=-1.0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'noise' argument of Gaussian must be positive: one number, or one per output, got -1.0.
     """
 
     def __init__(

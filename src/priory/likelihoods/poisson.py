@@ -1,4 +1,4 @@
-"""Counts: y ~ Poisson(exp(f(x)))."""
+"""Counts: y ~ Poisson(exp(f(x))), with the network's output as the log rate."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 class Poisson(Likelihood):
-    """y in {0, 1, 2, ...} with rate exp(f); the network gives log rates.
+    """Poisson likelihood of counts: y in {0, 1, 2, ...} with rate exp(f); the network gives log rates.
 
-    >>> round(Poisson().log_prob(torch.zeros(1, dtype=torch.float64), torch.tensor([2.0]), {}).exp().item(), 6)
-    0.18394
+    Example:
+        >>> round(Poisson().log_prob(torch.zeros(1, dtype=torch.float64), torch.tensor([2.0]), {}).exp().item(), 6)
+        0.18394
     """
 
     discrete: ClassVar[bool] = True

@@ -1,7 +1,6 @@
-"""Likelihoods with a location and a scale: the scale is learnt, given, one an output, or read from the
-network.
+"""Location-scale likelihoods, whose scale is learnt, given, or predicted by the network.
 
-From the network means: the last dimension holds the d locations and then d raw scales, scale = softplus(raw).
+A network that predicts the scale gives d locations and then d raw scales in its last dimension, scale = softplus(raw).
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from priory.likelihoods.base import Declared, Likelihood, as_float, diagonal_roo
 if TYPE_CHECKING:
     from torch.distributions import Distribution
 
-FLOOR = 1e-6  # softplus underflows before the likelihood does: the smallest scale that a network can give
+MIN_NETWORK_SCALE = 1e-6  # added to softplus, which can underflow to a scale of 0
 
 
 class LocationScale(Likelihood):
-    """What Gaussian and StudentT share: where the scale comes from, and how it meets the outputs."""
+    """Base class of Gaussian and StudentT: where the scale comes from, and how it broadcasts with the outputs."""
 
     unit_scale: ClassVar[bool] = True
 
     def __init__(self, scale: float | str | Tensor, name: str, outputs: int, prior: Distribution | None) -> None:
         owner = type(self).__name__
-        require(isinstance(outputs, int) and outputs >= 1, "outputs", owner, "be at least 1", outputs)
+        require(isinstance(outputs, int) and outputs >= 1, "outputs", owner, "be an integer >= 1", outputs)
         self._name, self._outputs = name, outputs
         self._prior = LogNormal(0.0, 3.0) if prior is None else prior
         support = getattr(self._prior, "support", None)
@@ -54,7 +53,7 @@ class LocationScale(Likelihood):
         require(number, name, owner, "be 'learn', 'network', a number or a tensor", scale)
         given = scale if isinstance(scale, Tensor) else torch.as_tensor(scale, dtype=torch.float64)
         positive = given.is_floating_point() and given.ndim <= 1 and bool((torch.isfinite(given) & (given > 0)).all())
-        require(positive, name, owner, "be positive, one number or one an output", scale)
+        require(positive, name, owner, "be positive: one number, or one per output", scale)
         self._given = given.detach().clone()
         self._outputs = 1 if given.ndim == 0 else len(given)
 
@@ -73,8 +72,8 @@ class LocationScale(Likelihood):
         if self._source != "learn":
             return {}
         columns = targets.double().reshape(-1, self._outputs)
-        # Below the targets' spread, so that a network begins by fitting and not by explaining everything as noise; but
-        # not far below its first errors, which are of the size of the targets.
+        # Below the spread of the targets, so that training first fits the network instead of explaining everything as
+        # noise; but not far below the first errors, which are of the size of the targets.
         scale = torch.maximum(0.3 * columns.std(0, unbiased=False), 0.1 * columns.mean(0).abs()).clamp_min(1e-3)
         return {self._name: (scale[0] if self._outputs == 1 else scale).to(targets.dtype)}
 
@@ -94,30 +93,30 @@ class LocationScale(Likelihood):
         wanted = (2,) if len(event) == 0 else (*event[:-1], 2 * event[-1])
         if tuple(outputs.shape[1:]) != wanted:
             raise InputError(
-                f"The network's output must fit {owner}({self._name}='network'): {wanted} values a row, locations and "
-                f"then scales, got {tuple(outputs.shape[1:])}."
+                f"The network's output must fit {owner}({self._name}='network'): {wanted} values per row, locations "
+                f"and then scales, got {tuple(outputs.shape[1:])}."
             )
         return outputs if len(event) == 0 else outputs.unflatten(-1, (2, event[-1])).transpose(-1, -2)  # (n, *event, 2)
 
     @property
     @abstractmethod
     def information(self) -> tuple[float, float]:
-        """The Fisher information of the location at scale 1, and that of the logarithm of the scale."""
+        """The Fisher information of the location at scale 1, and that of the log scale."""
 
     def roots(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
         of_location, of_log_scale = self.information
         location, scale = self.location_and_scale(outputs, learnt)
         root = math.sqrt(of_location) / scale
-        if self._source == "network":  # the location's score is odd in y, the scale's even: nothing off the diagonal
+        if self._source == "network":  # diagonal: the location's score is odd in y - location, the scale's is even
             slope = torch.sigmoid(outputs[..., 1])  # d scale / d raw
             return diagonal_roots(torch.stack([root, math.sqrt(of_log_scale) * slope / scale], -1))
         return diagonal_roots(root.expand_as(location))
 
     def location_and_scale(self, outputs: Tensor, learnt: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The location and the scale, which broadcast to (*B, n, *event)."""
+        """Return the location and the scale, which broadcast to (*B, n, *event)."""
         if self._source == "network":
             location, raw = outputs.unbind(-1)
-            return location, softplus(raw) + FLOOR
+            return location, softplus(raw) + MIN_NETWORK_SCALE
         if self._given is not None:
             return outputs, self._given.to(outputs)
         return outputs, lift(learnt[self._name], int(self._outputs > 1), outputs)

@@ -1,4 +1,4 @@
-"""Student-t noise: y = f(x) + scale t, t ~ Student(df): a likelihood that outliers don't move."""
+"""Student-t noise: y = f(x) + scale t with t ~ Student(df), a likelihood that is robust to outliers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,27 @@ if TYPE_CHECKING:
 
 
 class StudentT(LocationScale):
-    """y = f + scale t with t ~ Student(df).
+    """Student-t likelihood for regression with outliers: y = f + scale t with t ~ Student(df).
 
-    `df` is given; `scale` is as the noise of Gaussian. Below df = 2 the variance is infinite, and below 1
-    there is no mean.
+    The variance is infinite for df <= 2, and the mean is undefined (NaN) for df <= 1.
 
-    >>> StudentT(0.0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'df' argument of StudentT must be a positive number, got 0.0.
+    Args:
+        df: Degrees of freedom, a positive number.
+        scale: Scale of the noise. "learn" (default) for a positive parameter with a prior, a positive
+            number, a tensor with one value per output, or "network" if the network gives 2d values per row: d
+            locations, then d raw scales, with scale = softplus(raw).
+        outputs: Number of learnt scales: 1 (default) for one shared by all outputs, or the number of outputs for one
+            scale per output.
+        prior: Prior of a learnt scale, a distribution over positive numbers. Default: LogNormal(0, 3).
+
+    Raises:
+        InputError: If an argument is out of range.
+
+    Example:
+        >>> StudentT(0.0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'df' argument of StudentT must be a positive number, got 0.0.
     """
 
     def __init__(
