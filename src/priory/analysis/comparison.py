@@ -22,6 +22,7 @@ from torch import Tensor
 from priory import evaluate
 from priory.core.data import Data
 from priory.core.errors import require, whole
+from priory.core.tables import text_table
 from priory.fitting.fit import fit
 from priory.fitting.identity import repr_of
 from priory.likelihoods import Likelihood
@@ -236,15 +237,13 @@ class Comparison:
         if self.baseline:
             cells[-1] = [text + "  " for text in cells[-1]]
         heads = [heads[0], *(head + "  " for head in heads[1:])]
-        widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-        rule = "-" * (sum(widths) + 3 * (len(widths) - 1))
-        lines = [_aligned(row, widths) for row in (heads, *cells)]
+        lines = text_table([heads, *cells], gap=3, rule=True)
         if self.baseline:
-            lines.insert(-1, rule)
+            lines.insert(-1, lines[1])
         notes = [f"{name} failed: {error}" for name, error in self.failures.items()]
         legend = "* best. NLL in nats a row, with its standard error. Lower is better"
         legend += ", except for accuracy." if "accuracy" in self.columns else "."
-        return "\n".join([self.heading, "", lines[0], rule, *lines[1:], "", *notes, legend, self.verdict])
+        return "\n".join([self.heading, "", *lines, "", *notes, legend, self.verdict])
 
     def _repr_html_(self) -> str:
         return table_html(self)
@@ -485,8 +484,3 @@ def _column_text(name: str, values: list[Any]) -> list[str]:
 
 def _known(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else value
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    parts = [cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))]
-    return "   ".join(parts).rstrip()

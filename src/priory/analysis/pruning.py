@@ -32,6 +32,7 @@ from priory.analysis.sweeps import TITLES, scored
 from priory.core.data import Data
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
+from priory.core.tables import text_table
 from priory.families import Diagonal
 from priory.families.full_rank import FullRank
 from priory.families.low_rank import LowRank
@@ -90,8 +91,8 @@ class PrunedNetwork:
         return sum(before - after for before, after in self.sizes.values())
 
     def __str__(self) -> str:
-        lines = [f"{'layer':<12}{'neurons':>9}{'kept':>7}"]
-        lines += [f"{name:<12}{before:>9}{after:>7}" for name, (before, after) in self.sizes.items()]
+        sizes = [[name, str(before), str(after)] for name, (before, after) in self.sizes.items()]
+        lines = text_table([["layer", "neurons", "kept"], *sizes])
         was, left = self.weights
         lines.append(f"{was:,} parameters before, {left:,} after ({100 * left / was:.1f} %).")
         lines += [
@@ -363,10 +364,10 @@ class PruningCurve:
         for i, share in enumerate(self.shares):
             cells = [f"{values[i]:.4f} ± {self.errors[name][i]:.4f}" for name, values in self.scores.items()]
             lines.append([f"{100 * share:g}", *cells])
-        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-        text = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in lines]
         best = f"{100 * self.smallest:g} % of {len(self.order):,} weights predict as well as the best share does, "
-        return "\n".join([*text, f"{best}within a standard error. Pruned by {self.by.replace('_', ' ')}."])
+        return "\n".join(
+            [*text_table(lines, "r"), f"{best}within a standard error. Pruned by {self.by.replace('_', ' ')}."]
+        )
 
 
 def prune_weights(

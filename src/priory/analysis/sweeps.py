@@ -25,6 +25,7 @@ from priory import evaluate
 from priory.analysis.comparison import counted, split_rows
 from priory.core.errors import require, whole
 from priory.core.streams import stream
+from priory.core.tables import text_table
 from priory.evaluate.scores import matched, top_class
 from priory.fitting.fit import fit
 from priory.fitting.identity import repr_of
@@ -156,10 +157,8 @@ class TemperatureSweep:
                 for name, values in self.scores.items()
             ]
             lines.append([f"{t:g}{' *' if t == self.best else '  '}", *cells])
-        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-        text = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
         failed = [f"T = {t:g} failed: {why}" for t, why in self.failures.items()]
-        return "\n".join([self.about, "", *text, "", *failed, self.verdict, self.statement])
+        return "\n".join([self.about, "", *text_table(lines, "r"), "", *failed, self.verdict, self.statement])
 
 
 def temperature_sweep(

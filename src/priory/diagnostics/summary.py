@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from priory.core.errors import require
+from priory.core.tables import text_table
 from priory.diagnostics.convergence import measures
 
 if TYPE_CHECKING:
@@ -178,12 +179,7 @@ class Summary:
         ]
 
     def __str__(self) -> str:
-        rows = [["", *self.columns], *self.cells]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *[c.rjust(n) for c, n in zip(row[1:], widths[1:], strict=True)]])
-            for row in rows
-        ]
+        lines = text_table([["", *self.columns], *self.cells])
         below = ["", *self.notes] if self.notes else []
         return "\n".join([*([self.title] if self.title else []), *lines, *below])
 

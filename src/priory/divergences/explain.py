@@ -9,6 +9,7 @@ import torch
 from torch.distributions import Distribution, Independent, Normal
 
 from priory.core.errors import require
+from priory.core.tables import text_table
 from priory.divergences.result import check_batches
 
 
@@ -44,8 +45,9 @@ class GaussianKL:
         )
         sums = "" if self.entries == 1 else f", each term summed over {self.entries} entries"
         lines = [f"KL(q || p) of Gaussians, in nats{sums}"]
-        lines += [f"  {formula:<26}{value:>12.6f}   {reason}" for formula, value, reason in rows]
-        return "\n".join([*lines, f"  {'total':<26}{self.total:>12.6f}"])
+        cells = [[formula, f"{value:.6f}", reason] for formula, value, reason in rows]
+        table = text_table([*cells, ["total", f"{self.total:.6f}", ""]], "lrl")
+        return "\n".join([*lines, *(f"  {line}" for line in table)])
 
 
 def explain_kl(q: Distribution, p: Distribution) -> GaussianKL:

@@ -26,6 +26,7 @@ from torch import Tensor
 from priory.core.data import Data
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
+from priory.core.tables import text_table
 from priory.estimators.evidence_bound import assemble
 from priory.estimators.gradients import ESTIMATORS, LAYERS, SCORES, estimate
 from priory.estimators.importance import importance_weighted
@@ -93,12 +94,10 @@ class Variances:
         split = any(row.means is not None for row in self.rows)
         head = ["estimator", "|gradient|", "variance", *(["means", "scales"] if split else []), "bias", "p", "ms"]
         table = [head] + [cells(row, split) for row in self.rows]
-        widths = [max(len(line[k]) for line in table) for k in range(len(head))]
         lines = [f"Gradients from {draws} each, {self.repeats} times"]
-        for line in table:
-            rest = (f"{text:>{width}}" for text, width in zip(line[1:], widths[1:], strict=True))
-            lines.append("  ".join([f"{line[0]:<{widths[0]}}", *rest]))
-        return "\n".join([*lines, *(f"{name}: left out, {why}" for name, why in self.left_out.items())])
+        return "\n".join(
+            [*lines, *text_table(table), *(f"{name}: left out, {why}" for name, why in self.left_out.items())]
+        )
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the variances on a logarithmic scale, with marks where an estimator is biased."""

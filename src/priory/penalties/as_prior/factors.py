@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from priory.core.errors import InputError, require, whole
+from priory.core.tables import text_table
 from priory.penalties.as_prior.base import Regulariser, is_positive, variance_rule
 from priory.penalties.as_prior.norms import L2, PENALTIES_BY_NAME
 from priory.penalties.as_prior.parameters import describe_parameters
@@ -169,12 +170,8 @@ class Explanation:
         for entry in self.table:
             name, shape, *numbers = entry.values()
             lines.append([name, "x".join(str(s) for s in shape), *(f"{number:.4g}" for number in numbers)])
-        widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
-        text = []
-        for line in lines:
-            cells = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
-            text.append("  ".join(cells).rstrip())
-        return "\n".join([f"{self.penalty}, initialisation {self.initialisation}", *text, self.sentence])
+        title = f"{self.penalty}, initialisation {self.initialisation}"
+        return "\n".join([title, *text_table(lines, "llr"), self.sentence])
 
 
 def explain(
