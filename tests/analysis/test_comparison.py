@@ -156,6 +156,22 @@ def test_a_restored_prediction_is_the_affine_image_of_the_fitted_one() -> None:
     torch.testing.assert_close(evaluate.pit(own, 7 * y - 3), evaluate.pit(fitted, y), **close)
 
 
+def test_every_kind_of_prediction_has_the_units_of_the_targets() -> None:
+    x, y = (part.double() for part in rows(20, seed=1))
+    model = pr.Model(nn.Linear(3, 1).double(), pr.Gaussian(0.3))
+    data = tuple(part.double() for part in rows())
+    methods = {"exact": pr.Laplace("full"), "averaged": pr.Ensemble(pr.MeanField(), 2)}
+    comparison = run(model, data, test=(x, y), units=Units(-3.0, 7.0), methods=methods)
+    close = {"rtol": 1e-9, "atol": 1e-9}
+    for name, posterior in comparison.posteriors.items():
+        own, fitted = comparison.predictions[name], posterior.predict(x, samples=8, seed=0)
+        torch.testing.assert_close(own.mean, 7 * fitted.mean - 3, **close)
+        torch.testing.assert_close(own.std, 7 * fitted.std, **close)
+        torch.testing.assert_close(own.quantile(0.3), 7 * fitted.quantile(0.3) - 3, **close)
+        torch.testing.assert_close(own.log_prob(7 * y - 3), fitted.log_prob(y) - math.log(7.0), **close)
+        assert evaluate.crps(own, 7 * y - 3) == pytest.approx(7 * evaluate.crps(fitted, y), rel=1e-9)
+
+
 def test_the_baseline_of_numbers_is_a_gaussian_of_the_fitted_targets() -> None:
     (_, seen), (x, y) = rows(), rows(20, seed=1)
     baseline = run(regression(), rows(), test=(x, y)).baseline

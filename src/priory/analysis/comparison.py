@@ -5,7 +5,6 @@ A method that fails costs only its own row, which then carries the sentence of i
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import math
 import platform
@@ -25,8 +24,8 @@ from priory.core.errors import require, whole
 from priory.core.tables import text_table
 from priory.fitting.fit import fit
 from priory.fitting.identity import repr_of
-from priory.likelihoods import Likelihood
 from priory.methods.base import Method
+from priory.predictive.units import Units
 
 HIGHER_IS_BETTER = {"accuracy"}
 TIMES = {"fit_seconds", "predict_seconds"}
@@ -41,77 +40,6 @@ TITLES = {
     "fit_seconds": "fit [s]",
     "predict_seconds": "predict [s]",
 }
-
-
-@dataclass(frozen=True)
-class Units:
-    """The targets' own units, of a model fitted to standardised ones: `own = shift + scale * fitted`."""
-
-    shift: float = 0.0
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(math.isfinite(self.shift), "shift", "Units", "be a finite number", self.shift)
-        require(0 < self.scale < math.inf, "scale", "Units", "be positive and finite", self.scale)
-
-    def restore(self, y: Tensor) -> Tensor:
-        """Targets as they were before they were standardised."""
-        return self.shift + self.scale * y
-
-    def standard(self, y: Tensor) -> Tensor:
-        """Targets as the model was fitted to them."""
-        return (y - self.shift) / self.scale
-
-
-class Restored(Likelihood):
-    """A likelihood of standardised targets, read in the targets' own units."""
-
-    def __init__(self, inner: Likelihood, units: Units) -> None:
-        require(
-            not (inner.classes or inner.discrete),
-            "units",
-            "compare",
-            "be left out here",
-            f"{inner} with units",
-        )
-        self.inner, self.units = inner, units
-
-    def __repr__(self) -> str:
-        return repr(self.inner)
-
-    @property
-    def slope(self) -> float | None:
-        """Of the mean in the outputs, in the targets' units."""
-        return None if self.inner.slope is None else self.units.scale * self.inner.slope
-
-    def prepare(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        """Leave it to the likelihood inside."""
-        return self.inner.prepare(targets, dtype)
-
-    def arrange(self, outputs: Tensor, event: torch.Size) -> Tensor:
-        """Leave it to the likelihood inside."""
-        return self.inner.arrange(outputs, event)
-
-    def log_prob(self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> Tensor:
-        """Lower the density by log(scale) for each output of a row: the same mass in wider units."""
-        inner = self.inner.log_prob(outputs, self.units.standard(targets), learnt)
-        return inner - targets[0].numel() * math.log(self.units.scale)
-
-    def mean(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
-        """Mean in the targets' units."""
-        return self.units.restore(self.inner.mean(outputs, learnt))
-
-    def variance(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
-        """Variance in the targets' units, squared."""
-        return self.units.scale**2 * self.inner.variance(outputs, learnt)
-
-    def draw(self, outputs: Tensor, learnt: dict[str, Tensor], generator: torch.Generator) -> Tensor:
-        """Draw in the targets' units."""
-        return self.units.restore(self.inner.draw(outputs, learnt, generator))
-
-    def cdf(self, outputs: Tensor, learnt: dict[str, Tensor], value: Tensor) -> Tensor:
-        """P(y <= value)."""
-        return self.inner.cdf(outputs, learnt, self.units.standard(value))
 
 
 @dataclass(frozen=True)
@@ -297,7 +225,9 @@ def compare(
     options |= {"temperature": temperature, "tempers": tempers, "progress": progress}
     rows, posteriors, predictions, pointwise = [], {}, {}, {}
     scale = units or Units()
-    in_units = None if units is None else Restored(model.likelihood, units)
+    if units is not None:
+        numbers = not (model.likelihood.classes or model.likelihood.discrete)
+        require(numbers, "units", "compare", "be left out here", f"{model.likelihood} with units")
     restored = scale.restore(targets) if units is not None else targets
     for name, method in named.items():
         row: dict[str, Any] = {"method": name, "error": None}
@@ -309,8 +239,8 @@ def compare(
             began = time.perf_counter()
             prediction = posterior.predict(inputs, samples=samples, seed=seed)
             row["predict_seconds"] = time.perf_counter() - began
-            if in_units is not None:
-                prediction = dataclasses.replace(prediction, likelihood=in_units)
+            if units is not None:
+                prediction = prediction.in_units(units)
             row |= _scores(prediction, restored)
         except Exception as error:
             row["error"] = str(error).strip() or type(error).__name__

@@ -365,9 +365,8 @@ class PruningCurve:
             cells = [f"{values[i]:.4f} ± {self.errors[name][i]:.4f}" for name, values in self.scores.items()]
             lines.append([f"{100 * share:g}", *cells])
         best = f"{100 * self.smallest:g} % of {len(self.order):,} weights predict as well as the best share does, "
-        return "\n".join(
-            [*text_table(lines, "r"), f"{best}within a standard error. Pruned by {self.by.replace('_', ' ')}."]
-        )
+        best += f"within a standard error. Pruned by {self.by.replace('_', ' ')}."
+        return "\n".join([*text_table(lines, "r"), best])
 
 
 def prune_weights(

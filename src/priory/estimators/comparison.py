@@ -94,10 +94,8 @@ class Variances:
         split = any(row.means is not None for row in self.rows)
         head = ["estimator", "|gradient|", "variance", *(["means", "scales"] if split else []), "bias", "p", "ms"]
         table = [head] + [cells(row, split) for row in self.rows]
-        lines = [f"Gradients from {draws} each, {self.repeats} times"]
-        return "\n".join(
-            [*lines, *text_table(table), *(f"{name}: left out, {why}" for name, why in self.left_out.items())]
-        )
+        left_out = [f"{name}: left out, {why}" for name, why in self.left_out.items()]
+        return "\n".join([f"Gradients from {draws} each, {self.repeats} times", *text_table(table), *left_out])
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the variances on a logarithmic scale, with marks where an estimator is biased."""

@@ -29,6 +29,7 @@ from priory.network.layer_chain import SharedInputs
 from priory.network.skeleton import MEMORY_LIMIT
 from priory.predictive.averaged import Averaged
 from priory.predictive.draws import MixtureOfDraws
+from priory.predictive.units import Rescaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from priory.likelihoods import Likelihood
     from priory.models.model import Buffers, Model
     from priory.predictive.distribution import PredictiveDistribution
+    from priory.predictive.units import Units
 
 BISECTIONS = 60
 DOUBLINGS = 200
@@ -94,6 +96,11 @@ class Prediction(ABC):
         widest = max((p.example.dtype for p in each), key=lambda dtype: torch.finfo(dtype).bits)
         weights = weights.to(each[0].example.device, widest)
         return Prediction.of(Averaged(first.likelihood, first.event, tuple(each), weights), first.prepare)
+
+    def in_units(self, units: Units) -> Prediction:
+        """The prediction of `units.shift + units.scale * y`: in the units from before y was standardised."""
+        rescaled = Rescaled(self.likelihood, self.event, self.distribution, units)
+        return Prediction.of(rescaled, self.prepare)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} rows, {self.distribution.describe()}, {self.likelihood!r})"
