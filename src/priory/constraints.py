@@ -1,18 +1,15 @@
-"""Where a parameter may lie, and the smooth map from unconstrained coordinates to it.
+"""Supports of parameters, and the smooth map from unconstrained coordinates onto each of them.
 
-`bijector(support, shape)` gives x = f(u): u free in R^k, x inside its support, with as few coordinates as x
-has degrees of freedom (a simplex of K has K - 1, a Cholesky factor n(n + 1)/2, that of a correlation
-n(n - 1)/2). A density p(x) is then p(f(u)) |det df/du| in u, with the determinant over the free entries of x:
-all but the last of a simplex, the lower triangle of a symmetric matrix, what is below the diagonal for a
+`bijector(support, shape)` gives x = f(u): u is unconstrained in R^k, x lies in its support, and u has as many
+coordinates as x has degrees of freedom (a simplex of K has K - 1, a Cholesky factor n(n + 1)/2, that of a correlation
+matrix n(n - 1)/2). A density p(x) becomes p(f(u)) |det df/du| in u, with the determinant over the free entries of x:
+all but the last of a simplex, the lower triangle of a symmetric matrix, the entries below the diagonal for a
 correlation. Leading dimensions stay in front:
 
     u: (*B, *free_shape)  <->  x: (*B, *shape)        log_det(u, x): (*B,)
 
-The constraint objects are torch's own, with `ordered` and `positive_ordered` beside them. The maps are those
-of the Stan reference manual ("Constraint Transforms"), written in logarithms, because a product of many
-sigmoids underflows and a difference of nearly equal numbers cancels. They are plain tensor functions, so that
-`torch.vmap`, `torch.func.grad` and `make_fx` go through them, and they stop strictly inside a bounded
-support, so that a log density stays finite where u is far out.
+The constraint objects are those of `torch.distributions.constraints`, with `ordered` and `positive_ordered` added. The
+maps are in `priory.core.bijectors`.
 
 >>> weights = bijector(simplex, (3,))
 >>> weights.free_shape
@@ -23,11 +20,7 @@ tensor([0.3333, 0.3333, 0.3333])
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from functools import singledispatch
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -51,8 +44,23 @@ from torch.distributions.constraints import (
     simplex,
     unit_interval,
 )
-from torch.nn.functional import logsigmoid, pad
 
+from priory.core.bijectors import (
+    Bijector,
+    CorrelationCholeskyMap,
+    HalfLineMap,
+    IdentityMap,
+    IntervalMap,
+    LowerCholeskyMap,
+    LowerTriangularMap,
+    OrderedMap,
+    PositiveDefiniteMap,
+    PositiveOrderedMap,
+    StickBreakingMap,
+    TriangleIndex,
+    gaussian_expectation,
+    gaussian_mean,
+)
 from priory.core.errors import require
 
 if TYPE_CHECKING:
@@ -107,46 +115,6 @@ ordered = _Ordered()
 positive_ordered = _PositiveOrdered()
 
 
-@dataclass(frozen=True, eq=False)
-class Bijector(ABC):
-    """A smooth one-to-one map x = f(u) from unconstrained coordinates onto a support.
-
-    `shape` is that of one draw of x: its last `event_dim` dimensions are mapped together, others are copies.
-    """
-
-    shape: tuple[int, ...]
-    event_dim: ClassVar[int] = 0
-    elementwise: ClassVar[bool] = False  # whether an entry of x is a function of the entry of u at its place
-    identity: ClassVar[bool] = False  # whether x is u
-
-    @property
-    def free_shape(self) -> tuple[int, ...]:
-        """The shape of one draw of u."""
-        return self.shape
-
-    @property
-    def exponential(self) -> bool:
-        """Whether x is exp(u), so that a log-normal x is a normal u."""
-        return False
-
-    @abstractmethod
-    def forward(self, u: Tensor) -> Tensor:
-        """Map u to x = f(u): (*B, *free_shape) -> (*B, *shape)."""
-
-    @abstractmethod
-    def inverse(self, x: Tensor) -> Tensor:
-        """Map x back to u: (*B, *shape) -> (*B, *free_shape)."""
-
-    @abstractmethod
-    def log_det(self, u: Tensor, x: Tensor) -> Tensor:
-        """Sum log |det df/du| at u, where x = f(u), over the whole draw: (*B,)."""
-
-    def _total(self, values: Tensor) -> Tensor:
-        """Sum (*B, *copies) over the copies."""
-        copies = len(self.shape) - self.event_dim
-        return values.sum(tuple(range(-copies, 0))) if copies else values
-
-
 def bijector(support: Constraint, shape: Sequence[int] = ()) -> Bijector:
     """Give the map from unconstrained coordinates to draws of this shape in the support.
 
@@ -171,396 +139,23 @@ def bijector(support: Constraint, shape: Sequence[int] = ()) -> Bijector:
     return _BUILDERS[type(support)](support, shape)
 
 
-def gaussian_expectation(function: Callable[[Tensor], Tensor], loc: Tensor, scale: Tensor) -> Tensor:
-    """Integrate function(u) over u ~ N(loc, scale^2), entry by entry, by a trapezoidal rule of 481 nodes.
-
-    The error is of the order exp(-48 pi d / scale) for a function that is analytic within d of the real line.
-    The sigmoid has d = pi: 1e-12 up to a scale of 15 and 1e-6 at 30; 64 Gauss-Hermite nodes are off by 7e-4
-    at a scale of 8 already (Trefethen, 2022, "Exactness of Quadrature Formulas", says why).
-
-    >>> gaussian_expectation(torch.sigmoid, torch.tensor(1.0), torch.tensor(2.0))
-    tensor(0.6477)
-    """
-    total = torch.zeros_like(loc + scale)
-    steps = torch.arange(-240, 241, dtype=torch.float64, device=total.device)  # to 10 standard deviations
-    nodes, weights = steps / 24, (-0.5 * (steps / 24).square()).softmax(0)
-    some = max(1, 2**20 // max(1, total.numel()))  # nodes at a time, so that those of a long vector fit in memory
-    for z, weight in zip(nodes.split(some), weights.split(some), strict=True):
-        z, weight = (t.to(total.dtype).reshape(-1, *[1] * total.ndim) for t in (z, weight))
-        total = total + (weight * function(loc + scale * z)).sum(0)
-    return total
-
-
-# One coordinate at a time ---------------------------------------------------------------------------------
-
-
-class _Identity(Bijector):
-    """The whole line: x = u."""
-
-    elementwise = True
-    identity = True
-
-    def forward(self, u: Tensor) -> Tensor:
-        return u
-
-    def inverse(self, x: Tensor) -> Tensor:
-        return x
-
-    def log_det(self, u: Tensor, x: Tensor) -> Tensor:
-        return self._total(torch.zeros_like(u))
-
-
-@dataclass(frozen=True, eq=False)
-class _HalfLine(Bijector):
-    """A half-line: x = bound + sign exp(u)."""
-
-    elementwise = True
-    bound: float | Tensor
-    sign: int
-
-    @property
-    def exponential(self) -> bool:
-        return isinstance(self.bound, float) and self.bound == 0.0 and self.sign > 0
-
-    def forward(self, u: Tensor) -> Tensor:
-        bound = _like(self.bound, u)
-        distance = u.exp().clamp(min=_step_from(bound, u.dtype))
-        return distance if self.exponential else bound + self.sign * distance
-
-    def inverse(self, x: Tensor) -> Tensor:
-        return (self.sign * (x - _like(self.bound, x))).log()
-
-    def log_det(self, u: Tensor, x: Tensor) -> Tensor:
-        return self._total(u)
-
-
-@dataclass(frozen=True, eq=False)
-class _Interval(Bijector):
-    """An interval: x = low + (high - low) sigmoid(u)."""
-
-    elementwise = True
-    low: float | Tensor
-    high: float | Tensor
-
-    def forward(self, u: Tensor) -> Tensor:
-        low, high = _like(self.low, u), _like(self.high, u)
-        x = low + (high - low) * u.sigmoid()
-        # one bound at a time, since clamp takes two numbers or two tensors and no mixture
-        return x.clamp(min=low + _step_from(low, u.dtype)).clamp(max=high - _step_from(high, u.dtype))
-
-    def inverse(self, x: Tensor) -> Tensor:
-        return (x - _like(self.low, x)).log() - (_like(self.high, x) - x).log()
-
-    def log_det(self, u: Tensor, x: Tensor) -> Tensor:
-        width = _like(self.high, u) - _like(self.low, u)
-        log_width = width.log() if isinstance(width, Tensor) else math.log(width)
-        return self._total(logsigmoid(u) + logsigmoid(-u) + log_width)
-
-
-def _like(bound: float | Tensor, u: Tensor) -> Any:
-    return bound.to(u) if isinstance(bound, Tensor) else bound
-
-
-def _step_from(bound: Any, dtype: torch.dtype) -> Any:
-    """Choose a step away from a bound that rounding can't undo."""
-    tiny, step = torch.finfo(dtype).tiny, 2 * torch.finfo(dtype).eps * abs(bound)
-    return step.clamp(min=tiny) if isinstance(step, Tensor) else max(tiny, step)
-
-
-# Vectors --------------------------------------------------------------------------------------------------
-
-
-class _StickBreaking(Bijector):
-    """A simplex: x_k = z_k prod_{j<k} (1 - z_j) with z_k = sigmoid(u_k - log(K - k)): u = 0 is the centre."""
-
-    event_dim = 1
-
-    @property
-    def free_shape(self) -> tuple[int, ...]:
-        return (*self.shape[:-1], self.shape[-1] - 1)
-
-    def forward(self, u: Tensor) -> Tensor:
-        log_broken, _, log_left = self._logs(u)
-        x = (pad(log_broken, (0, 1)) + log_left).exp()  # the last piece is all that is left
-        return x.clamp(min=torch.finfo(u.dtype).tiny)
-
-    def inverse(self, x: Tensor) -> Tensor:
-        after = x.flip(-1).cumsum(-1).flip(-1)[..., 1:]  # sums of positive numbers: 1 - cumsum would cancel
-        return x[..., :-1].log() - after.log() + self.centre(x)
-
-    def log_det(self, u: Tensor, x: Tensor) -> Tensor:
-        log_broken, log_rest, log_left = self._logs(u)
-        return self._total((log_broken + log_rest + log_left[..., :-1]).sum(-1))
-
-    def centre(self, like: Tensor) -> Tensor:
-        """Give the logits of the centre's pieces, log(K - k), to subtract: (K - 1,)."""
-        return torch.arange(self.shape[-1] - 1, 0, -1, dtype=like.dtype, device=like.device).log()
-
-    def _logs(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Give log z, log(1 - z), both (*, K - 1), and the log of what is left before each piece, (*, K)."""
-        logit = u - self.centre(u)
-        log_rest = logsigmoid(-logit)
-        return logsigmoid(logit), log_rest, pad(log_rest.cumsum(-1), (1, 0))
-
-
-class _Increasing(Bijector):
-    """An ordered vector: x_1 = u_1, x_k = x_{k-1} + exp(u_k)."""
-
-    event_dim = 1
-
-    def forward(self, u: Tensor) -> Tensor:
-        return torch.cat([u[..., :1], u[..., 1:].exp()], -1).cumsum(-1)
-
-    def inverse(self, x: Tensor) -> Tensor:
-        return torch.cat([x[..., :1], x.diff(dim=-1).log()], -1)
-
-    def log_det(self, u: Tensor, x: Tensor) -> Tensor:
-        return self._total(u[..., 1:].sum(-1))
-
-
-class _PositiveIncreasing(Bijector):
-    """A positive ordered vector: x_1 = exp(u_1), x_k = x_{k-1} + exp(u_k)."""
-
-    event_dim = 1
-
-    def forward(self, u: Tensor) -> Tensor:
-        return u.exp().cumsum(-1).clamp(min=torch.finfo(u.dtype).tiny)
-
-    def inverse(self, x: Tensor) -> Tensor:
-        return torch.cat([x[..., :1], x.diff(dim=-1)], -1).log()
-
-    def log_det(self, u: Tensor, x: Tensor) -> Tensor:
-        return self._total(u.sum(-1))
-
-
-# Matrices -------------------------------------------------------------------------------------------------
-
-
-class _Triangle:
-    """Where the entries of a lower triangle, row by row, lie in an n x n matrix."""
-
-    def __init__(self, n: int, strict: bool = False) -> None:
-        rows, columns = torch.tril_indices(n, n, -1 if strict else 0)
-        self.n, self.size = n, len(rows)
-        self._take = rows * n + columns
-        self._place = torch.full((n * n,), self.size).scatter(0, self._take, torch.arange(self.size))
-
-    def matrix(self, u: Tensor) -> Tensor:
-        """Lay (*, size) out as (*, n, n), zero elsewhere: one gather, which vmap and tracing both take."""
-        return pad(u, (0, 1)).index_select(-1, self._place.to(u.device)).unflatten(-1, (self.n, self.n))
-
-    def vector(self, x: Tensor) -> Tensor:
-        """Read the entries of (*, n, n) as (*, size)."""
-        return x.flatten(-2).index_select(-1, self._take.to(x.device))
-
-
-@dataclass(frozen=True, eq=False)
-class _Triangular(Bijector):
-    """A lower-triangular matrix: its entries, row by row."""
-
-    event_dim = 2
-    triangle: _Triangle
-
-    @property
-    def free_shape(self) -> tuple[int, ...]:
-        return (*self.shape[:-2], self.triangle.size)
-
-    def forward(self, u: Tensor) -> Tensor:
-        return self.triangle.matrix(u)
-
-    def inverse(self, x: Tensor) -> Tensor:
-        return self.triangle.vector(x)
-
-    def log_det(self, u: Tensor, x: Tensor) -> Tensor:
-        return self._total(torch.zeros_like(u).sum(-1))
-
-
-@dataclass(frozen=True, eq=False)
-class _Cholesky(Bijector):
-    """A lower-triangular matrix with a positive diagonal: exp on the diagonal."""
-
-    event_dim = 2
-    triangle: _Triangle
-
-    @property
-    def free_shape(self) -> tuple[int, ...]:
-        return (*self.shape[:-2], self.triangle.size)
-
-    def forward(self, u: Tensor) -> Tensor:
-        raw = self.triangle.matrix(u)
-        diagonal = _diagonal(raw).exp().clamp(min=torch.finfo(u.dtype).tiny)
-        return raw.tril(-1) + diagonal.diag_embed()
-
-    def inverse(self, x: Tensor) -> Tensor:
-        return self.triangle.vector(x.tril(-1) + _diagonal(x).log().diag_embed())
-
-    def log_det(self, u: Tensor, x: Tensor) -> Tensor:
-        return self._total(_diagonal(self.triangle.matrix(u)).sum(-1))
-
-
-@dataclass(frozen=True, eq=False)
-class _Gram(Bijector):
-    """A positive-definite matrix x = L L', L a Cholesky factor: |det dx/dL| = 2^n prod_i L_ii^(n + 1 - i)."""
-
-    event_dim = 2
-    factor: _Cholesky
-
-    @property
-    def free_shape(self) -> tuple[int, ...]:
-        return self.factor.free_shape
-
-    def forward(self, u: Tensor) -> Tensor:
-        factor = self.factor.forward(u)
-        return factor @ factor.mT
-
-    def inverse(self, x: Tensor) -> Tensor:
-        return self.factor.inverse(torch.linalg.cholesky(x))
-
-    def log_det(self, u: Tensor, x: Tensor) -> Tensor:
-        n = self.shape[-1]
-        # n + 1 - i with i from 1, and one power more for the exp on the factor's diagonal
-        powers = torch.arange(n + 1, 1, -1, dtype=u.dtype, device=u.device)
-        log_diagonal = _diagonal(self.factor.triangle.matrix(u))
-        return self._total((powers * log_diagonal).sum(-1) + n * math.log(2))
-
-
-@dataclass(frozen=True, eq=False)
-class _Correlation(Bijector):
-    """A correlation's Cholesky factor: L_ij = tanh(u_ij) prod_{k<j} sech(u_ik), the rest on the diagonal."""
-
-    event_dim = 2
-    triangle: _Triangle
-
-    @property
-    def free_shape(self) -> tuple[int, ...]:
-        return (*self.shape[:-2], self.triangle.size)
-
-    def forward(self, u: Tensor) -> Tensor:
-        raw, _, log_left = self._logs(u)
-        diagonal = (0.5 * _diagonal(log_left)).exp().clamp(min=torch.finfo(u.dtype).tiny)
-        return raw.tanh() * (0.5 * log_left).exp() + diagonal.diag_embed()
-
-    def inverse(self, x: Tensor) -> Tensor:
-        # sinh(u_ij) is the entry over the root of what is left of its row's squared length after it
-        after = x.square().flip(-1).cumsum(-1).flip(-1)[..., 1:]
-        below = x[..., :-1].tril(-1)
-        ratio = below / after.where(torch.ones_like(after).tril(-1) > 0, 1.0).sqrt()
-        return self.triangle.vector(pad(ratio.asinh(), (0, 1)))
-
-    def log_det(self, u: Tensor, x: Tensor) -> Tensor:
-        _, log_sech2, log_left = self._logs(u)
-        return self._total((log_sech2 + 0.5 * log_left.tril(-1)).sum((-2, -1)))
-
-    def _logs(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Lay out u, log sech^2 u, and the log of what is left of a row's squared length at each entry."""
-        raw = self.triangle.matrix(u)
-        log_sech2 = (2 * math.log(2) + logsigmoid(2 * raw) + logsigmoid(-2 * raw)).tril(-1)
-        return raw, log_sech2, pad(log_sech2.cumsum(-1)[..., :-1], (1, 0))
-
-
-def _diagonal(x: Tensor) -> Tensor:
-    return x.diagonal(0, -2, -1)
-
-
-# Means under a Gaussian with independent coordinates ------------------------------------------------------
-
-
-@singledispatch
-def gaussian_mean(bijector: Bijector, loc: Tensor, scale: Tensor) -> Tensor:
-    """Give E[f(u)] for u ~ N(loc, diag(scale^2)): (*B, *free_shape) -> (*B, *shape).
-
-    The entries of u are independent, so each mean is made of means of one coordinate: of exp(u) in closed
-    form, of sigmoid, tanh and sech by `gaussian_expectation`. None is an estimate from draws.
-
-    >>> gaussian_mean(bijector(positive), torch.tensor(0.0), torch.tensor(2.0))
-    tensor(7.3891)
-    """
-    raise NotImplementedError(f"The mean under a Gaussian isn't known for {type(bijector).__name__}.")
-
-
-def _exp_mean(loc: Tensor, scale: Tensor) -> Tensor:
-    return (loc + 0.5 * scale.square()).exp()
-
-
-@gaussian_mean.register
-def _(bijector: _Identity, loc: Tensor, scale: Tensor) -> Tensor:
-    return loc
-
-
-@gaussian_mean.register
-def _(bijector: _HalfLine, loc: Tensor, scale: Tensor) -> Tensor:
-    return _like(bijector.bound, loc) + bijector.sign * _exp_mean(loc, scale)
-
-
-@gaussian_mean.register
-def _(bijector: _Interval, loc: Tensor, scale: Tensor) -> Tensor:
-    low, high = _like(bijector.low, loc), _like(bijector.high, loc)
-    return low + (high - low) * gaussian_expectation(torch.sigmoid, loc, scale)
-
-
-@gaussian_mean.register
-def _(bijector: _StickBreaking, loc: Tensor, scale: Tensor) -> Tensor:
-    logit = loc - bijector.centre(loc)
-    broken = gaussian_expectation(torch.sigmoid, logit, scale)
-    log_left = gaussian_expectation(torch.sigmoid, -logit, scale).log().cumsum(-1)
-    return pad(broken, (0, 1), value=1.0) * pad(log_left, (1, 0)).exp()
-
-
-@gaussian_mean.register
-def _(bijector: _Increasing, loc: Tensor, scale: Tensor) -> Tensor:
-    return torch.cat([loc[..., :1], _exp_mean(loc[..., 1:], scale[..., 1:])], -1).cumsum(-1)
-
-
-@gaussian_mean.register
-def _(bijector: _PositiveIncreasing, loc: Tensor, scale: Tensor) -> Tensor:
-    return _exp_mean(loc, scale).cumsum(-1)
-
-
-@gaussian_mean.register
-def _(bijector: _Triangular, loc: Tensor, scale: Tensor) -> Tensor:
-    return bijector.triangle.matrix(loc)
-
-
-@gaussian_mean.register
-def _(bijector: _Cholesky, loc: Tensor, scale: Tensor) -> Tensor:
-    loc, scale = bijector.triangle.matrix(loc), bijector.triangle.matrix(scale)
-    return loc.tril(-1) + _exp_mean(_diagonal(loc), _diagonal(scale)).diag_embed()
-
-
-@gaussian_mean.register
-def _(bijector: _Gram, loc: Tensor, scale: Tensor) -> Tensor:
-    mean = gaussian_mean(bijector.factor, loc, scale)
-    variance = bijector.factor.triangle.matrix(scale).square()
-    # E[L L'] is E[L] E[L]' plus a row's variances on the diagonal; Var[e^u] = E[e^u]^2 (e^(scale^2) - 1)
-    rows = variance.tril(-1).sum(-1) + _diagonal(mean).square() * _diagonal(variance).expm1()
-    return mean @ mean.mT + rows.diag_embed()
-
-
-@gaussian_mean.register
-def _(bijector: _Correlation, loc: Tensor, scale: Tensor) -> Tensor:
-    tanh = bijector.triangle.matrix(gaussian_expectation(torch.tanh, loc, scale))
-    log_sech = bijector.triangle.matrix(gaussian_expectation(lambda u: 1 / u.cosh(), loc, scale).log())
-    left = pad(log_sech.cumsum(-1)[..., :-1], (1, 0)).exp()
-    return tanh * left + _diagonal(left).diag_embed()
-
-
-# Which map for which support ------------------------------------------------------------------------------
-
-
 def _half_line(support: Any, shape: tuple[int, ...]) -> Bijector:
+    """Return the map onto the side of a bound on which the support lies."""
     if hasattr(support, "lower_bound"):
-        return _HalfLine(shape, _bound(support.lower_bound, shape), 1)
-    return _HalfLine(shape, _bound(support.upper_bound, shape), -1)
+        return HalfLineMap(shape, _bound(support.lower_bound, shape), 1)
+    return HalfLineMap(shape, _bound(support.upper_bound, shape), -1)
 
 
 def _interval(support: Any, shape: tuple[int, ...]) -> Bijector:
+    """Return the map onto an interval, and refuse bounds in the wrong order."""
     low, high = _bound(support.lower_bound, shape), _bound(support.upper_bound, shape)
     rises = bool(torch.as_tensor(low < high).all())
     require(rises, "support", "Param", "have its lower bound below its upper one", support)
-    return _Interval(shape, low, high)
+    return IntervalMap(shape, low, high)
 
 
 def _bound(bound: Any, shape: tuple[int, ...]) -> float | Tensor:
+    """Return a bound as a number, or as a tensor that broadcasts to the shape."""
     if not isinstance(bound, Tensor) or bound.ndim == 0:
         return float(bound)  # a number costs less than a tensor at every evaluation
     sizes = zip(reversed(bound.shape), reversed(shape), strict=False)
@@ -571,19 +166,21 @@ def _bound(bound: Any, shape: tuple[int, ...]) -> float | Tensor:
 
 
 _BUILDERS: dict[type, Callable[[Any, tuple[int, ...]], Bijector]] = {
-    type(real): lambda _, shape: _Identity(shape),
+    type(real): lambda _, shape: IdentityMap(shape),
     greater_than: _half_line,
     greater_than_eq: _half_line,
     less_than: _half_line,
     interval: _interval,
     half_open_interval: _interval,
-    type(simplex): lambda _, shape: _StickBreaking(shape),
-    _Ordered: lambda _, shape: _Increasing(shape),
-    _PositiveOrdered: lambda _, shape: _PositiveIncreasing(shape),
-    type(lower_triangular): lambda _, shape: _Triangular(shape, _Triangle(shape[-1])),
-    type(lower_cholesky): lambda _, shape: _Cholesky(shape, _Triangle(shape[-1])),
-    type(positive_definite): lambda _, shape: _Gram(shape, _Cholesky(shape, _Triangle(shape[-1]))),
-    type(corr_cholesky): lambda _, shape: _Correlation(shape, _Triangle(shape[-1], strict=True)),
+    type(simplex): lambda _, shape: StickBreakingMap(shape),
+    _Ordered: lambda _, shape: OrderedMap(shape),
+    _PositiveOrdered: lambda _, shape: PositiveOrderedMap(shape),
+    type(lower_triangular): lambda _, shape: LowerTriangularMap(shape, TriangleIndex(shape[-1])),
+    type(lower_cholesky): lambda _, shape: LowerCholeskyMap(shape, TriangleIndex(shape[-1])),
+    type(positive_definite): lambda _, shape: PositiveDefiniteMap(
+        shape, LowerCholeskyMap(shape, TriangleIndex(shape[-1]))
+    ),
+    type(corr_cholesky): lambda _, shape: CorrelationCholeskyMap(shape, TriangleIndex(shape[-1], strict=True)),
 }
 _KNOWN = (
     "real, positive, nonnegative, greater_than, less_than, interval, simplex, ordered, positive_ordered, "
