@@ -18,7 +18,7 @@ from priory.diagnostics.flatness import name_of
 from priory.diagnostics.summary import Summary, labels
 from priory.models.base import has_network
 from priory.posteriors.base import Evidence, Posterior, chosen
-from priory.posteriors.status import CONVERGED, Status
+from priory.posteriors.status import CONVERGED, Status, worst
 from priory.posteriors.summaries import varying
 
 if TYPE_CHECKING:
@@ -167,6 +167,11 @@ class Chains(Posterior):
 
     def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
         """R-hat and ESS of every entry, or of some coordinates where there are many; then what the sampler met."""
+        return self._judged if self._known is None else worst([self._known, self._judged])
+
+    @cached_property
+    def _judged(self) -> Status:
+        """What the draws and their statistics say."""
         if self.num_draws < 4:
             few = f"{self.num_draws} draws per chain say nothing about convergence: give the fit more steps."
             return Status("not_converged", few.replace("1 draws per chain say", "1 draw per chain says"))
@@ -174,7 +179,7 @@ class Chains(Posterior):
         if bool(torch.isnan(table["r_hat"]).all()):
             return Status("not_converged", "No quantity varies: the chains have not moved. Try another start.")
         problem = table.disagreement or table.shortage
-        if problem and self.model.layout.size > 1 and has_network(self.model):
+        if problem and has_network(self.model):
             look = "Weights have symmetries that chains need not cross, so look at function_space(x)."
             return Status("doubtful", f"{problem} {look}")
         if problem:

@@ -95,11 +95,12 @@ def of_k_hat(k_hat: float | None, remedy: str) -> Status:
     return Status("doubtful", f"The k-hat of the importance weights is {k_hat:.2f}, above {GOOD_K_HAT}: {remedy}.")
 
 
-def of_cap(converged: bool, steps: int, owner: str, what: str = "iterations") -> Status:
-    """What a method that ends by itself says: whether it did, or was stopped after so many steps."""
+def of_cap(converged: bool, steps: int | None, owner: str) -> Status:
+    """What a method that ends by itself says: whether it did, or was stopped after so many steps, if they are known."""
     if converged:
         return CONVERGED
-    return Status("not_converged", f"{owner} was still improving after {steps:,} {what}: give the fit more steps.")
+    after = "when its steps were used up" if steps is None else f"after {steps:,} iterations"
+    return Status("not_converged", f"{owner} was still improving {after}: give the fit more steps.")
 
 
 def of_history(history: Mapping[str, Tensor]) -> Status:
@@ -157,7 +158,7 @@ def of_ascent(converged: bool, history: Mapping[str, Tensor]) -> Status:
     if not converged and len(bound) and "gap" not in history:
         return of_history(history)
     if not converged:
-        return of_cap(False, len(bound), "The bound", "iterations")
+        return of_cap(False, len(bound), "The bound")
     left = remaining(bound) if "gap" in history else 0.0
     if left < LEAST_GAIN:
         return CONVERGED

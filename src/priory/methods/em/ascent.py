@@ -34,6 +34,7 @@ from priory.core.data import Data
 from priory.core.errors import DivergedError, require, warn, whole
 from priory.latent.base import Latent, Theta, climbed, expect, has_latent
 from priory.methods.base import Info, Options, Plan, Traits
+from priory.posteriors.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -227,11 +228,12 @@ class Ascent(Options):
         theta, statistics = members(state.theta, lead)[index], members(state.statistics, lead)[index]
         return theta, statistics, float(state.bound.flatten()[index]), not bool(state.active.flatten()[index])
 
-    def warn_of_doubts(self, target: Target, state: State) -> None:
-        """Say what the model thinks of the best restart."""
+    def warn_of_doubts(self, target: Target, state: State, posterior: Posterior) -> None:
+        """Say what the model thinks of the best restart, in warnings and in the posterior's status."""
         theta, statistics, _, _ = self.best(state)
         for sentence in self.latent(target).doubts(theta, statistics):
             warn(sentence)
+            posterior.know(Status("doubtful", sentence), warned=True)
 
     def asked(self, iteration: int, generator: torch.Generator) -> dict[str, Any]:
         """What the E-step of an iteration is asked beside its theta."""

@@ -43,8 +43,9 @@ class EM(Ascent):
     """
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> LatentPoint:
-        self.warn_of_doubts(target, state)
-        return self.point(target, state)
+        found = self.point(target, state)
+        self.warn_of_doubts(target, state, found)
+        return found
 
     def point(self, target: Target, state: State) -> LatentPoint:
         theta, _, bound, settled = self.best(state)

@@ -62,8 +62,9 @@ class VariationalEM(Ascent):
         return model.view
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> ConjugatePosterior:
-        self.warn_of_doubts(target, state)
-        return self.point(target, state)
+        found = self.point(target, state)
+        self.warn_of_doubts(target, state, found)
+        return found
 
     # Its parts.
 

@@ -28,6 +28,7 @@ from priory.methods.base import Info, Options, Plan, Traits, factors_of
 from priory.methods.optimise import Adam, check_rate, rates
 from priory.methods.point.map import MAP
 from priory.posteriors import Posterior, Variational
+from priory.posteriors.status import CONVERGED, Status, of_start
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +52,7 @@ class State:
     count: int
     every: int = field(metadata={"fixed": True})
     factors: dict[str, Tensor] = field(metadata={"fixed": True})  # of the prior that the mode was found under
+    begun: Status = field(default=CONVERGED, metadata={"fixed": True})  # what the fit that found the mode says
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ class SWAG(Options):
         last = w.new_zeros(*shape, self.columns, target.size)
         zeros, every = torch.zeros_like(w), self._every(plan.data)
         buffers, factors = target.buffers(shape, start), factors_of(start)
-        return State(w, adam, buffers, zeros, zeros.clone(), last, 0, every, factors)
+        begun = CONVERGED if start is None else of_start(start.status, "The mode")
+        return State(w, adam, buffers, zeros, zeros.clone(), last, 0, every, factors, begun)
 
     def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
         target = target.scaled(state.factors)
@@ -133,7 +136,12 @@ class SWAG(Options):
         if state.count == 0:
             take(state)
         form = LowRankForm(target.size, self.columns)
-        return Variational(target.scaled(state.factors), form, theta_of(state), state.buffers)
+        found = Variational(target.scaled(state.factors), form, theta_of(state), state.buffers)
+        found.know(state.begun)
+        if state.count < self.snapshots:
+            short = f"{state.count} of {self.snapshots} snapshots were taken before the fit ended: give it more steps."
+            found.know(Status("not_converged", short))
+        return found
 
 
 def take(state: State) -> None:

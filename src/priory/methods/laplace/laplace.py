@@ -43,6 +43,7 @@ from priory.network.skeleton import MEMORY_LIMIT
 from priory.penalties.as_prior.proximal import proximal_blocks
 from priory.posteriors import Posterior
 from priory.posteriors.laplace import LaplacePosterior
+from priory.posteriors.status import CONVERGED, Status, of_cap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -58,6 +59,8 @@ ALL_ROWS = 1 << 29  # rows x weights, above which some rows say whether a point 
 SOME_ROWS = 128
 METRICS = ("loss", "nll", "log_prior", "gradient")
 FAR = 1.0  # standard deviations a coordinate, as far as a draw of the Gaussian lies from its centre: beyond, no mode
+NEAR = 0.1  # the same, below which Newton's method has arrived whatever its last step was
+EDGE = 20.0  # unconstrained coordinates from which a bounded parameter is at its bound
 
 
 @dataclass(frozen=True)
@@ -272,6 +275,7 @@ class Laplace(Options):
             around.notes,
         )
         posterior.data = state.data
+        posterior.know(around.slope.status(self._advice(target.model)), warned=True)
         return posterior
 
     def _advice(self, model: BaseModel) -> str:
@@ -432,10 +436,29 @@ class Laplace(Options):
         distance = math.sqrt(max(0.0, float(gradient @ gaussian.solve(gradient))) / len(gradient))
         slope = Slope(float(state.log_likelihood), float(gradient.norm()), distance)
         slope.warn(self._advice(target.model))
-        return LaplacePosterior(target, state.w, curvature, none, 1.0, gaussian, evidence)
+        posterior = LaplacePosterior(target, state.w, curvature, none, 1.0, gaussian, evidence)
+        posterior.know(slope.status(self._advice(target.model)), warned=True)
+        posterior.know(status_of_mode(target, state, there=bool(state.there) or distance < NEAR))
+        return posterior
 
 
 # The mode of a density.
+
+
+def status_of_mode(target: Target, state: Climb, there: bool) -> Status:
+    """Whether Newton's steps ended at a mode inside the support, and not on the way, at a saddle or at an edge."""
+    if not there:
+        return of_cap(False, None, "Newton's method")
+    bend = eigh(-state.hessian).values
+    if float(bend[0]) < -math.sqrt(torch.finfo(bend.dtype).eps) * float(bend.abs().max()):
+        return Status(
+            "doubtful", "The log joint curves upward at the point found, a saddle: try another start."
+        )
+    for block in target.model.layout.constrained:
+        if float(state.w[block.start : block.stop].abs().max()) > EDGE:
+            where = f"The mode of '{block.name}' lies at the edge of its support, where no Gaussian fits it"
+            return Status("doubtful", f"{where}: give it a prior that falls off there, or use NUTS.")
+    return CONVERGED
 
 
 def log_joint(target: Target, w: Tensor, data: Data) -> Tensor:
@@ -541,13 +564,21 @@ class Slope:
         distance = math.sqrt(far / p) if far > 4 * error else 0.0
         return cls(sum(values) / len(values), math.sqrt(max(0.0, square)), distance)
 
+    def status(self, advice: str) -> Status:
+        """Whether the point is near enough to a mode, and what to do if it is not."""
+        if self.distance <= FAR:
+            return CONVERGED
+        return Status(
+            "not_converged",
+            f"The gradient of the log joint has the norm {self.gradient:.3g} where Laplace expects a mode, which "
+            f"lies about {self.distance:.2g} standard deviations away: {advice}.",
+        )
+
     def warn(self, advice: str) -> None:
         """Say that a point is no mode, and what to do."""
-        if self.distance > FAR:
-            warn(
-                f"The gradient of the log joint has the norm {self.gradient:.3g} where Laplace expects a mode, which "
-                f"lies about {self.distance:.2g} standard deviations away: {advice}."
-            )
+        status = self.status(advice)
+        if status.reason:
+            warn(status.reason)
 
 
 def sets_of_rows(data: Data, size: int) -> list[Iterable[Batch]]:

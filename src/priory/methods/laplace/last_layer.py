@@ -28,6 +28,7 @@ from priory.methods.base import Info, Options, Plan, Traits, centre_of, factors_
 from priory.methods.point.held_out import learns
 from priory.methods.point.map import MAP
 from priory.posteriors import LastLayerPosterior, Posterior
+from priory.posteriors.status import CONVERGED, Status, of_start
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +51,7 @@ class State:
     buffers: dict[str, Tensor]
     layer: Layer = field(metadata={"fixed": True})
     factors: dict[str, Tensor] = field(metadata={"fixed": True})  # of the prior that the features were found under
+    begun: Status = field(default=CONVERGED, metadata={"fixed": True})  # what the fit that found the features says
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ class LastLayer(Options):
         precision = w.new_zeros(*shape, size, size, dtype=torch.float64)
         buffers = target.buffers(shape, start)
         value = torch.zeros_like(precision[..., 0, 0])
-        state = State(w, precision, value, buffers, layer, factors_of(start))
+        begun = CONVERGED if start is None else of_start(start.status, "The layers before the last")
+        state = State(w, precision, value, buffers, layer, factors_of(start), begun)
         if start is None and learns(target):
             self._set_noise(target, plan, generator, state)
         return state
@@ -146,7 +149,9 @@ class LastLayer(Options):
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> LastLayerPosterior:
         belief = Belief(state.w[state.layer.places].double(), state.precision)
         target = target.scaled(state.factors)
-        return LastLayerPosterior(target, state.w, belief, state.layer, float(state.value), state.buffers)
+        found = LastLayerPosterior(target, state.w, belief, state.layer, float(state.value), state.buffers)
+        found.know(state.begun)
+        return found
 
 
 def prior_of(target: Target, layer: Layer) -> Belief:

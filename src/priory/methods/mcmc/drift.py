@@ -36,14 +36,14 @@ def refuse_drift(target: Target, w: Tensor, owner: str) -> None:
     )
 
 
-def warn_of_drift(target: Target, w: Tensor, owner: str) -> None:
-    """Say when draws (K, S, P) still spread or move: from a first fifth to a last, in width or in place.
+def warn_of_drift(target: Target, w: Tensor, owner: str) -> str:
+    """Say, and return, when draws (K, S, P) still spread or move: from a first fifth to a last, in width or in place.
 
     The way of each chain is independent of the others', so that the mean way has a standard error.
     """
     fifth = w.shape[1] // 5
     if w.shape[0] < CHAINS or fifth < ENOUGH:
-        return
+        return ""
     early, late = (quartiles(some.flatten(0, 1)) for some in (w[:, :fifth], w[:, -fifth:]))
     before, after = ((q[2] - q[0]).clamp(min=torch.finfo(w.dtype).tiny) for q in (early, late))
     growth = (after / before).nan_to_num(nan=1.0)
@@ -55,13 +55,13 @@ def warn_of_drift(target: Target, w: Tensor, owner: str) -> None:
     elif float(way.max()) >= MOVING:
         what, place, size = "move", int(way.argmax()), f"{float(way.max()):.1f} of their widths from where they began"
     else:
-        return
-    warnings.warn(
+        return ""
+    sentence = (
         f"The chains of {owner} still {what}: the draws of '{name_of(target, place)}' end {size}. The posterior is "
-        "improper in it, which a prior mends, or the warm-up too short.",
-        PrioryWarning,
-        stacklevel=5,
+        "improper in it, which a prior mends, or the warm-up too short."
     )
+    warnings.warn(sentence, PrioryWarning, stacklevel=5)
+    return sentence
 
 
 def quartiles(w: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from priory.methods.mcmc.metrics import METRICS, Metric
 from priory.methods.mcmc.starts import begin, from_prior, learnt_from, refuse_discrete, refuse_improper, replaced
 from priory.models.base import has_network
 from priory.posteriors.chains import Chains
+from priory.posteriors.status import Status
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -278,10 +279,14 @@ class Sampler(Options):
         w = draws.flatten(0, -3)
         statistics = {name: s[..., :kept].flatten(0, -2) for name, s in state.statistics.items()}
         planned = state.warmup + self.thin * next(iter(state.statistics.values())).shape[-1]
+        drift = ""
         if state.step >= planned or self.until_ess is not None:
-            warn_of_drift(target, w, type(self).__name__)
+            drift = warn_of_drift(target, w, type(self).__name__)
             warn_of_divergences(target, w, statistics["divergent"], type(self).__name__, self.accept)
-        return Chains(target, w, state.buffers, statistics, momenta=self.slopes)
+        found = Chains(target, w, state.buffers, statistics, momenta=self.slopes)
+        if drift:
+            found.know(Status("not_converged", drift), warned=True)
+        return found
 
 
 # How many chains, and which of them are lost.

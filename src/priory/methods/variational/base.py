@@ -23,6 +23,7 @@ from priory.families.diagonal import LOG_2_PI_E
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.models.base import has_network
+from priory.posteriors.status import Status
 from priory.posteriors.variational import Variational
 
 if TYPE_CHECKING:
@@ -224,12 +225,14 @@ def warn_if_flat(posterior: Variational, first: Tensor, samples: int, owner: str
     gradient = torch.cat([target.log_joint_and_grad(piece, ())[1].reshape(-1, target.size) for piece in pieces])
     place = flat_place(away[: len(gradient)], gradient, wide)
     if place is not None:
-        warn(
+        sentence = (
             f"The q of {owner} runs off: its standard deviation of '{name_of(target, place)}' is "
             f"{float(away[:, place].std()):.2g} in unconstrained coordinates, and log p doesn't fall over it. "
             f"The density seems "
             "to be improper in it: give it a prior, or more steps if it is only very wide."
         )
+        warn(sentence)
+        posterior.know(Status("doubtful", sentence), warned=True)
 
 
 def moved_average(baseline: Tensor, found: Estimate, first: bool) -> Tensor:

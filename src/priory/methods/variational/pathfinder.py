@@ -39,6 +39,7 @@ from priory.methods.base import Info, Options, Plan, Traits
 from priory.models.base import has_network
 from priory.posteriors import Evidence, Posterior
 from priory.posteriors.draws import Draws
+from priory.posteriors.status import Status, of_cap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -206,7 +207,7 @@ class Pathfinder(Options):
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Draws:
         best = survivors(state)
-        warn_if_flat(target, state.data, best, state.seed)
+        flat = warn_if_flat(target, state.data, best, state.seed)
         generator = stream(state.seed, "draws", device=state.w.device)
         noise = torch.randn(
             self.draws, *best.loc.shape, generator=generator, dtype=best.loc.dtype, device=best.loc.device
@@ -216,7 +217,11 @@ class Pathfinder(Options):
         places = slice(self.draws)
         if self.resample:
             places = importance_resample(psis(log_weights)[0], self.draws, generator)
-        return Draws(target, w[places], k_hat=k_hat(log_weights), evidence=evidence(target, log_weights))
+        found = Draws(target, w[places], k_hat=k_hat(log_weights), evidence=evidence(target, log_weights))
+        found.know(of_cap(not bool(state.active.all()), None, "Every path of Pathfinder"))
+        if flat:
+            found.know(Status("doubtful", flat), warned=True)
+        return found
 
 
 # The target, at many vectors.
@@ -386,10 +391,10 @@ def survivors(state: State) -> Normal:
     return Normal(best.loc[found], best.scale[found], best.basis[found], best.factor[found])
 
 
-def warn_if_flat(target: Target, data: Data, paths: Normal, seed: int) -> None:
-    """Say when log p doesn't fall over the width of the approximations (K, P): their scale is then no one's."""
+def warn_if_flat(target: Target, data: Data, paths: Normal, seed: int) -> str:
+    """Say, and return, when log p doesn't fall over the width of the approximations (K, P): it has no scale."""
     if has_network(target.model) and not target.prior.improper:
-        return
+        return ""
     generator, function = stream(seed, "flat", device=paths.loc.device), log_joint(target, data)
     each = max(1, DRAWS // len(paths.loc))
     noise = torch.randn(each, *paths.loc.shape, generator=generator, dtype=paths.loc.dtype, device=paths.loc.device)
@@ -397,11 +402,14 @@ def warn_if_flat(target: Target, data: Data, paths: Normal, seed: int) -> None:
     gradient = torch.stack([function(v)[1] for v in w]).flatten(0, 1)
     away = (w - paths.loc).flatten(0, 1)
     place = flat_place(away, gradient, torch.ones_like(away[0], dtype=torch.bool))
-    if place is not None:
-        warn(
-            f"The paths of Pathfinder found no width in '{name_of(target, place)}': log p doesn't fall over that of "
-            "their approximations. The density seems to be improper in it: give it a prior."
-        )
+    if place is None:
+        return ""
+    sentence = (
+        f"The paths of Pathfinder found no width in '{name_of(target, place)}': log p doesn't fall over that of "
+        "their approximations. The density seems to be improper in it: give it a prior."
+    )
+    warn(sentence)
+    return sentence
 
 
 def mixture(paths: Normal, w: Tensor) -> Tensor:
