@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from priory.core.distributed import rank, spread
@@ -85,9 +84,24 @@ def fit(
         1.0
     """
     settings = Settings(epochs, steps, seed, temperature, tempers, progress, checkpoint, callbacks)
+    posterior = infer(model, data, method, batch_size, settings)
+    if method.traits.chains or (epochs is None and steps is None):
+        warn_of_status(posterior)
+    return posterior
+
+
+def infer(model: Model | Density, data: Any, method: Method[Any], batch_size: int | None, settings: Settings) -> Any:
+    """The three stages of a fit: prepare, find a start, run."""
     problem = prepare(model, data, method, batch_size, settings)
     start, settings = find_start(problem, settings)
     return run(problem, settings, start)
+
+
+def warn_of_status(posterior: Posterior) -> None:
+    """Say once that a fit has not converged, unless a warning of its method has said so already."""
+    status = posterior.quick_status()
+    if status.name == "not_converged" and not posterior.warned:
+        warn(f"The fit by {posterior.method} has not converged. {status.reason}")
 
 
 def find_start(problem: Problem, settings: Settings) -> tuple[Posterior | None, Settings]:
@@ -100,8 +114,7 @@ def find_start(problem: Problem, settings: Settings) -> tuple[Posterior | None, 
         return None, settings
     if not isinstance(start, Posterior):
         first = (settings if follows else settings.without_length()).for_start()
-        options = {f.name: getattr(first, f.name) for f in dataclasses.fields(first)}
-        start = fit(model, problem.rows, start, **options)
+        start = infer(model, problem.rows, start, None, first)
     same = start.model.layout.signature() == model.layout.signature()
     require(same, "start", type(method).__name__, "be a posterior of the same model", repr(start))
     return start, settings.without_length() if follows else settings

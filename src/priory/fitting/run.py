@@ -18,6 +18,7 @@ from priory.fitting.draws_store import KeptDraws
 from priory.fitting.history import History
 from priory.fitting.identity import identity, repr_of
 from priory.fitting.progress import Progress
+from priory.posteriors.status import Status, of_callback, of_nonfinite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,7 @@ class Run:
         self.generator = streams(seed, "noise", device=target.model.device)
         self.state = method.init(target, plan, self.generator, torch.Size(), start)
         self.step = 0
+        self.stopped: Status | None = None  # set when the fit ends before its time
         self.history = History()
         self.draws = KeptDraws()
         self.monitor = method.traits.draws.monitor(self.spread)
@@ -85,7 +87,7 @@ class Run:
         """The posterior at the present State."""
         posterior = self.method.posterior(self.target, self.state, self.draws.tensor())
         posterior.history, posterior.method = self.history.values(), repr_of(self.method)
-        posterior.seed = self.seed
+        posterior.seed, posterior.stopped = self.seed, self.stopped
         return posterior
 
     def _take_steps(self, bar: Progress, callbacks: Sequence[Callback]) -> None:
@@ -105,7 +107,9 @@ class Run:
             self._unfinished = enough  # a fit resumed from here would not stop
             if bar.due():
                 bar.show(self.step, self._shown(), self.monitor.expected_end)
-            stop = info.done or enough or (callbacks and epoch_ends and self._call(callbacks))
+            stop = info.done or enough
+            if not stop and callbacks and epoch_ends and self._call(callbacks):
+                stop, self.stopped = True, of_callback(self.step, self.plan.steps)
             if self.writer is not None and (stop or self.writer.due(self.step)):
                 self._check_finite()
                 self._save(callbacks, ended=bool(stop))
@@ -152,6 +156,7 @@ class Run:
         name, step = wrong
         good, kept = self._good
         self.state = rebuild(self.state, kept)
+        self.stopped = of_nonfinite(name, step + 1, good)
         posterior = self.posterior()
         posterior.history = self.history.values(good)
         where = f"step {step + 1} of {self.plan.steps}"
@@ -175,7 +180,8 @@ class Run:
         assert self.writer is not None
         self.draws.flush()
         kept = {f"history.{name}": values for name, values in self.history.values().items()}
-        place = {"ended": ended, "draws": len(self.draws), "monitor": self.monitor.state_dict()}
+        stopped = None if self.stopped is None else dataclasses.asdict(self.stopped)
+        place = {"ended": ended, "stopped": stopped, "draws": len(self.draws), "monitor": self.monitor.state_dict()}
         notes: list[Any] = [place, *[c.state_dict() if isinstance(c, StatefulCallback) else None for c in callbacks]]
         self.writer.write(self.step, self.state, self.generator, kept, notes)
 
@@ -194,6 +200,8 @@ class Run:
                 if note is not None and isinstance(callback, StatefulCallback):
                     callback.load_state_dict(note)
             self._good = (self.step, copied(self.state))
+            if place.get("stopped"):
+                self.stopped = Status(**place["stopped"])
             if place["ended"]:
                 self.plan = dataclasses.replace(self.plan, steps=self.step)
         if self.writer is not None and self.spread:

@@ -65,6 +65,7 @@ def save(posterior: Posterior, path: str | PathLike[str]) -> None:
         "prior": prior_at_two_places(posterior.model),
         "own": posterior.own(),
         **posterior.results(),
+        "status": posterior.stored_status(),
     }
     tensors = {f"posterior.{name}": t for name, t in posterior.tensors().items()}
     tensors |= {f"buffer.{name}": t for name, t in posterior.buffers.items()}
@@ -111,6 +112,7 @@ def load(path: str | PathLike[str], model: BaseModel) -> Posterior:
     posterior = kind.of_tensors(target, own, buffers, **meta["own"])
     posterior.history, posterior.method, posterior.seed = part("history."), meta["method"], meta["seed"]
     posterior.restore_results(meta)
+    posterior.load_status(meta.get("status"), told="status" in meta)  # older files don't have it
     return posterior
 
 

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import torch
@@ -20,7 +20,7 @@ from priory.core.data import Data, tensor_of
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
 from priory.models.base import has_network
-from priory.posteriors.status import UNKNOWN, Status, of_history, worst
+from priory.posteriors.status import CONVERGED, FEWEST_STEPS, NOT_IN_FILE, UNKNOWN, Status, of_history, worst
 from priory.posteriors.summaries import summarise
 from priory.predictive import Prediction, predict
 
@@ -88,8 +88,8 @@ class Posterior(ABC):
         self._evidence: Evidence | None = None
         self._generator: torch.Generator | None = None
         self._known: Status | None = None  # what its method, or its file, says of the fit
-        self._stopped: Status | None = None  # what the driver says of a fit that did not come to its end
-        self._warned = False  # whether a warning has said so already
+        self.stopped: Status | None = None  # what the driver says of a fit that ended before its time
+        self.warned = False  # whether a warning has said already what its status says
 
     # What a subclass says.
 
@@ -256,12 +256,32 @@ class Posterior(ABC):
     @property
     def status(self) -> Status:
         """Whether the fit converged: `.name` is "converged", "doubtful" or "not_converged", `.reason` a sentence."""
-        return worst([self.judged(), *([self._stopped] if self._stopped else [])])
+        return worst([self.judged(), *([self.stopped] if self.stopped else [])])
+
+    def quick_status(self) -> Status:
+        """What `fit` warns about: the status, without work that a fit should not wait for.
+
+        A method whose own length is so short that its noise is not known was meant to be stopped there.
+        """
+        short = 0 < max((len(values) for values in self.history.values()), default=0) < FEWEST_STEPS
+        return CONVERGED if short else self.status
 
     def know(self, status: Status, warned: bool = False) -> None:
         """Take what the method says of the fit; `warned` if a warning has said it already."""
         self._known = status if self._known is None else worst([self._known, status])
-        self._warned = self._warned or warned
+        self.warned = self.warned or warned
+
+    def stored_status(self) -> dict[str, str] | None:
+        """What a file keeps of the status; None where it follows from the rest of the file."""
+        status = self.status
+        return None if status is UNKNOWN else asdict(status)
+
+    def load_status(self, stored: Mapping[str, Any] | None, told: bool) -> None:
+        """Take the status of a file; where it tells none, what else it holds must say it."""
+        if stored is not None:
+            self._known = Status(**stored)
+        elif not told and self.judged() is UNKNOWN:
+            self._known = NOT_IN_FILE
 
     def summary(self) -> Summary:
         """Means, standard deviations and quantiles (5, 50, 95 %) of every parameter by name, to be printed.

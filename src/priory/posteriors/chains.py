@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,6 +14,7 @@ from priory.core.distributed import gather
 from priory.core.errors import InputError, extra, require
 from priory.core.streams import stream
 from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, r_hat
+from priory.diagnostics.convergence import plain_r_hat
 from priory.diagnostics.flatness import name_of
 from priory.diagnostics.summary import Summary, labels
 from priory.models.base import has_network
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from priory.core.data import Batch
     from priory.models.target import Target
 
+TELLING_DRAWS, CLEAR_R_HAT = 100, 1.1  # per chain, and of draws as they are: what fit warns about
 STATUS_NUMBERS = 1 << 22  # draws x coordinates that a status looks at; of more, coordinates at even distances
 AT_A_TIME = 1 << 24  # numbers of predictions or likelihoods that are made together
 ARVIZ_NAMES = {"divergent": "diverging", "acceptance": "acceptance_rate", "steps": "n_steps"}
@@ -186,10 +188,25 @@ class Chains(Posterior):
             return Status("not_converged", problem)
         return Status("doubtful", " ".join(table.trouble)) if table.trouble else CONVERGED
 
+    def quick_status(self) -> Status:
+        """What the sampler said, and chains of a density that clearly disagree: R-hat of the draws as they are."""
+        if self._known is not None or has_network(self.model) or self.num_draws < TELLING_DRAWS:
+            return self._known or CONVERGED
+        reduction = torch.cat([plain_r_hat(some.double()) for some in self.w.split(self._columns, 2)])
+        place = int(reduction.nan_to_num(nan=0.0).argmax())
+        if not float(reduction[place]) > CLEAR_R_HAT:
+            return CONVERGED
+        reason = f"R-hat is {float(reduction[place]):.3g} for {name_of(self.target, place)}: the chains disagree"
+        return Status("not_converged", f"{reason}. Let them run longer, or give the parameters another form.")
+
+    @property
+    def _columns(self) -> int:
+        """How many coordinates are worked on together."""
+        return max(1, STATUS_NUMBERS // (self.num_chains * self.num_draws))
+
     def _some(self) -> Summary:
         """The table of some coordinates at even distances, in unconstrained space: ranks are the same there."""
-        few = max(1, STATUS_NUMBERS // (self.num_chains * self.num_draws))
-        places = torch.linspace(0, self.w.shape[2] - 1, few).long().unique()
+        places = torch.linspace(0, self.w.shape[2] - 1, self._columns).long().unique()
         names = [name_of(self.target, int(place)) for place in places]
         return Summary.of(names, self.w[..., places], len(self.divergences))
 
@@ -261,6 +278,13 @@ class Chains(Posterior):
     def _blocks(self, rows: Data) -> Iterator[Batch]:
         """One pass over rows, so many at a time that a number for each at every draw has room."""
         return rows.blocks(max(1, AT_A_TIME // (self.num_chains * self.num_draws)))
+
+    def stored_status(self) -> dict[str, str] | None:
+        """What the sampler said; the rest follows from the draws."""
+        return None if self._known is None else asdict(self._known)
+
+    def load_status(self, stored: Mapping[str, Any] | None, told: bool) -> None:
+        self._known = None if stored is None else Status(**stored)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"w": self.w, **{f"statistics.{name}": t.to(self.w.dtype) for name, t in self.statistics.items()}}

@@ -33,6 +33,7 @@ Name = Literal["converged", "doubtful", "not_converged"]
 NAMES: tuple[Name, ...] = ("converged", "doubtful", "not_converged")  # from the best to the worst
 GOOD_K_HAT = 0.7
 PARTS, BLOCKS = 6, 8  # of a history that are compared, and of each of them
+FEWEST_STEPS = PARTS * BLOCKS  # below, the noise of a history is not known
 STUDENT_T = 3.930  # 2 (BLOCKS - 2) = 12 degrees of freedom, one-sided at 1 in 1,000
 LEAST_GAIN = 0.1  # nats
 LEAST_SHARE = 0.01  # of what was gained in all
@@ -119,7 +120,7 @@ def of_history(history: Mapping[str, Tensor]) -> Status:
     n = len(values)
     if not bool(torch.isfinite(values).all()):
         return Status("not_converged", f"The {name} was not finite at some steps: try a smaller learning_rate.")
-    if n < PARTS * BLOCKS:
+    if n < FEWEST_STEPS:
         return of_few(values, name, falls)
     width = n // PARTS
     each = width // BLOCKS
@@ -146,6 +147,19 @@ def of_few(values: Tensor, name: str, falls: str) -> Status:
         reason = f"The {name} was still {falls} at the end of {steps}, by {gain:.3g} nats over the last third of them"
         return Status("not_converged", f"{reason}: give the fit more steps.")
     return Status("doubtful", f"{steps} are too few to tell whether the {name} has settled: give the fit more steps.")
+
+
+def of_callback(step: int, steps: int) -> Status | None:
+    """What the driver says of a fit that a callback ended; nothing at its last step."""
+    if step >= steps:
+        return None
+    return Status("doubtful", f"A callback ended the fit at step {step:,} of {steps:,}: leave it out to go on.")
+
+
+def of_nonfinite(name: str, step: int, good: int) -> Status:
+    """What the driver says of the last good state of a fit that met a NaN or an infinity."""
+    what = f"The {name} was not finite at step {step:,}, and this is the state of step {good:,}"
+    return Status("not_converged", f"{what}: try a smaller learning_rate, or data of about unit scale.")
 
 
 def of_ascent(converged: bool, history: Mapping[str, Tensor]) -> Status:

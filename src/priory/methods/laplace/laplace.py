@@ -451,9 +451,7 @@ def status_of_mode(target: Target, state: Climb, there: bool) -> Status:
         return of_cap(False, None, "Newton's method")
     bend = eigh(-state.hessian).values
     if float(bend[0]) < -math.sqrt(torch.finfo(bend.dtype).eps) * float(bend.abs().max()):
-        return Status(
-            "doubtful", "The log joint curves upward at the point found, a saddle: try another start."
-        )
+        return Status("doubtful", "The log joint curves upward at the point found, a saddle: try another start.")
     for block in target.model.layout.constrained:
         if float(state.w[block.start : block.stop].abs().max()) > EDGE:
             where = f"The mode of '{block.name}' lies at the edge of its support, where no Gaussian fits it"
