@@ -96,11 +96,6 @@ def r_hat(x: Tensor) -> Tensor:
     return by_columns(lambda draws: Halves(draws).reduction(), x, "r_hat")
 
 
-def plain_r_hat(x: Tensor) -> Tensor:
-    """Split R-hat of draws (chain, draw, quantity) as they are: one pass, for a first look."""
-    return potential_reduction(split(x.movedim(-1, 0)))
-
-
 def ess_bulk(x: Tensor) -> Tensor:
     """How many independent draws the middle of the distribution is known as well as from."""
     return by_columns(lambda draws: Halves(draws).effective(), x, "ess_bulk")

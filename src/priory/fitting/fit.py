@@ -85,12 +85,12 @@ def fit(
     """
     settings = Settings(epochs, steps, seed, temperature, tempers, progress, checkpoint, callbacks)
     posterior = infer(model, data, method, batch_size, settings)
-    if method.traits.chains or (epochs is None and steps is None):
+    if epochs is None and steps is None:  # who names a length knows that it may be short
         warn_of_status(posterior)
     return posterior
 
 
-def infer(model: Model | Density, data: Any, method: Method[Any], batch_size: int | None, settings: Settings) -> Any:
+def infer(model: BaseModel, data: Any, method: Method[Any], batch_size: int | None, settings: Settings) -> Any:
     """The three stages of a fit: prepare, find a start, run."""
     problem = prepare(model, data, method, batch_size, settings)
     start, settings = find_start(problem, settings)

@@ -14,7 +14,6 @@ from priory.core.distributed import gather
 from priory.core.errors import InputError, extra, require
 from priory.core.streams import stream
 from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, r_hat
-from priory.diagnostics.convergence import plain_r_hat
 from priory.diagnostics.flatness import name_of
 from priory.diagnostics.summary import Summary, labels
 from priory.models.base import has_network
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
     from priory.core.data import Batch
     from priory.models.target import Target
 
-TELLING_DRAWS, CLEAR_R_HAT = 100, 1.1  # per chain, and of draws as they are: what fit warns about
+TELLING_DRAWS, CLEAR_R_HAT = 100, 1.1  # per chain, and where fit warns
+QUICK_NUMBERS = 1 << 20  # draws x coordinates that fit looks at before it warns
 STATUS_NUMBERS = 1 << 22  # draws x coordinates that a status looks at; of more, coordinates at even distances
 AT_A_TIME = 1 << 24  # numbers of predictions or likelihoods that are made together
 ARVIZ_NAMES = {"divergent": "diverging", "acceptance": "acceptance_rate", "steps": "n_steps"}
@@ -189,24 +189,26 @@ class Chains(Posterior):
         return Status("doubtful", " ".join(table.trouble)) if table.trouble else CONVERGED
 
     def quick_status(self) -> Status:
-        """What the sampler said, and chains of a density that clearly disagree: R-hat of the draws as they are."""
+        """What the sampler said, and chains of a density that clearly disagree, by a look at some coordinates."""
         if self._known is not None or has_network(self.model) or self.num_draws < TELLING_DRAWS:
             return self._known or CONVERGED
-        reduction = torch.cat([plain_r_hat(some.double()) for some in self.w.split(self._columns, 2)])
-        place = int(reduction.nan_to_num(nan=0.0).argmax())
-        if not float(reduction[place]) > CLEAR_R_HAT:
+        places = self._places(QUICK_NUMBERS)
+        reduction = r_hat(self.w[..., places])
+        worst_place = int(reduction.nan_to_num(nan=0.0).argmax())
+        if not float(reduction[worst_place]) > CLEAR_R_HAT:
             return CONVERGED
-        reason = f"R-hat is {float(reduction[place]):.3g} for {name_of(self.target, place)}: the chains disagree"
+        name = name_of(self.target, int(places[worst_place]))
+        reason = f"R-hat is {float(reduction[worst_place]):.3g} for {name}: the chains disagree"
         return Status("not_converged", f"{reason}. Let them run longer, or give the parameters another form.")
 
-    @property
-    def _columns(self) -> int:
-        """How many coordinates are worked on together."""
-        return max(1, STATUS_NUMBERS // (self.num_chains * self.num_draws))
+    def _places(self, numbers: int) -> Tensor:
+        """Coordinates at even distances, as many as so many numbers of all draws hold."""
+        few = max(1, numbers // (self.num_chains * self.num_draws))
+        return torch.linspace(0, self.w.shape[2] - 1, min(few, self.w.shape[2])).long().unique()
 
     def _some(self) -> Summary:
         """The table of some coordinates at even distances, in unconstrained space: ranks are the same there."""
-        places = torch.linspace(0, self.w.shape[2] - 1, self._columns).long().unique()
+        places = self._places(STATUS_NUMBERS)
         names = [name_of(self.target, int(place)) for place in places]
         return Summary.of(names, self.w[..., places], len(self.divergences))
 
