@@ -16,49 +16,27 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from priory import methods
+
 __version__ = "0.1.0"
 
 _WHERE = {
-    "EM": "priory.methods",
-    "HMC": "priory.methods",
-    "MALA": "priory.methods",
-    "MAP": "priory.methods",
-    "NUTS": "priory.methods",
-    "SGHMC": "priory.methods",
-    "SGLD": "priory.methods",
-    "SWAG": "priory.methods",
-    "AmortisedEM": "priory.methods",
     "Bernoulli": "priory.likelihoods",
     "Categorical": "priory.likelihoods",
     "Certificate": "priory.penalties",
     "Checkpoint": "priory.fitting.checkpoint",
-    "Cyclical": "priory.methods",
     "Density": "priory.models.density",
     "DivergedError": "priory.core.errors",
-    "Dropout": "priory.methods",
     "EarlyStop": "priory.fitting.callbacks",
-    "Ensemble": "priory.methods",
     "Equivalence": "priory.penalties",
-    "Flow": "priory.methods",
-    "FullRank": "priory.methods",
     "Gaussian": "priory.likelihoods",
     "InputError": "priory.core.errors",
-    "Laplace": "priory.methods",
-    "LastLayer": "priory.methods",
-    "LowRank": "priory.methods",
-    "MeanField": "priory.methods",
-    "MixtureOfGaussians": "priory.methods",
     "Model": "priory.models.model",
-    "NaturalGradient": "priory.methods",
     "Param": "priory.core.flat",
-    "Pathfinder": "priory.methods",
     "Poisson": "priory.likelihoods",
     "PrioryWarning": "priory.core.errors",
-    "RandomWalk": "priory.methods",
     "StoreError": "priory.core.errors",
     "StudentT": "priory.likelihoods",
-    "Subnetwork": "priory.methods",
-    "VariationalEM": "priory.methods",
     "average": "priory.analysis.stacking",
     "compare": "priory.analysis.comparison",
     "explain_kl": "priory.divergences",
@@ -91,46 +69,22 @@ _MODULES = (
 )
 
 __all__ = [
-    "EM",
-    "HMC",
-    "MALA",
-    "MAP",
-    "NUTS",
-    "SGHMC",
-    "SGLD",
-    "SWAG",
-    "AmortisedEM",
     "Bernoulli",
     "Categorical",
     "Certificate",
     "Checkpoint",
-    "Cyclical",
     "Density",
     "DivergedError",
-    "Dropout",
     "EarlyStop",
-    "Ensemble",
     "Equivalence",
-    "Flow",
-    "FullRank",
     "Gaussian",
     "InputError",
-    "Laplace",
-    "LastLayer",
-    "LowRank",
-    "MeanField",
-    "MixtureOfGaussians",
     "Model",
-    "NaturalGradient",
     "Param",
-    "Pathfinder",
     "Poisson",
     "PrioryWarning",
-    "RandomWalk",
     "StoreError",
     "StudentT",
-    "Subnetwork",
-    "VariationalEM",
     "__version__",
     "average",
     "compare",
@@ -160,6 +114,7 @@ __all__ = [
     "temperature_sweep",
     "testing",
 ]
+__all__ += methods.__all__
 
 if TYPE_CHECKING:
     from priory import (
@@ -188,39 +143,16 @@ if TYPE_CHECKING:
     from priory.fitting.fit import fit
     from priory.fitting.store import load
     from priory.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
-    from priory.methods import (
-        EM,
-        HMC,
-        MALA,
-        MAP,
-        NUTS,
-        SGHMC,
-        SGLD,
-        SWAG,
-        AmortisedEM,
-        Cyclical,
-        Dropout,
-        Ensemble,
-        Flow,
-        FullRank,
-        Laplace,
-        LastLayer,
-        LowRank,
-        MeanField,
-        MixtureOfGaussians,
-        NaturalGradient,
-        Pathfinder,
-        RandomWalk,
-        Subnetwork,
-        VariationalEM,
-    )
+    from priory.methods import *  # noqa: F403 - what its __all__ lists
     from priory.models.density import Density
     from priory.models.model import Model
     from priory.penalties import Certificate, Equivalence, layer_factors, penalty_from_prior, prior_from_penalty
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
+    if name in methods.__all__:
+        value = methods.by_name(name)
+    elif name in _WHERE:
         value = getattr(importlib.import_module(_WHERE[name]), name)
     elif name in _MODULES:
         value = importlib.import_module(f"priory.{name}")

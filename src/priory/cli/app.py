@@ -33,7 +33,7 @@ def known_methods() -> dict[str, str]:
     """Methods for a network that need no argument, by their name on the command line: mean_field for MeanField."""
     found = {}
     for name in methods.__all__:
-        one = vars(methods)[name]
+        one = methods.by_name(name)
         latent = isinstance(one, type) and issubclass(one, (Ascent, methods.AmortisedEM))
         if not latent and dataclasses.is_dataclass(one) and hasattr(one, "init") and hasattr(one, "step"):
             needed = (part.default is part.default_factory is dataclasses.MISSING for part in dataclasses.fields(one))
@@ -178,7 +178,7 @@ def _methods(text: str) -> dict[str, Any]:
     require(len(names) > 0, "methods", "compare", f"name at least one of {', '.join(METHODS)}", repr(text))
     for name in names:
         require(name in METHODS, "methods", "compare", f"be among {', '.join(METHODS)}", repr(name))
-    return {METHODS[name]: vars(methods)[METHODS[name]]() for name in names}
+    return {METHODS[name]: methods.by_name(METHODS[name])() for name in names}
 
 
 def _widths(text: str) -> list[int]:
