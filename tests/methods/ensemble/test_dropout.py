@@ -16,20 +16,17 @@ from priory.fitting.prepare import make_target
 from priory.network.dropout_sites import DropoutUnits, sites_by_layer
 from priory.network.skeleton import Network
 from priory.network.traced_dropout import sites_in_network
-from priory.testing.contract import CLAUSES, classification, regression
-
-KEPT = [c for c in CLAUSES if c.__name__ not in ("finds_the_mean_of_a_gaussian", "stays_inside_the_support")]
-
-
-@pytest.mark.parametrize("clause", KEPT, ids=lambda clause: clause.__name__)
-@pytest.mark.parametrize("method", [pr.Dropout(), pr.Dropout("learn", samples=2)], ids=["given", "learnt"])
-def test_it_keeps_the_contract(clause, method):
-    clause(method)
+from priory.testing.contract import (
+    classification,
+    keeps_members_apart,
+    leads_its_metrics_with_the_shape,
+    regression,
+)
 
 
 def test_searched_rates_keep_the_contract_of_members():
-    for clause in KEPT[1:3]:
-        clause(pr.Dropout((0.1, 0.3)))
+    leads_its_metrics_with_the_shape(pr.Dropout((0.1, 0.3)))
+    keeps_members_apart(pr.Dropout((0.1, 0.3)))
 
 
 # The identity.

@@ -15,14 +15,8 @@ from priory.methods.mcmc.sghmc import SGHMC
 from priory.models.target import Target
 from priory.posteriors.chains import Chains
 from priory.testing import GaussianMean, LinearRegression, assert_covariance_close, assert_mean_close
-from priory.testing.contract import CLAUSES
 
 DOUBLE = torch.float64
-
-
-@pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.__name__)
-def test_sghmc_keeps_the_contract(clause):
-    clause(SGHMC())
 
 
 # The stationary law on a Gaussian of precision Q. One full-batch step is linear in z = (w - mean, v),

@@ -7,10 +7,8 @@ from torch.distributions import MultivariateNormal, kl_divergence
 import priory as pr
 from priory.core.errors import InputError
 from priory.core.streams import stream
-from priory.methods.variational.base import VariationalMethod
 from priory.methods.variational.full_rank import STRIP, lower_of_transposed_product, lower_product, natural_step
 from priory.testing import LinearRegression
-from priory.testing.contract import CLAUSES
 
 F64 = torch.float64
 WHOLE = {"batch_size": 10**6, "progress": False}
@@ -163,10 +161,3 @@ def test_too_many_parameters_are_refused_with_what_to_use_instead():
     model = pr.Density(lambda p: -p["w"].square().sum(-1), {"w": pr.Param((5_001,))}, batched=True)
     with pytest.raises(InputError, match=r"at most 5,000 parameters \(LowRank takes more\), got 5001"):
         pr.fit(model, None, pr.FullRank(), steps=1, progress=False)
-
-
-@pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.__name__)
-def test_it_keeps_the_contract(clause, monkeypatch):
-    """In 500 steps where a clause leaves their number to the method."""
-    monkeypatch.setattr(VariationalMethod, "length", lambda self, data: 500)
-    clause(pr.FullRank())

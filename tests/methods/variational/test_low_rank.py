@@ -6,9 +6,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 import priory as pr
 from priory.core.errors import InputError
-from priory.methods.variational.base import VariationalMethod
 from priory.testing import LinearRegression
-from priory.testing.contract import CLAUSES
 
 F64 = torch.float64
 WHOLE = {"batch_size": 10**6, "progress": False}
@@ -81,10 +79,3 @@ def test_a_file_gives_back_the_same_bits(tmp_path):
     assert torch.equal(loaded.theta, posterior.theta)
     assert loaded.form == posterior.form
     assert torch.equal(loaded.sample(3, seed=1)["weight"], posterior.sample(3, seed=1)["weight"])
-
-
-@pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.__name__)
-def test_it_keeps_the_contract(clause, monkeypatch):
-    """In 500 steps where a clause leaves their number to the method."""
-    monkeypatch.setattr(VariationalMethod, "length", lambda self, data: 500)
-    clause(pr.LowRank(learning_rate=0.05))

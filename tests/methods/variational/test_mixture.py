@@ -7,9 +7,7 @@ import torch
 
 import priory as pr
 from priory.core.errors import InputError
-from priory.methods.variational.base import VariationalMethod
 from priory.testing import GaussianMean, LinearRegression
-from priory.testing.contract import CLAUSES
 
 F64 = torch.float64
 EVIDENCE = 1.5
@@ -79,10 +77,3 @@ def test_a_file_gives_back_the_same_bits(tmp_path):
     assert torch.equal(loaded.theta, posterior.theta)
     assert loaded.form == posterior.form
     assert torch.equal(loaded.sample(3, seed=1)["w"], posterior.sample(3, seed=1)["w"])
-
-
-@pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.__name__)
-def test_it_keeps_the_contract(clause, monkeypatch):
-    """In 500 steps where a clause leaves their number to the method."""
-    monkeypatch.setattr(VariationalMethod, "length", lambda self, data: 500)
-    clause(pr.MixtureOfGaussians(samples=2, learning_rate=0.05))

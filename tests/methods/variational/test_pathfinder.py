@@ -26,7 +26,6 @@ from priory.methods.variational.pathfinder import (
 from priory.models.target import Target
 from priory.posteriors.draws import Draws
 from priory.testing import assert_covariance_close, assert_mean_close
-from priory.testing.contract import CLAUSES
 
 DOUBLE = torch.float64
 
@@ -37,11 +36,6 @@ def randn(*shape: int, name: str = "noise") -> Tensor:
 
 def fit(density: pr.Density | pr.Model, method: Any = None, data: Any = None, **options: Any) -> Any:
     return pr.fit(density, data, method or Pathfinder(), progress=False, **options)
-
-
-@pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.__name__)
-def test_pathfinder_keeps_the_contract(clause):
-    clause(Pathfinder(paths=4, draws=3000))
 
 
 # The inverse Hessian.
