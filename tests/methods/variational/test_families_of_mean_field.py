@@ -151,6 +151,7 @@ METHODS = {
 }
 NEEDS_A_NETWORK = (clauses.finds_the_mean_of_a_gaussian, clauses.stays_inside_the_support)
 IN_MINIBATCHES = (
+    clauses.keeps_what_its_traits_declare,
     clauses.leads_its_metrics_with_the_shape,
     clauses.keeps_members_apart,
     clauses.gives_the_same_bits_for_the_same_seed,
@@ -158,6 +159,7 @@ IN_MINIBATCHES = (
 )
 
 
+@pytest.mark.filterwarnings("ignore:(local reparameterisation|flipout); one draw")  # for batch normalisation
 @pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.__name__)
 @pytest.mark.parametrize("name", METHODS)
 def test_it_keeps_the_contract(name, clause, monkeypatch):

@@ -164,7 +164,7 @@ class VariationalMethod(Options):
 
     @property
     def traits(self) -> Traits:
-        return Traits()
+        return Traits(trains_buffers=self.chosen not in SCORES)  # score functions run the network in evaluation mode
 
     def length(self, data: Data) -> int:
         return default_steps(data.steps_per_epoch, epochs=200, least=4_000, most=50_000)
