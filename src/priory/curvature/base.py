@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from priory.core.errors import InputError, require, whole
+from priory.models.base import has_network
 from priory.models.model import Model
 from priory.network.skeleton import MEMORY_LIMIT
 
@@ -80,11 +81,11 @@ def select(model: BaseModel, over: Any = "all", inputs: Batch | None = None) -> 
     >>> select(Model(net, Gaussian()), "last").names
     ('2.weight', '2.bias')
     """
-    names = tuple(model.network.params) if isinstance(model, Model) else model.layout.names
+    names = tuple(model.network.params) if has_network(model) else model.layout.names
     if isinstance(over, Tensor):
         return _of_places(model, names, over)
     if isinstance(over, str) and over == "last":
-        if not isinstance(model, Model):
+        if not has_network(model):
             raise InputError(
                 "The 'over' argument of Laplace must be 'all' or names for a Density, which has no layers."
             )

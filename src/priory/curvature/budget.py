@@ -23,6 +23,7 @@ from torch import nn
 from priory.core.errors import InputError
 from priory.curvature import Selection, select
 from priory.curvature.lowrank import EXTRA, RANK
+from priory.models.base import has_network
 from priory.models.model import Model
 from priory.network.skeleton import tensors
 
@@ -122,7 +123,7 @@ def budget(
     tuned: bool = False,
 ) -> Budget:
     """What a structure over some coordinates (a number, for a subnetwork) needs, and what else could be used."""
-    if not isinstance(model, Model):
+    if not has_network(model):
         size = model.layout.size
         dense = Need(4 * BYTES * size**2, 10.0 * size)  # a backward pass a row of each of about ten Hessians
         return Budget({"full": dense, "diag": dense}, structure, limit)

@@ -36,7 +36,7 @@ from priory.core.errors import InputError, require, whole
 from priory.curvature.layer_jacobians import jacobian_rows
 from priory.likelihoods import Gaussian as GaussianNoise
 from priory.likelihoods.scale import LocationScale
-from priory.models.model import Model
+from priory.models.base import has_network
 from priory.priors.hierarchical import Hierarchical, precision_name
 
 if TYPE_CHECKING:
@@ -66,14 +66,14 @@ def log_evidence(
     log_prior = log_prior_of(target, w, selection)
     volume = 0.5 * selection.size * math.log(2 * math.pi) - 0.5 * gaussian.log_det.double()
     total = a * torch.as_tensor(log_likelihood, dtype=torch.float64) + b * log_prior.cpu() + volume.cpu()
-    if b != 1 and not isinstance(target.model, Model):
+    if b != 1 and not has_network(target.model):
         total = total + (1 - b) * target.model.layout.log_det(w).double().cpu()  # a density's volume has no temperature
     return total
 
 
 def log_prior_of(target: Target, w: Tensor, selection: Selection) -> Tensor:
     """log p of the selected coordinates of w (P,), given the others, float64, (); of a density, all of log p(w)."""
-    if not isinstance(target.model, Model):
+    if not has_network(target.model):
         return target.log_prior(w).double()
     loc, precision = gaussian_part(target, w)
     at = selection.places

@@ -31,7 +31,7 @@ from priory.estimators.evidence_bound import assemble
 from priory.estimators.gradients import ESTIMATORS, LAYERS, SCORES, estimate
 from priory.estimators.importance import importance_weighted
 from priory.families import Diagonal, Factorised, Form
-from priory.models.model import Model
+from priory.models.base import has_network
 from priory.network.layer_noise import LayerNoise
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Measure:
         family, model = self.posterior.family, self.target.model
         if name in ("leave_one_out", "vargrad", "doubly") and self.samples < 2:
             return "it needs two samples or more"
-        if name in LAYERS and not (isinstance(model, Model) and isinstance(family, Diagonal)):
+        if name in LAYERS and not (has_network(model) and isinstance(family, Diagonal)):
             return "it is for a network and a factorised Gaussian"
         if name not in ("pathwise", *LAYERS) and isinstance(family, Factorised) and family.base == "uniform":
             return "the score of a uniform has no mean of zero"
@@ -279,7 +279,7 @@ class Measure:
     ) -> Tensor:
         """Minus the ELBO with noise at the layers: closed forms, and a prior without one at plain draws."""
         target, model, prior = self.target, self.target.model, self.target.prior
-        assert isinstance(model, Model)
+        assert has_network(model)
         m, s = family.loc, family.scale
         likelihood: Tensor | float = 0.0
         for _ in range(samples):

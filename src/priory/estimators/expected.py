@@ -20,7 +20,7 @@ from torch.distributions import Distribution, Independent, Laplace
 
 from priory.core.errors import require
 from priory.families.diagonal import LOG_2_PI_E
-from priory.models.model import Model
+from priory.models.base import has_network
 from priory.penalties.as_prior.densities import ElasticNetDensity
 from priory.penalties.as_prior.variational import VariationalTerm
 
@@ -68,7 +68,7 @@ class Expected:
 
 def expected(target: Target, entropy: float, closed: bool) -> Expected | None:
     """What is known of a factorised q whose base has this entropy; `closed` for a Gaussian q with no terms at draws."""
-    if not isinstance(target.model, Model):
+    if not has_network(target.model):
         return None
     terms = []
     for block, believed in target.prior.others:
@@ -83,7 +83,7 @@ def expected(target: Target, entropy: float, closed: bool) -> Expected | None:
 
 def check(target: Target, method: Any) -> None:
     """Refuse a penalty on q with an objective that is not the bound by draws along q's own path."""
-    if not isinstance(target.model, Model) or not any(isinstance(d, VariationalTerm) for _, d in target.prior.others):
+    if not has_network(target.model) or not any(isinstance(d, VariationalTerm) for _, d in target.prior.others):
         return
     owner, bound = type(method).__name__, method.bound
     paths = ("pathwise", "local", "flipout")

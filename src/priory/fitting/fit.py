@@ -36,6 +36,7 @@ def fit(
     epochs: int | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
+    weights: Any = None,
     seed: int = 0,
     temperature: float = 1.0,
     tempers: Literal["likelihood", "posterior"] = "likelihood",
@@ -59,6 +60,9 @@ def fit(
         epochs: Number of passes over the data. Default: None, the method's own length.
         steps: Number of steps, in place of `epochs`. Default: None.
         batch_size: Number of rows per minibatch. Default: None, chosen from the data.
+        weights: How often each row counts, one finite number >= 0 per row: log p(D|w) = sum_n weights_n log p(y_n | w).
+            Integer weights are repeated rows; the number of rows N stays what it is. For tensors, arrays and
+            datasets with an index, not for a `DataLoader`. Default: None, every row counts once.
         seed: Seed of all noise; the same seed gives the same posterior. Default: 0.
         temperature: T of a tempered posterior. Default: 1.
         tempers: What T tempers: "likelihood" for p(D|w)^(1/T) p(w), "posterior" for the whole to the power 1/T.
@@ -84,15 +88,17 @@ def fit(
         1.0
     """
     settings = Settings(epochs, steps, seed, temperature, tempers, progress, checkpoint, callbacks)
-    posterior = infer(model, data, method, batch_size, settings)
+    posterior = infer(model, data, method, batch_size, settings, weights)
     if epochs is None and steps is None:  # who names a length knows that it may be short
         warn_of_status(posterior)
     return posterior
 
 
-def infer(model: BaseModel, data: Any, method: Method[Any], batch_size: int | None, settings: Settings) -> Any:
+def infer(
+    model: BaseModel, data: Any, method: Method[Any], batch_size: int | None, settings: Settings, weights: Any = None
+) -> Any:
     """The three stages of a fit: prepare, find a start, run."""
-    problem = prepare(model, data, method, batch_size, settings)
+    problem = prepare(model, data, method, batch_size, settings, weights)
     start, settings = find_start(problem, settings)
     return run(problem, settings, start)
 

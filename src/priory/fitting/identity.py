@@ -41,6 +41,7 @@ def identity(run: Run, rows: Data) -> dict[str, Any]:
         "network's fixed part": fixed(model),
         "functions": code_of(vars(model).values()),
         "data": [checksum(t.cpu().contiguous()) for t in rows.tensors or (rows.some(16) if rows.num_data else ())],
+        "weights": None if rows.weights is None else checksum(rows.weights),
         "batch size": rows.batch_size,
         "steps": run.plan.steps,
         "seed": run.seed,

@@ -28,7 +28,9 @@ class Problem:
     method: Method[Any]
 
 
-def prepare(model: Any, data: Any, method: Method[Any], batch_size: int | None, settings: Settings) -> Problem:
+def prepare(
+    model: Any, data: Any, method: Method[Any], batch_size: int | None, settings: Settings, weights: Any = None
+) -> Problem:
     """Bind the data to the model, and refuse what can't be fitted before anything is trained."""
     require(isinstance(model, BaseModel), "model", "fit", "be a Model or a Density", type(model).__name__)
     check_method(method, "method", "fit")
@@ -36,7 +38,7 @@ def prepare(model: Any, data: Any, method: Method[Any], batch_size: int | None, 
     if method.start is not None and not reads_own_start(method) and not isinstance(method.start, Posterior):
         check_method(method.start, "start", owner)
     traits.draws.check(owner, spread(method))
-    model, rows = model.bind(data, batch_size)
+    model, rows = model.bind(data, batch_size, weights)
     target = make_target(model, rows, settings.temperature, settings.tempers, traits.draws_masks)
     check_traits(method, target)
     if rows is not data:

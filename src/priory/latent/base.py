@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from priory.core.data import Batch, Data, WeightedBatch
+from priory.core.data import Batch, Data, WeightedBatch, tensor_of
 from priory.core.errors import InputError, require, warn
 from priory.core.flat import Param
 from priory.core.streams import stream
@@ -62,6 +63,7 @@ class Latent(BaseModel):
     whole: ClassVar[tuple[str, ...]] = ()  # parts that stay in their own type, as lengths and categories do
     missing: ClassVar[bool] = False  # whether NaN in the data is a value that wasn't seen
     labels: ClassVar[bool] = False  # whether the E-step reads `rows.z`
+    weighs: ClassVar[bool] = False  # whether it reads `rows.weights`
     tempers: ClassVar[bool] = False  # whether it reads `rows.temperature`
     samples: ClassVar[bool] = False  # whether it reads `rows.draws`
     sequences: ClassVar[bool] = False  # whether a row is a sequence, of any length
@@ -149,11 +151,34 @@ class Latent(BaseModel):
 
     # Meeting the data.
 
-    def bind(self, data: Any, batch_size: int | None = None) -> tuple[Self, Data]:
-        """The model in the data's shapes and type, with its density, and the data as it reads them."""
+    def bind(self, data: Any, batch_size: int | None = None, weights: Any = None) -> tuple[Self, Data]:
+        """The model in the data's shapes and type, with its density, and the data as it reads them.
+
+        `weights` become a part of the rows, which is what `given="weights"` says of them.
+        """
+        if weights is not None and not self._all_one(weights):
+            model = copy.copy(self)
+            model.given = (*self.given, "weights")
+            return model.bind((*self.parts_of(data), weights), batch_size)
         rows = self.read(data, batch_size)
         model = self if self.density is not None else self.shaped(rows)
         return model, rows if rows is data else rows.prepared(model.prepare)
+
+    def _all_one(self, weights: Any) -> bool:
+        """Whether weights change nothing; refuses them where the model or its data can't have them."""
+        require(self.weighs, "weights", "fit", f"be left out for {self!r}, whose E-step reads none", "some")
+        once = "weights" not in self.given
+        require(once, "weights", "fit", "be left out for a model with given='weights', whose data hold them", "both")
+        return bool((tensor_of(weights, "The 'weights' argument of fit") == 1).all())
+
+    def parts_of(self, data: Any) -> tuple[Any, ...]:
+        """The parts of data in memory, before weights are put behind them."""
+        if isinstance(data, TensorDataset):
+            return data.tensors
+        ok = data is not None and not isinstance(data, (Dataset, DataLoader, Data))
+        must = f"be left out for {self!r} unless the data are tensors or arrays: give them as (*data, weights) instead"
+        require(ok, "weights", "fit", f"{must}, with given='weights'", type(data).__name__)
+        return tuple(data) if isinstance(data, (tuple, list)) else (data,)
 
     def meet(self, data: Any, batch_size: int | None = None) -> tuple[Self, Data]:
         """The same as `bind`."""

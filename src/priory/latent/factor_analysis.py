@@ -41,6 +41,7 @@ class FactorAnalysis(Latent):
     priory.InputError: The 'k' argument of FactorAnalysis must be an integer >= 1, got 0.
     """
 
+    weighs: ClassVar[bool] = True
     missing: ClassVar[bool] = True
     starts: ClassVar[tuple[str, ...]] = ("eigen", "random")
     noise: ClassVar[str] = "variances"  # the name of psi

@@ -63,6 +63,7 @@ class HiddenMarkov(SequenceModel):
 'normal'.
     """
 
+    weighs: ClassVar[bool] = True
     starts: ClassVar[tuple[str, ...]] = ("k-means++", "random")
     labels: ClassVar[bool] = True
     tempers: ClassVar[bool] = True

@@ -20,7 +20,7 @@ Where every value was seen, covariances are the same in all sequences, and are c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ class LinearGaussian(SequenceModel):
     ...
     priory.InputError: The 'k' argument of LinearGaussian must be an integer >= 1, got 0.
     """
+
+    weighs: ClassVar[bool] = True
 
     def __init__(self, k: int, floor: float = 1e-6, given: str | Sequence[str] = ()) -> None:
         require(whole(k, 1), "k", "LinearGaussian", "be an integer >= 1", repr(k))

@@ -37,6 +37,7 @@ class Mixture(Latent):
     A family says `components`, `features`, `natural` and `maximise`.
     """
 
+    weighs: ClassVar[bool] = True
     starts: ClassVar[tuple[str, ...]] = ("k-means++", "random")
     labels: ClassVar[bool] = True
     tempers: ClassVar[bool] = True

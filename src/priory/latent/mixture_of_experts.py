@@ -53,6 +53,7 @@ class MixtureOfExperts(Latent):
     priory.InputError: The 'gate' argument of MixtureOfExperts must be a torch.nn.Module, or None, got 'linear'.
     """
 
+    weighs: ClassVar[bool] = True
     parts: ClassVar[tuple[str, ...]] = ("x", "y")
     labels: ClassVar[bool] = True
     tempers: ClassVar[bool] = True

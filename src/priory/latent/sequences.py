@@ -45,6 +45,10 @@ class SequenceModel(Latent):
             data = (padded(data[0]), *list(named.values())[1:], *data[len(named) :])
         return super().read(data, batch_size)
 
+    def parts_of(self, data: Any) -> tuple[Any, ...]:
+        """The parts of data in memory; a list is one of sequences."""
+        return (data,) if isinstance(data, list) else super().parts_of(data)
+
     def in_shapes(
         self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device, **frame: Tensor
     ) -> Self:

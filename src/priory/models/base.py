@@ -86,18 +86,21 @@ class BaseModel(ABC):
 
     # Data.
 
-    def bind(self, data: Any, batch_size: int | None = None) -> tuple[Self, Data]:
+    def bind(self, data: Any, batch_size: int | None = None, weights: Any = None) -> tuple[Self, Data]:
         """The model in the data's shapes, and the data in the model's types.
 
         Args:
             data: Tensors, arrays, a Dataset, a DataLoader, None, or a `Data` that was bound before, which is
                 returned as it is.
             batch_size: Rows per minibatch.
+            weights: How often each row counts in the log-likelihood, (N,). Default: None, once.
 
         Returns:
             The bound model, which is the model itself where nothing depends on the data, and the rows.
         """
-        return self, data if isinstance(data, Data) else Data.of(data, batch_size).prepared(self.prepare)
+        if isinstance(data, Data):
+            return self, Data.of(data, weights=weights)
+        return self, Data.of(data, batch_size, weights).prepared(self.prepare)
 
     @abstractmethod
     def prepare(self, batch: Batch) -> Batch:

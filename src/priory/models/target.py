@@ -111,6 +111,11 @@ class Target:
         """-T x the tempered log joint: -log p(D|w) - prior_weight log p(w), comparable between temperatures."""
         return -self.temperature * log_joint
 
+    @property
+    def mean_loss_scale(self) -> float:
+        """T/N: what turns the tempered log joint into minus the mean loss of a row."""
+        return self.temperature / (self.num_data or 1)
+
     def scale(self, rows: int) -> float:
         """N/n: how many rows of the data each of n rows stands for; 1 for a density that has its data inside.
 

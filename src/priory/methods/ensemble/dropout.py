@@ -40,6 +40,7 @@ from priory.divergences import kl
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.methods.point.held_out import HELD_ROWS, fraction_held, learns, settled, settles
+from priory.models.base import has_network
 from priory.models.model import Model
 from priory.network.dropout_off import DropoutOff
 from priory.network.dropout_sites import DropoutUnits, drop_rate, sites_by_layer
@@ -133,7 +134,7 @@ class Dropout(Options):
         return default_steps(data.steps_per_epoch, epochs=200, least=4_000, most=50_000)
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
-        if not isinstance(target.model, Model):
+        if not has_network(target.model):
             raise InputError("Dropout needs a Model: a Density has no units to drop.")
         if self.log_uniform:
             warn(
@@ -154,7 +155,7 @@ class Dropout(Options):
         start: Posterior | None = None,
     ) -> State:
         model = target.model
-        assert isinstance(model, Model)
+        assert has_network(model)
         some = plan.data.some(2)[:-1]
         units, own = sites_of(model, some, self.inputs)
         searched = self.rate if isinstance(self.rate, tuple) else (self.rate,)
@@ -202,7 +203,7 @@ class Dropout(Options):
             chosen = self._best(target, state, stream(0, "dropout", device=target.model.device))
         theta = at(state.theta, chosen)
         loc, p = theta[: target.size], theta[target.size :].sigmoid()
-        assert isinstance(target.model, Model)
+        assert has_network(target.model)
         own = {name: at(b, chosen) for name, b in state.buffers.items()}
         return Masked(target, loc, p, state.masks.units, self.noise, own)
 
@@ -284,7 +285,7 @@ class Dropout(Options):
         step, model = state.adam.step, target.model
         if state.held is None or step > state.turn:
             return
-        assert isinstance(model, Model)
+        assert has_network(model)
         if learns(target) and settles(step, state.turn):
             with DropoutOff():
                 tail = settled(target, self._drawn(target, state, generator), state.held, state.buffers)

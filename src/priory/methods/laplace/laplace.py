@@ -192,7 +192,7 @@ class Laplace(Options):
 
     def default_start(self, model: BaseModel) -> MAP | None:
         """What finds the mode where nothing was named: MAP of a network; a density's is found here."""
-        return MAP() if isinstance(model, Model) and self.at is None else None
+        return MAP() if has_network(model) and self.at is None else None
 
     def length(self, data: Data) -> int:
         return NEWTON_STEPS
@@ -230,7 +230,7 @@ class Laplace(Options):
         start: Posterior | None = None,
     ) -> Climb | Expansion:
         model = target.model
-        if not isinstance(model, Model):
+        if not has_network(model):
             return self._foot(target, plan, generator, shape, start)
         begun = target.start(plan.data, shape, generator) if start is None else centre_of(start, "Laplace")
         w = begun.expand(*shape, -1).clone()
@@ -280,7 +280,7 @@ class Laplace(Options):
 
     def _advice(self, model: BaseModel) -> str:
         """What to do about a point that is no mode."""
-        if not isinstance(model, Model):
+        if not has_network(model):
             return "give the fit more steps"
         if isinstance(self.at, str):
             return "name the prior that the network was trained under, train it further, or leave 'at' out: MAP goes on"
@@ -291,7 +291,7 @@ class Laplace(Options):
         structure = self.structure_for(model)
         ok = self.tune != "parameter" or structure in ("full", "diag")
         require(ok, "structure", "Laplace", "be 'diag' or 'full' for tune='parameter'", repr(structure))
-        if not isinstance(model, Model):
+        if not has_network(model):
             ok = structure in ("full", "diag")
             require(ok, "structure", "Laplace", "be 'full' or 'diag' for a Density", repr(structure))
             ok = not isinstance(self.over, Subnetwork)
@@ -304,7 +304,7 @@ class Laplace(Options):
             most = select(model).size
             require(over.size <= most, "size", "Subnetwork", f"be at most {most}", over.size)
             over = over.size
-        tuned = isinstance(model, Model) and self._tunes(model)
+        tuned = has_network(model) and self._tunes(model)
         return budget(model, data, structure, over, self.curvature, self.samples, self.rank, self.limit, tuned)
 
     # A network: one pass over the data.
@@ -314,7 +314,7 @@ class Laplace(Options):
         if self.structure is not None:
             return self.structure
         coordinates = isinstance(self.over, (Subnetwork, Tensor))
-        return "kron" if isinstance(model, Model) and not coordinates else "full"
+        return "kron" if has_network(model) and not coordinates else "full"
 
     def _tunes(self, model: Model) -> bool:
         """Whether the evidence chooses a prior or a noise."""

@@ -131,7 +131,7 @@ class GradientSampler(Options):
 
 def step_size(target: Target, rate: float) -> float:
     """The step on the tempered log joint, T rate / N, so that a rate is as stable at any N and T."""
-    return target.temperature * rate / (target.num_data or 1)
+    return target.mean_loss_scale * rate
 
 
 def standard_normal(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -113,7 +113,7 @@ class SGLD(GradientSampler):
 def observe(state: State, gradient: Tensor, target: Target) -> None:
     """Add a gradient a datum to the running squares, the mean over chains."""
     assert state.squares is not None
-    each = gradient * (target.temperature / (target.num_data or 1))
+    each = gradient * target.mean_loss_scale
     state.squares.lerp_(each.square().mean(-2, keepdim=True), 1 - DECAY)
     state.seen += 1
 
