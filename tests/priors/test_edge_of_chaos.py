@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 import priory as pr
 from priory.priors import EdgeOfChaos, edge_of_chaos, propagation
-from priory.priors.edge_of_chaos import _jumps, _moments
+from priory.priors.edge_of_chaos import _find_slope_jumps, _moments
 
 F64 = torch.float64
-WIDTH = 200  # of the random networks
-BIASES = (0.05, 0.1, 0.2, math.sqrt(0.05), 0.3)
-TABLE = {
+NETWORK_WIDTH = 200
+SIGMA_B_GRID = (0.05, 0.1, 0.2, math.sqrt(0.05), 0.3)
+SIGMA_W_TABLE = {
     "tanh": (1.1225, 1.1934, 1.3041, 1.3270, 1.3956),
     "erf": (0.9937, 1.0556, 1.1528, 1.1730, 1.2337),
     "elu": (1.1319, 1.1761, 1.2293, 1.2384, 1.2631),
@@ -23,10 +23,10 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_the_curve_has_the_values_of_the_table_to_four_digits(name: str) -> None:
-    found = [edge_of_chaos(name, bias=b).sigma_w for b in BIASES]
-    assert found == [pytest.approx(value, abs=6e-5) for value in TABLE[name]]
+@pytest.mark.parametrize("name", SIGMA_W_TABLE)
+def test_the_curve_matches_the_table_to_four_digits(name: str) -> None:
+    found = [edge_of_chaos(name, bias=b).sigma_w for b in SIGMA_B_GRID]
+    assert found == [pytest.approx(value, abs=6e-5) for value in SIGMA_W_TABLE[name]]
 
 
 def test_the_critical_point_of_tanh_is_the_published_one() -> None:
@@ -36,7 +36,7 @@ def test_the_critical_point_of_tanh_is_the_published_one() -> None:
 
 
 @pytest.mark.parametrize(("name", "slope"), [("tanh", 0.54), ("erf", 0.52), ("elu", 0.86), ("softsign", 0.52)])
-def test_lengths_are_stable_there(name: str, slope: float) -> None:
+def test_the_variance_is_stable_at_the_edge(name: str, slope: float) -> None:
     assert edge_of_chaos(name, bias=0.2).slope == pytest.approx(slope, abs=0.005)
 
 
@@ -47,7 +47,7 @@ def test_erf_agrees_with_its_closed_form() -> None:
     assert point.q == pytest.approx(point.sigma_w**2 * second + 0.04, rel=1e-10)
 
 
-def test_any_function_goes_and_agrees_with_quadrature() -> None:
+def test_any_function_is_accepted_and_agrees_with_quadrature() -> None:
     point = edge_of_chaos(lambda x: torch.atan(x) + 0.1 * x, bias=0.15)
 
     def mean(f) -> float:
@@ -60,9 +60,9 @@ def test_any_function_goes_and_agrees_with_quadrature() -> None:
 
 
 @pytest.mark.parametrize("q", [0.1, 0.512, 3.0])
-def test_corners_away_from_zero_are_met(q: float) -> None:
-    """A hard tanh: E[phi'^2] = P(|u| < 1), and E[phi^2] by parts."""
-    jumps = _jumps(nn.functional.hardtanh)
+def test_corners_away_from_zero_are_integrated_exactly(q: float) -> None:
+    """For a hard tanh, E[phi'^2] = P(|u| < 1), and E[phi^2] follows by parts."""
+    jumps = _find_slope_jumps(nn.functional.hardtanh)
     assert jumps.tolist() == pytest.approx([-1, 1], abs=1e-12)
     t = 1 / math.sqrt(q)
     inside, edge = math.erf(t / math.sqrt(2)), 2 * t * math.exp(-t * t / 2) / math.sqrt(2 * math.pi)
@@ -71,26 +71,26 @@ def test_corners_away_from_zero_are_met(q: float) -> None:
 
 
 @pytest.mark.parametrize("phi", [torch.tanh, nn.functional.relu, nn.functional.elu, lambda x: torch.sin(30 * x)])
-def test_slopes_that_do_not_jump_elsewhere_need_no_further_panels(phi) -> None:
-    assert len(_jumps(phi)) == 0
+def test_slopes_without_other_jumps_add_no_panels(phi) -> None:
+    assert len(_find_slope_jumps(phi)) == 0
 
 
 @pytest.mark.parametrize("activation", ["swish", "gelu", lambda x: x**3], ids=["swish", "gelu", "cube"])
-def test_the_start_of_a_curve_that_does_not_hold_is_refused(activation) -> None:
-    with pytest.raises(pr.InputError, match="must keep the length of its inputs at the edge"):
+def test_an_unstable_start_of_the_curve_is_rejected(activation) -> None:
+    with pytest.raises(pr.InputError, match="must have a stable variance q at the edge"):
         edge_of_chaos(activation, bias=0)
 
 
 def test_an_activation_without_a_slope_has_no_edge() -> None:
-    with pytest.raises(pr.InputError, match="be one that the edge of sign reaches"):
+    with pytest.raises(pr.InputError, match="be a value that the edge of chaos of sign reaches"):
         edge_of_chaos(torch.sign, bias=0)
 
 
-def test_a_module_serves_as_its_function() -> None:
+def test_a_module_is_accepted_as_activation() -> None:
     assert edge_of_chaos(nn.Tanh(), bias=0.2).sigma_w == edge_of_chaos("tanh", bias=0.2).sigma_w
 
 
-def test_relu_has_one_point_which_is_the_prior_of_he() -> None:
+def test_relu_has_a_single_point_which_is_the_prior_he() -> None:
     point = edge_of_chaos("relu")
     assert (point.sigma_w**2, point.sigma_b) == (pytest.approx(2, rel=1e-12), 0.0)
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).to(F64)
@@ -100,13 +100,13 @@ def test_relu_has_one_point_which_is_the_prior_of_he() -> None:
 
 
 @pytest.mark.parametrize(("name", "start"), [("tanh", 1.0), ("erf", math.sqrt(math.pi) / 2)])
-def test_the_curve_starts_where_small_inputs_keep_their_length(name: str, start: float) -> None:
+def test_the_curve_starts_where_small_inputs_keep_their_variance(name: str, start: float) -> None:
     point = edge_of_chaos(name, bias=0)
     assert point.sigma_w == pytest.approx(start, abs=1e-7)
     assert point.sigma_b == 0
 
 
-def test_as_a_prior_it_gives_weights_and_biases_their_variances() -> None:
+def test_an_edge_of_chaos_as_prior_sets_the_variances_of_weights_and_biases() -> None:
     point = edge_of_chaos("tanh", bias=0.2)
     net = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 2), nn.LayerNorm(2)).to(F64)
     prior = pr.Model(net, pr.Categorical(), prior=point).prior
@@ -126,8 +126,8 @@ def tanh() -> EdgeOfChaos:
     return edge_of_chaos("tanh", bias=0.2)
 
 
-def propagated(factor: float, depth: int, pair: float, width: int = WIDTH) -> tuple[Tensor, Tensor]:
-    """Lengths and squared distances of two inputs layer by layer, in 32 random tanh networks, (depth, 32)."""
+def propagated(factor: float, depth: int, pair: float, width: int = NETWORK_WIDTH) -> tuple[Tensor, Tensor]:
+    """Return variances and squared distances of two inputs per layer of 32 random tanh networks, (depth, 32)."""
     point, generator = tanh(), torch.Generator().manual_seed(0)
     lengths, distances = [], []
     x = torch.randn(32, 2, width, generator=generator) * math.sqrt(point.q)
@@ -142,18 +142,18 @@ def propagated(factor: float, depth: int, pair: float, width: int = WIDTH) -> tu
 
 
 @pytest.mark.parametrize("factor", [0.7, 1.0, 1.4])
-def test_a_difference_in_a_random_network_changes_by_chi_a_layer(factor: float) -> None:
-    """Of neighbours, for which the slope at correlation 1 counts; the length settles in the first five layers."""
+def test_a_difference_in_a_random_network_is_multiplied_by_chi_per_layer(factor: float) -> None:
+    """For neighbours, the slope at correlation 1 matters; the variance converges in the first five layers."""
     point = tanh()
     chi = propagation("tanh", point.sigma_w * math.sqrt(factor), 0.2).chi
     _, distances = propagated(factor, depth=25, pair=1 - 1e-6)
     rates = (distances[-1] / distances[5]).log() / 19
-    allowed = 5 * float(rates.std() / math.sqrt(32)) + 2 / WIDTH  # and what a finite width changes
+    allowed = 5 * float(rates.std() / math.sqrt(32)) + 2 / NETWORK_WIDTH  # and the effect of a finite width
     assert float(rates.mean()) == pytest.approx(math.log(chi), abs=allowed)  # Student's t of 31: 2e-5
-    assert abs(math.log(chi)) < 1e-6 or abs(math.log(chi)) > 2 * allowed  # it can tell
+    assert abs(math.log(chi)) < 1e-6 or abs(math.log(chi)) > 2 * allowed  # the test has power
 
 
-def test_the_length_in_a_random_network_is_q_at_depth() -> None:
+def test_the_variance_in_a_deep_random_network_is_q() -> None:
     lengths, _ = propagated(1.0, depth=25, pair=0.5)
     last = lengths[10:].mean(0)
     allowed = 5 * float(last.std()) / 32**0.5 + 5e-3  # Student's t of 31: 2e-5
@@ -161,7 +161,7 @@ def test_the_length_in_a_random_network_is_q_at_depth() -> None:
     assert allowed < 0.05
 
 
-def test_in_order_the_depth_follows_from_chi_and_on_the_edge_it_has_no_end() -> None:
+def test_the_depth_follows_from_chi_in_the_ordered_phase_and_is_infinite_on_the_edge() -> None:
     found = propagation("tanh", 1.0, 0.3)
     assert found.chi < 1
     assert found.correlation == 1
@@ -171,7 +171,7 @@ def test_in_order_the_depth_follows_from_chi_and_on_the_edge_it_has_no_end() -> 
     assert propagation("tanh", edge.sigma_w, 0.2).q == pytest.approx(edge.q, rel=1e-9)
 
 
-def test_in_chaos_correlations_come_to_rest_below_one_as_measured() -> None:
+def test_correlations_in_the_chaotic_phase_converge_below_one_as_measured() -> None:
     point = tanh()
     found = propagation("tanh", point.sigma_w * math.sqrt(2), 0.2)
     assert found.chi > 1
@@ -183,13 +183,15 @@ def test_in_chaos_correlations_come_to_rest_below_one_as_measured() -> None:
     assert allowed < 0.12
 
 
-# What can't be.
+# Invalid arguments.
 
 
 @pytest.mark.parametrize("name", ["swish", "gelu"])
 @pytest.mark.parametrize("bias", [None, 0.2])
-def test_an_activation_whose_lengths_run_away_is_refused(name: str, bias: float | None) -> None:
-    with pytest.raises(pr.InputError, match=f"got {name}: at bias .* grows by 1.(04|06|10) a layer"):
+def test_an_activation_with_unstable_variance_is_rejected(name: str, bias: float | None) -> None:
+    with pytest.raises(
+        pr.InputError, match=rf"got {name}: at bias .* multiplies a deviation from q = .* by 1\.(04|06|10)"
+    ):
         edge_of_chaos(name, bias=bias)
 
 
@@ -198,27 +200,27 @@ def test_an_activation_whose_lengths_run_away_is_refused(name: str, bias: float 
     [
         (lambda: edge_of_chaos("sin"), "The 'activation' argument of edge_of_chaos must be one of relu, tanh"),
         (lambda: edge_of_chaos(nn.Tanh), "The 'activation' argument of edge_of_chaos must be one of relu, tanh"),
-        (lambda: edge_of_chaos(torch.sum), "must take a tensor to one of its shape"),
+        (lambda: edge_of_chaos(torch.sum), "must map a tensor to a finite tensor of the same shape"),
         (
             lambda: edge_of_chaos("tanh", bias=-1),
-            "The 'bias' argument of edge_of_chaos must be a standard deviation, 0 or above",
+            "The 'bias' argument of edge_of_chaos must be a standard deviation >= 0",
         ),
         (lambda: edge_of_chaos("relu", bias=0.1), "The 'bias' argument of edge_of_chaos must be 0 for relu"),
         (
             lambda: propagation("tanh", 0.0, 0.1),
-            "The 'sigma_w' argument of propagation must be a standard deviation above 0",
+            "The 'sigma_w' argument of propagation must be a standard deviation > 0",
         ),
         (
             lambda: propagation("tanh", 1.0, -0.1),
-            "The 'sigma_b' argument of propagation must be a standard deviation from 0",
+            "The 'sigma_b' argument of propagation must be a standard deviation >= 0",
         ),
         (
             lambda: propagation("relu", 2.0, 0.1),
-            "The 'sigma_w' argument of propagation must give relu a length that stays",
+            "The 'sigma_w' argument of propagation must keep the variance of relu networks finite",
         ),
     ],
 )
-def test_what_has_no_edge_is_refused_in_a_sentence(make, says: str) -> None:
+def test_invalid_arguments_are_rejected_in_a_sentence(make, says: str) -> None:
     with pytest.raises(pr.InputError) as error:
         make()
     assert says in str(error.value)

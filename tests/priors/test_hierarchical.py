@@ -57,7 +57,7 @@ def test_the_joint_density_is_normal_times_gamma_and_the_log_determinant(lead: t
         torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT)
 
 
-def test_its_gradient_is_the_precision_times_the_weights_and_the_balance_of_their_squares() -> None:
+def test_the_gradient_of_the_joint_density_matches_its_closed_form() -> None:
     model = pr.Model(nn.Linear(5, 1, bias=False).double(), pr.Gaussian(0.5), Hierarchical(2.5, 0.7))
     target = make_target(model, Data.of((normal(4, 5), normal(4))).prepared(model.prepare), 1.0, "likelihood")
     w = normal(3, 6)
@@ -68,7 +68,7 @@ def test_its_gradient_is_the_precision_times_the_weights_and_the_balance_of_thei
 
 
 def test_the_weights_with_the_precision_integrated_out_have_a_multivariate_student_t() -> None:
-    """Integrating exp(log p(w, log tau)) over log tau by quadrature gives the t of 2 shape degrees of freedom."""
+    """Integrating exp(log p(w, log tau)) over log tau gives a Student t with 2 shape degrees of freedom."""
     model = pr.Model(nn.Linear(3, 1, bias=False).double(), pr.Gaussian(0.5), Hierarchical(2.0, 0.5))
     w, a, b, n = torch.tensor([0.3, -1.0, 0.4], dtype=F64), 2.0, 0.5, 3
 
@@ -81,7 +81,7 @@ def test_the_weights_with_the_precision_integrated_out_have_a_multivariate_stude
     assert math.log(found) == pytest.approx(expected, abs=1e-9)
 
 
-# Names and places.
+# Names and starting values.
 
 
 def test_each_parameter_that_a_pattern_matches_has_a_precision_after_the_likelihoods_parameters() -> None:
@@ -96,7 +96,7 @@ def test_each_parameter_that_a_pattern_matches_has_a_precision_after_the_likelih
 
 @pytest.mark.parametrize("shape", [(), (3,)])
 def test_a_precision_starts_at_the_mean_of_its_gamma(shape: tuple[int, ...]) -> None:
-    # the second pattern comes first in the network: each start must find its own place
+    # the second pattern comes first in the network: each start must reach its own parameter
     model = model_with({"2.weight": Hierarchical(3.0, 0.5), "0.weight": Hierarchical(2.0, 8.0), "*": 1.0})
     w = model.start(normal(6), torch.Size(shape), torch.Generator().manual_seed(0))
     params = model.layout.constrain(w)
@@ -112,7 +112,7 @@ def test_typical_scales_are_those_of_the_starting_precision_and_of_log_tau_given
     assert float(scale["0.bias"][0]) == pytest.approx(3.0)
 
 
-def test_a_network_with_a_parameter_of_the_precisions_name_is_refused() -> None:
+def test_a_network_with_a_parameter_named_like_the_precision_is_rejected() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -136,12 +136,12 @@ def test_a_network_with_a_parameter_of_the_precisions_name_is_refused() -> None:
         ({"rate": -1.0, "infer": "empirical"}, "The 'rate' argument of Hierarchical must be a positive number, or 0"),
         (
             {"shape": 2.0, "rate": 0.0, "infer": "empirical"},
-            "The 'shape' argument of Hierarchical must be 1 where the rate is 0",
+            "The 'shape' argument of Hierarchical must be 1 if the rate is 0",
         ),
         ({"shape": 0.4, "infer": "empirical"}, "The 'shape' argument of Hierarchical must be above 0.5"),
     ],
 )
-def test_bad_options_are_refused_in_one_sentence(options: dict[str, Any], sentence: str) -> None:
+def test_invalid_options_are_rejected_in_one_sentence(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(pr.InputError) as caught:
         Hierarchical(**options)
     assert sentence in str(caught.value)
@@ -154,7 +154,7 @@ SQUARE = float((MEAN.square() + VARIANCE).sum())
 
 
 def best(function: Callable[[float], float]) -> float:
-    """Where a function of log tau is highest."""
+    """Return the maximiser of a function of log tau."""
     return optimize.minimize_scalar(
         lambda u: -function(u), bounds=(-10, 10), method="bounded", options={"xatol": 1e-11}
     ).x
@@ -167,13 +167,13 @@ def test_the_empirical_precision_maximises_the_expected_log_density_plus_log_gam
     ).prior
     u = best(lambda u: 3.5 * u - 0.5 * math.exp(u) * SQUARE + (shape - 1) * u - rate * math.exp(u))
     found = prior.precisions(MEAN, VARIANCE)["prior.weight.precision"]
-    assert float(found) == pytest.approx(math.exp(u), rel=1e-7)  # a maximum is flat: half of the digits
+    assert float(found) == pytest.approx(math.exp(u), rel=1e-7)  # a maximum is flat, so half of the digits are known
     if rate == 0:
         assert float(found) == pytest.approx(7 / SQUARE, rel=1e-14)
 
 
 def test_the_variational_precision_is_the_mean_under_the_best_gaussian_of_its_logarithm() -> None:
-    """Over q(log tau) = N(m, s^2), E_q[log p(w, log tau)] + log s is highest at a mean E_q[tau] that is the Gamma's."""
+    """Over q(log tau) = N(m, s^2), E_q[log p(w, log tau)] + log s is maximal where E_q[tau] is the Gamma's mean."""
     hierarchical = Hierarchical(2.5, 0.7)
     prior = pr.Model(nn.Linear(7, 1, bias=False).double(), pr.Gaussian(0.5), hierarchical).prior
     a, b = 2.5 + 3.5, 0.7 + 0.5 * SQUARE
@@ -187,7 +187,7 @@ def test_the_variational_precision_is_the_mean_under_the_best_gaussian_of_its_lo
 
 
 @pytest.mark.parametrize("lead", [(), (3,)])
-def test_a_settled_prior_is_normal_with_the_best_precisions(lead: tuple[int, ...]) -> None:
+def test_a_settled_prior_is_normal_with_the_optimal_precisions(lead: tuple[int, ...]) -> None:
     empirical = Hierarchical(rate=0.0, infer="empirical")
     model = model_with({"*.weight": empirical, "*": 0.5})
     mean, variance, w = normal(*lead, 11), normal(*lead, 11, seed=1).exp(), normal(5, *lead, 11, seed=2)
@@ -201,20 +201,20 @@ def test_a_settled_prior_is_normal_with_the_best_precisions(lead: tuple[int, ...
         scale = scale if name.endswith("weight") else torch.full_like(scale, 0.5)
         expected = expected + distributions.Normal(0.0, scale).log_prob(value).sum(dims)
     torch.testing.assert_close(model.prior.settled(mean, variance).log_prob(w), expected, **EXACT)
-    # the prior itself is as before: precision 1 without a Gamma
+    # the prior itself is unchanged: precision 1 without a Gamma prior
     unit = distributions.Normal(0.0, torch.tensor([1.0] * 6 + [0.5] * 2 + [1.0] * 2 + [0.5], dtype=F64))
     torch.testing.assert_close(model.prior.log_prob(w), unit.log_prob(w).sum(-1), **EXACT)
 
 
-def test_a_prior_without_empirical_precisions_settles_as_itself() -> None:
+def test_settling_a_prior_without_empirical_precisions_returns_itself() -> None:
     for spec in ("glorot", Hierarchical()):
         prior = model_with(spec).prior
         size = prior.layout.size
         assert prior.settled(normal(size), normal(size).exp()) is prior
 
 
-def test_an_empirical_precision_is_no_coordinate_and_does_not_depend_on_the_initial_weights() -> None:
-    """A file or a checkpoint is compared with a model whose network may begin elsewhere."""
+def test_an_empirical_precision_is_not_a_coordinate_and_does_not_depend_on_the_initial_weights() -> None:
+    """A file or a checkpoint is compared with a model whose network may have other initial weights."""
     empirical = Hierarchical(2.0, 0.5, "empirical")
     models = [pr.Model(small_net(seed), pr.Gaussian(0.5), empirical) for seed in (0, 1)]
     assert models[0].layout.size == 11
@@ -236,21 +236,21 @@ def line(prior: object) -> pr.Model:
 
 
 def optimum(tau: float) -> tuple[Tensor, Tensor]:
-    """The mean and the variances of the best factorised q(w) at this precision."""
+    """Return the mean and the variances of the best factorised q(w) at this precision."""
     mean = torch.linalg.solve(GRAM + tau * torch.eye(COLUMNS, dtype=F64), MOMENT)
     return mean, 1 / (GRAM.diagonal() + tau)
 
 
 def bound(log_tau: float) -> float:
-    """The highest ELBO of a factorised q(w) at this precision, up to a constant."""
+    """Return the highest ELBO of a factorised q(w) at this precision, up to a constant."""
     tau, (mean, variance) = math.exp(log_tau), optimum(math.exp(log_tau))
     fit = -0.5 * ((Y - X @ mean).square().sum() / NOISE**2 + (GRAM.diagonal() * variance).sum())
     prior = 0.5 * COLUMNS * log_tau - 0.5 * tau * (mean.square() + variance).sum()
     return float(fit + prior + 0.5 * variance.log().sum())
 
 
-def test_empirical_precisions_climb_to_the_maximum_of_the_bound() -> None:
-    """Going back and forth between q and tau = n / sum E[w^2], no step falls, and the end is scipy's maximum."""
+def test_empirical_precisions_converge_to_the_maximum_of_the_bound() -> None:
+    """Alternating between q and tau = n / sum E[w^2] never decreases the bound and converges to scipy's maximum."""
     prior = line(Hierarchical(rate=0.0, infer="empirical")).prior
     tau, values = float(prior.precision[0]), []
     for _ in range(400):
@@ -262,7 +262,7 @@ def test_empirical_precisions_climb_to_the_maximum_of_the_bound() -> None:
 
 
 def test_the_gradient_at_the_settled_precision_is_that_of_the_bound_maximised_over_it() -> None:
-    """Nothing flows through tau, and nothing is lost: at a maximum over tau its derivative is zero."""
+    """No gradient flows through tau, and none is needed: at a maximum over tau the derivative is zero."""
     prior = line(Hierarchical(2.0, 0.3, "empirical")).prior
     loc, log_scale = normal(COLUMNS, seed=6).requires_grad_(), normal(COLUMNS, seed=7).requires_grad_()
     family = Diagonal(loc, log_scale)
@@ -275,7 +275,7 @@ def test_the_gradient_at_the_settled_precision_is_that_of_the_bound_maximised_ov
 
 
 def coordinate_ascent(shape: float, rate: float) -> tuple[Tensor, Tensor, float]:
-    """The fixed point of q(w) q(tau): means and variances of the weights, and E[tau]."""
+    """Return the fixed point of q(w) q(tau): means and variances of the weights, and E[tau]."""
     tau = shape / rate
     for _ in range(2_000):
         mean, variance = optimum(tau)
@@ -292,7 +292,7 @@ def fitted() -> pr.posteriors.Posterior:
 def test_the_gradient_of_the_bound_is_zero_on_average_at_the_fixed_point_of_coordinate_ascent() -> None:
     """With g at w = m + s eps, E[g] = 0 and E[g s eps] = -1; five standard errors, 42 entries (false alarms: 3e-5)."""
     mean, variance, tau = coordinate_ascent(2.0, 0.3)
-    spread = (2.0 + COLUMNS / 2) ** -0.5  # of log tau
+    spread = (2.0 + COLUMNS / 2) ** -0.5  # standard deviation of log tau
     loc = torch.cat([mean, torch.tensor([math.log(tau) - 0.5 * spread**2], dtype=F64)])
     scale = torch.cat([variance.sqrt(), torch.tensor([spread], dtype=F64)])
     model = line(Hierarchical(2.0, 0.3))
@@ -313,7 +313,7 @@ def test_mean_field_reaches_the_fixed_point_of_coordinate_ascent(fitted: Any) ->
     assert float(scale[-1]) == pytest.approx((2.0 + COLUMNS / 2) ** -0.5, rel=0.03)
 
 
-def test_the_exact_posterior_of_the_precision_is_near(fitted: Any) -> None:
+def test_the_posterior_of_the_precision_is_close_to_the_exact_one(fitted: Any) -> None:
     """p(tau | D) by quadrature over one dimension; a factorised q is narrower, here by less than a third."""
 
     def log_joint(u: float) -> float:
@@ -339,8 +339,8 @@ def test_draws_and_means_hold_the_precision_by_its_name(fitted: Any) -> None:
     assert fitted.predict(X[:3]).mean.shape == (3,)
 
 
-class Grouped(nn.Module):
-    """One layer for the inputs that matter, and a wide one for those that don't."""
+class TwoInputGroups(nn.Module):
+    """One layer for the relevant inputs, and a wide one for the irrelevant inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -351,11 +351,11 @@ class Grouped(nn.Module):
         return self.top(torch.tanh(self.wanted(x[:, :5]) + self.unwanted(x[:, 5:])))
 
 
-def test_inputs_that_say_nothing_get_a_higher_precision_in_a_network_that_is_too_wide() -> None:
+def test_irrelevant_inputs_get_a_higher_precision_in_an_overparametrised_network() -> None:
     torch.manual_seed(0)
     x = normal(150, 45)
     y = torch.sin(x[:, 0]) + x[:, 1] - 0.5 * x[:, 2] + 0.1 * normal(150, seed=1)
-    model = pr.Model(Grouped().double(), pr.Gaussian(0.1), {"*wanted.weight": Hierarchical(), "*": 1.0})
+    model = pr.Model(TwoInputGroups().double(), pr.Gaussian(0.1), {"*wanted.weight": Hierarchical(), "*": 1.0})
     method = pr.MeanField(learning_rate=0.03)
     posterior = pr.fit(model, (x, y), method, steps=1_000, batch_size=150, progress=False)
     wanted, unwanted = (posterior.mean[f"prior.{name}.weight.precision"] for name in ("wanted", "unwanted"))
@@ -372,7 +372,7 @@ def short(**options: Any) -> Any:
     return model, pr.fit(model, data, pr.MeanField(), steps=30, batch_size=8, progress=False, **options)
 
 
-def test_a_file_gives_the_precisions_back_and_belongs_to_a_hierarchical_model(tmp_path: Path) -> None:
+def test_a_stored_posterior_restores_the_precisions_and_requires_a_hierarchical_model(tmp_path: Path) -> None:
     model, posterior = short()
     posterior.save(tmp_path / "p.priory")
     again = pr.load(tmp_path / "p.priory", model)
@@ -387,7 +387,7 @@ def test_a_file_gives_the_precisions_back_and_belongs_to_a_hierarchical_model(tm
         pr.load(tmp_path / "p.priory", other)
 
 
-def test_a_fit_that_was_stopped_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+def test_an_interrupted_fit_resumes_with_the_same_bits(tmp_path: Path) -> None:
     class StoppedError(Exception):
         pass
 

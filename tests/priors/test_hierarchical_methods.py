@@ -1,4 +1,4 @@
-"""What methods do with a learnt precision: a point keeps it, MeanField sets it by empirical Bayes at every step."""
+"""Methods under a learnt precision: point estimates keep it, MeanField updates it by empirical Bayes at every step."""
 
 import math
 from pathlib import Path
@@ -40,8 +40,8 @@ def optimum(tau: float) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("infer", ["variational", "empirical"])
-def test_a_point_keeps_the_mean_of_the_gamma_and_is_the_ridge_solution_there(infer: Any) -> None:
-    """Moved by its own gradient, or by n / sum w^2, the precision would climb the joint density, which is no guide."""
+def test_a_point_estimate_keeps_the_mean_of_the_gamma_and_is_the_ridge_solution_there(infer: Any) -> None:
+    """Updated by its gradient or by n / sum w^2, the precision would maximise the unbounded joint density."""
     model = line(Hierarchical(6.0, 0.5, infer))
     posterior = pr.fit(model, (X, Y), pr.MAP(learning_rate=0.02), steps=1_500, batch_size=ROWS, progress=False)
     torch.testing.assert_close(posterior.mean["weight"][0], optimum(12.0)[0], rtol=0, atol=1e-6)
@@ -50,7 +50,7 @@ def test_a_point_keeps_the_mean_of_the_gamma_and_is_the_ridge_solution_there(inf
 
 
 def test_mean_field_by_empirical_bayes_reaches_n_over_the_expected_squares() -> None:
-    """The fixed point, iterated in closed form; 3 percent of a standard deviation, 1 percent of tau."""
+    """The fixed point is iterated in closed form; means agree to 3 % of a standard deviation, tau to 1 %."""
     tau = 1.0
     for _ in range(1_000):
         mean, variance = optimum(tau)
@@ -90,7 +90,7 @@ def short(**options: Any) -> Any:
     return model, pr.fit(model, data, pr.MeanField(), steps=30, batch_size=8, progress=False, **options)
 
 
-def test_an_empirical_fit_that_was_stopped_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+def test_an_interrupted_empirical_fit_resumes_with_the_same_bits(tmp_path: Path) -> None:
     class StoppedError(Exception):
         pass
 
@@ -106,16 +106,16 @@ def test_an_empirical_fit_that_was_stopped_goes_on_with_the_same_bits(tmp_path: 
     assert torch.equal(resumed.family.log_scale, whole.family.log_scale)
 
 
-def test_an_empirical_posterior_from_a_file_has_the_same_precisions_and_bound(tmp_path: Path) -> None:
+def test_a_stored_empirical_posterior_has_the_same_precisions_and_bound(tmp_path: Path) -> None:
     _, posterior = short()
     posterior.save(tmp_path / "p.priory")
-    fresh, _ = short(net_seed=1)  # a network that begins elsewhere: no warning of another prior
+    fresh, _ = short(net_seed=1)  # other initial weights: no warning of another prior
     again = pr.load(tmp_path / "p.priory", fresh)
     data = (normal(22, 3), normal(22, seed=1))
     assert again.elbo(data, samples=64).value == posterior.elbo(data, samples=64).value
 
 
-def test_a_fit_leaves_the_models_prior_as_it_was() -> None:
+def test_a_fit_does_not_change_the_prior_of_the_model() -> None:
     model, _ = short()
     weights = model.layout["0.weight"]
     assert bool((model.prior.precision[weights.start : weights.stop] == 1).all())

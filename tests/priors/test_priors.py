@@ -1,4 +1,4 @@
-"""Priors against torch.distributions, scale rules by hand, and the equivalences of penalties and priors."""
+"""Priors against torch.distributions, scale rules by hand, and priors that correspond to penalties."""
 
 import math
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def model_with(prior: object, likelihood: object = None) -> pr.Model:
     return pr.Model(small_net(), likelihood or pr.Gaussian(0.5), prior=prior)
 
 
-# One distribution for all.
+# One distribution for all parameters.
 
 SINGLE = {
     "Normal": distributions.Normal(double(0.3), double(1.7)),
@@ -91,7 +91,7 @@ def test_locations_and_scales_may_differ_by_entry(kind: type[distributions.Distr
 
 
 @pytest.mark.parametrize("dims", [1, 2])
-def test_independent_says_nothing_new(dims: int) -> None:
+def test_independent_does_not_change_the_log_prob(dims: int) -> None:
     base = distributions.Normal(torch.zeros(2, 3).double(), 0.7 * torch.ones(2, 3).double())
     wrapped = distributions.Independent(base, dims)
     w = normal(4, 11)
@@ -114,9 +114,9 @@ def test_a_number_is_the_scale_of_a_centred_normal() -> None:
 
 
 class Scaled(distributions.Distribution):
-    """A person's own distribution, whose constructor has a default."""
+    """A user-defined distribution whose constructor has a default argument."""
 
-    arg_constraints: dict[str, object] = {}  # noqa: RUF012 - as torch has it
+    arg_constraints: dict[str, object] = {}  # noqa: RUF012 - as in torch
     support = distributions.constraints.real
 
     def __init__(self, scale: float = 1.0, validate_args: bool | None = None) -> None:
@@ -127,14 +127,14 @@ class Scaled(distributions.Distribution):
         return self.inner.log_prob(value)
 
 
-def test_a_persons_own_distribution_is_used_as_it_is() -> None:
+def test_a_user_defined_distribution_is_used_unchanged() -> None:
     w = normal(4, 11)
     expected = distributions.Laplace(double(0.0), double(5.0)).log_prob(w).sum(-1)
     torch.testing.assert_close(model_with(Scaled(5.0)).prior.log_prob(w), expected, **EXACT)
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_the_gradient_of_the_log_prior_is_autograds(name: str) -> None:
+def test_the_gradient_of_the_log_prior_matches_autograd(name: str) -> None:
     model = model_with(SINGLE[name])
     target = make_target(model, Data.of((normal(5, 3), normal(5))).prepared(model.prepare), 1.0, "likelihood")
     for shape in ((11,), (3, 11)):
@@ -146,7 +146,7 @@ def test_the_gradient_of_the_log_prior_is_autograds(name: str) -> None:
 
 
 def test_a_scale_mixture_is_the_sum_of_two_normals_by_pattern() -> None:
-    """Blundell's prior on the weights alone, against torch's own mixture; in float32 as far as its digits go."""
+    """Blundell's prior on the weights only agrees with torch's mixture, in float32 up to its precision."""
     mixture = distributions.MixtureSameFamily(
         distributions.Categorical(double([0.25, 0.75])), distributions.Normal(double([0.0, 0.0]), double([0.5, 0.01]))
     )
@@ -166,7 +166,7 @@ def test_a_scale_mixture_is_the_sum_of_two_normals_by_pattern() -> None:
 # Patterns.
 
 
-def test_the_first_pattern_that_matches_counts() -> None:
+def test_the_first_matching_pattern_applies() -> None:
     prior = model_with({"0.*": 0.1, "*.weight": 2.0, "*": 5.0}).prior
     scale = prior.layout.constrain(prior.precision.rsqrt())
     assert {name: sorted(set(t.flatten().tolist())) for name, t in scale.items()} == {
@@ -177,7 +177,7 @@ def test_the_first_pattern_that_matches_counts() -> None:
     }
 
 
-def test_patterns_may_lead_to_rules_distributions_numbers_and_flat() -> None:
+def test_patterns_accept_rules_distributions_numbers_and_flat() -> None:
     laplace = distributions.Laplace(double(0.0), double(1.0))
     model, w = model_with({"0.weight": "he", "0.bias": "flat", "2.weight": laplace, "*": 3.0}), normal(11)
     p = model.layout.constrain(w)
@@ -205,7 +205,7 @@ def test_patterns_may_lead_to_rules_distributions_numbers_and_flat() -> None:
         ({"0.weight": distributions.MultivariateNormal(torch.zeros(5), torch.eye(5)), "*": 1.0}, "broadcast"),
     ],
 )
-def test_what_is_no_prior_of_this_network_is_refused(prior: object, sentence: str) -> None:
+def test_an_invalid_prior_is_rejected(prior: object, sentence: str) -> None:
     with pytest.raises(pr.InputError, match=sentence):
         model_with(prior)
 
@@ -217,12 +217,12 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], dict[str, object]]] = {
     "Bilinear": (lambda: nn.Bilinear(4, 5, 3), {"weight": (20, 15), "bias": None}),
     "Conv1d": (lambda: nn.Conv1d(4, 6, 5), {"weight": (20, 30), "bias": None}),
     "Conv2d": (lambda: nn.Conv2d(4, 6, (3, 5)), {"weight": (60, 90), "bias": None}),
-    # each output of a group sees the inputs of that group alone, and each input the outputs of its group
+    # each output sees only the inputs of its group, and each input feeds only the outputs of its group
     "Conv2d in groups": (lambda: nn.Conv2d(4, 6, 3, groups=2), {"weight": (18, 27), "bias": None}),
     "Conv2d depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4), {"weight": (9, 9), "bias": None}),
     "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 6, 3), {"weight": (36, 54), "bias": None}),
     "ConvTranspose2d in groups": (lambda: nn.ConvTranspose2d(4, 6, 3, groups=2), {"weight": (18, 27), "bias": None}),
-    # of one gate, not of the four that are stacked
+    # one gate, not the four that are stacked
     "LSTM": (
         lambda: nn.LSTM(3, 5),
         {"weight_ih_l0": (3, 5), "weight_hh_l0": (5, 5), "bias_ih_l0": None, "bias_hh_l0": None},
@@ -238,7 +238,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], dict[str, object]]] = {
         {"weight_ih": (3, 5), "weight_hh": (5, 5), "bias_ih": None, "bias_hh": None},
     ),
     "GRUCell": (lambda: nn.GRUCell(3, 5, bias=False), {"weight_ih": (3, 5), "weight_hh": (5, 5)}),
-    # of one of query, key and value
+    # one of query, key and value
     "MultiheadAttention": (
         lambda: nn.MultiheadAttention(8, 2),
         {"in_proj_weight": (8, 8), "in_proj_bias": None, "out_proj.weight": (8, 8), "out_proj.bias": None},
@@ -373,7 +373,7 @@ def test_weight_decay_is_the_normal_of_precision_n_times_wd() -> None:
     prior = pr.priors.weight_decay(1e-3, 1234)
     assert prior.scale.item() ** -2 == pytest.approx(1.234, rel=1e-12)
     assert prior.loc.item() == 0
-    for wd, n, sentence in ((0.0, 5, "positive number"), (-1.0, 5, "positive number"), (0.1, 0, "integer from 1")):
+    for wd, n, sentence in ((0.0, 5, "positive number"), (-1.0, 5, "positive number"), (0.1, 0, "an integer >= 1")):
         with pytest.raises(pr.InputError, match=sentence):
             pr.priors.weight_decay(wd, n)
 
@@ -398,7 +398,7 @@ def test_a_penalty_of_lambda_times_the_sizes_is_the_laplace_prior_of_scale_one_o
     )
 
 
-# Priors of a learnt noise, in the logarithm that is its coordinate.
+# Priors of a learnt noise, whose unconstrained coordinate is its logarithm.
 
 
 @pytest.mark.parametrize("lead", LEADS)
@@ -430,7 +430,7 @@ def test_a_lognormal_noise_prior_is_a_normal_in_closed_form() -> None:
     assert model.prior.precision[-1].item() == pytest.approx(0.8**-2)
 
 
-def test_the_default_prior_of_each_noise_an_output_is_lognormal_0_3() -> None:
+def test_the_default_prior_of_each_output_noise_is_lognormal_0_3() -> None:
     net = nn.Linear(3, 2).double()
     model = pr.Model(net, pr.Gaussian(outputs=2), prior="flat")
     w = normal(4, 10)

@@ -1,4 +1,4 @@
-"""Factors on a prior's precisions, against priors that are built with those precisions."""
+"""Factors on the precisions of a prior, against priors built with those precisions."""
 
 import math
 
@@ -27,17 +27,17 @@ def vectors(prior, *shape):
     return torch.randn(*shape, prior.layout.size, generator=stream(0, "w"), dtype=F64)
 
 
-def test_it_is_the_prior_with_those_precisions_normaliser_included():
+def test_a_scaled_prior_has_the_scaled_precisions_and_their_normaliser():
     given = prior_of({"0.weight": normal(0.3, 0.7), "*": 1.5})
     wanted = prior_of({"0.weight": normal(0.3, 0.7 / 2), "1.bias": normal(0.0, 1.5 * 3), "*": 1.5})
     w = vectors(given, 5)
     found = given.scaled({"0.weight": 4.0, "1.bias": torch.tensor(1 / 9, dtype=F64)})
     torch.testing.assert_close(found.log_prob(w), wanted.log_prob(w), rtol=0, atol=1e-10)
     assert isinstance(found.log_normaliser, float)
-    assert float((given.log_prob(w) - found.log_prob(w)).abs().min()) > 1e-2  # the one that was given is as it was
+    assert float((given.log_prob(w) - found.log_prob(w)).abs().min()) > 1e-2  # the given prior is unchanged
 
 
-def test_a_factor_a_coordinate_is_one_precision_each():
+def test_one_factor_per_coordinate_scales_each_precision():
     given = prior_of(1.0)
     factors = torch.tensor([1.0, 2.0, 4.0, 0.5, 3.0, 9.0], dtype=F64)
     wanted = prior_of(
@@ -48,7 +48,7 @@ def test_a_factor_a_coordinate_is_one_precision_each():
     torch.testing.assert_close(found.log_prob(w), wanted.log_prob(w), rtol=0, atol=1e-10)
 
 
-def test_members_have_their_own_factors():
+def test_each_member_has_its_own_factors():
     given = prior_of("glorot")
     factors = {"0.weight": torch.tensor([[2.0], [0.5], [7.0]], dtype=F64), "1.weight": torch.tensor(3.0, dtype=F64)}
     w = vectors(given, 4, 3)
@@ -58,7 +58,7 @@ def test_members_have_their_own_factors():
         torch.testing.assert_close(found[:, i], alone.log_prob(w[:, i]), rtol=0, atol=1e-10)
 
 
-def test_factors_multiply_and_are_kept_with_the_prior_as_it_was_given():
+def test_factors_multiply_and_are_kept_with_the_given_prior():
     given = prior_of(1.0)
     twice = given.scaled({"0.weight": 0.1}).scaled({"0.weight": 30.0, "0.bias": 2.0})
     once = given.scaled(twice.factors)
@@ -69,7 +69,7 @@ def test_factors_multiply_and_are_kept_with_the_prior_as_it_was_given():
     assert given.scaled({}) is given
 
 
-def test_precisions_of_empirical_bayes_are_set_anew_and_the_other_factors_stay():
+def test_empirical_bayes_resets_its_precisions_and_keeps_the_other_factors():
     given = prior_of({"0.weight": Hierarchical(infer="empirical", rate=0.0), "*": 1.0})
     mean, variance = vectors(given), vectors(given).square()
     wanted = given.settled(mean, variance).scaled({"1.weight": 5.0})
@@ -93,7 +93,7 @@ def test_the_gaussian_parameters_are_those_that_have_a_precision():
         ({"0.bias": torch.ones(2)}, r"must be one number or 3 for '0.bias', got the shape \(2,\)"),
     ],
 )
-def test_bad_factors_are_refused_in_one_sentence(factors, sentence):
+def test_invalid_factors_are_rejected_in_one_sentence(factors, sentence):
     prior = prior_of({"0.weight": Laplace(0.0, 1.0), "*": 1.0})
     with pytest.raises(pr.InputError, match=f"The 'factors' argument of scaled {sentence}"):
         prior.scaled(factors)

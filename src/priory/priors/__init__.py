@@ -1,4 +1,4 @@
-"""Priors: what is believed of the weights before the data."""
+"""Priors over the parameters of a network."""
 
 from __future__ import annotations
 
@@ -26,12 +26,18 @@ __all__ = [
 
 
 def weight_decay(wd: float, num_data: int) -> Normal:
-    """The prior that a weight decay is, in PyTorch's convention: mean loss + wd/2 sum w^2 over num_data rows.
+    """Return the Gaussian prior that corresponds to a weight decay in PyTorch's convention.
 
-    Multiplied by N, the penalty is (N wd / 2) w^2 = w^2 / (2 s^2): a Gaussian of precision N wd.
+    The mean loss plus wd / 2 sum w^2, multiplied by N, has the penalty (N wd / 2) w^2 = w^2 / (2 s^2): a Gaussian of
+    precision N wd.
 
-    >>> round(weight_decay(1e-2, 2500).scale.item(), 12)
-    0.2
+    Args:
+        wd: Weight decay, a positive number.
+        num_data: Number of rows N of the data set.
+
+    Example:
+        >>> round(weight_decay(1e-2, 2500).scale.item(), 12)
+        0.2
     """
     require(isinstance(wd, (int, float)) and 0 < wd < math.inf, "wd", "weight_decay", "be a positive number", wd)
     require(

@@ -1,17 +1,18 @@
-"""Hierarchical precision: how wide the prior of some weights is, learnt from the data (MacKay 1992; Neal 1996).
+"""Hierarchical priors: Gaussians whose precision is learnt from the data (MacKay 1992; Neal 1996).
 
     w_i | tau ~ N(0, 1 / tau) for the n weights of a parameter,    tau ~ Gamma(shape, rate)
 
     log p(w, tau) = n/2 log(tau / 2 pi) - tau/2 sum_i w_i^2 + log Gamma(tau; shape, rate)
 
-Under a q(w) with S = sum_i E_q[w_i^2], that is the squares of its means and its variances, the precision is
+Let S = sum_i E_q[w_i^2], the squared means plus the variances of q(w). The precision is then
 
     variational Bayes   E_q[tau] = (shape + n/2) / (rate + S/2)      q(tau) a Gamma, or the best Gaussian of log tau
-    empirical Bayes     tau = (shape - 1 + n/2) / (rate + S/2)       the maximum of the bound plus log Gamma(tau)
+    empirical Bayes     tau = (shape - 1 + n/2) / (rate + S/2)       maximises the bound plus log Gamma(tau)
 
-and n / S with no Gamma at all (shape 1, rate 0): the type-II maximum likelihood. Without the variances, S = sum_i w_i^2
-and the second line climbs the joint density of w and tau, which rewards weights of zero with any precision. A point
-therefore learns no precision, and keeps the one that it starts with.
+and n / S without a Gamma prior (shape 1, rate 0), which is type-II maximum likelihood.
+
+For a point estimate the variances are missing. S = sum_i w_i^2 would then maximise the joint density of w and tau,
+which is unbounded as the weights shrink to zero. A point estimate therefore keeps the precision that it starts with.
 """
 
 from __future__ import annotations
@@ -28,20 +29,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hierarchical:
-    """Weights around zero whose precision is learnt, one for each named parameter that it is the prior of.
+    """A Gaussian prior around zero with a learnt precision, one per named parameter.
 
-    The precision has the prior Gamma(shape, rate). With `infer="variational"` it is a parameter of the model,
-    "prior.0.weight.precision" for "0.weight", that every method draws or approximates like a weight; a point leaves it
-    at shape / rate. With `infer="empirical"` it is a number, the best one under the mean and the variance of q at every
-    step, and bounds are on log p(D | precision); rate 0 (and shape 1) is then no Gamma at all. Methods that have no
-    such moments leave it at shape / rate, or at 1 without a Gamma.
+    The precision has the prior Gamma(shape, rate).
 
-    >>> Hierarchical(shape=2.0, rate=1.0).start
-    2.0
-    >>> Hierarchical(rate=0.0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'rate' argument of Hierarchical must be a positive number, got 0.0.
+    Args:
+        shape: Shape of the Gamma prior, positive; above 0.5 for empirical Bayes. Default: 1.0.
+        rate: Rate of the Gamma prior, positive. With `infer="empirical"` and shape 1, the rate may be 0, which means no
+            Gamma prior. Default: 0.1.
+        infer: How the precision is inferred.
+
+            - "variational" (default): it is a parameter of the model, "prior.0.weight.precision" for "0.weight", which
+              every method samples or approximates like a weight. Point estimates keep it at shape / rate.
+            - "empirical": it is a number that each step sets to its optimum under the mean and the variance of q.
+              Bounds are on log p(D | precision). Methods without these moments keep it at shape / rate, or at 1 without
+              a Gamma.
+
+    Example:
+        >>> Hierarchical(shape=2.0, rate=1.0).start
+        2.0
+        >>> Hierarchical(rate=0.0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'rate' argument of Hierarchical must be a positive number, got 0.0.
+
+    References:
+        MacKay (1992), A practical Bayesian framework for backpropagation networks.
+        Neal (1996), Bayesian learning for neural networks.
     """
 
     shape: float = 1.0
@@ -56,28 +70,39 @@ class Hierarchical:
             require(_positive(self.rate), "rate", "Hierarchical", "be a positive number", self.rate)
             return
         ok = self.rate == 0 or _positive(self.rate)
-        require(ok, "rate", "Hierarchical", "be a positive number, or 0 for no Gamma", self.rate)
+        require(ok, "rate", "Hierarchical", "be a positive number, or 0 for no Gamma prior", self.rate)
         alone = self.rate > 0 or self.shape == 1
-        require(alone, "shape", "Hierarchical", "be 1 where the rate is 0, which means no Gamma", self.shape)
-        # one weight alone has the exponent shape - 1/2: below it the best precision would be negative
+        require(alone, "shape", "Hierarchical", "be 1 if the rate is 0, which means no Gamma prior", self.shape)
+        # for a single weight the numerator is shape - 1/2, which must be positive
         require(self.shape > 0.5, "shape", "Hierarchical", "be above 0.5 for empirical Bayes", self.shape)
 
     @property
     def empirical(self) -> bool:
-        """Whether the precision is a number that a fit sets, and no coordinate."""
+        """Whether the precision is set by empirical Bayes rather than being a parameter of the model."""
         return self.infer == "empirical"
 
     @property
     def start(self) -> float:
-        """The precision before any data: the Gamma's mean, or 1 without a Gamma."""
+        """Initial precision: the mean of the Gamma prior, or 1 without one."""
         return self.shape / self.rate if self.rate > 0 else 1.0
 
     def precision(self, count: int, square: Tensor) -> Tensor:
-        """The precision of `count` weights whose expected squares sum to `square`, (*B,), by the lines above."""
+        """Return the optimal precision under q, (*B,).
+
+        Args:
+            count: Number n of weights.
+            square: Sum of their expected squares S, (*B,).
+        """
         return (self.shape - self.empirical + count / 2) / (self.rate + square / 2)
 
     def log_prob(self, w: Tensor, log_precision: Tensor, jacobian: bool) -> Tensor:
-        """log p(w, tau) for w (*B, n) and log tau (*B,); with `jacobian`, as a density over log tau."""
+        """Return log p(w, tau), (*B,).
+
+        Args:
+            w: Weights, (*B, n).
+            log_precision: log tau, (*B,).
+            jacobian: Whether to return the density over log tau instead of tau.
+        """
         count = w.shape[-1]
         exponent = self.shape - (0 if jacobian else 1) + count / 2
         constant = self.shape * math.log(self.rate) - math.lgamma(self.shape) - 0.5 * count * math.log(2 * math.pi)
@@ -85,7 +110,7 @@ class Hierarchical:
 
 
 def precision_name(name: str) -> str:
-    """What the precision of a parameter's prior is called.
+    """Return the name of the precision of a parameter's prior.
 
     >>> precision_name("0.weight")
     'prior.0.weight.precision'
@@ -94,4 +119,5 @@ def precision_name(name: str) -> str:
 
 
 def _positive(value: object) -> bool:
+    """Return whether a value is a positive, finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

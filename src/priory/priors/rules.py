@@ -1,9 +1,14 @@
-"""Priors by scale rule: the variance of an initialisation as the variance of a belief.
+"""Scale rules: Gaussian priors whose variance is that of a common initialisation.
 
-With P = fan-in, the number of inputs of a unit: "fan_in" is 1/P (the lectures' Glorot, after Graves 2011),
-"glorot" is 2 / (in + out) (Glorot and Bengio 2010), "he" is 2/P (He 2015). The rules speak of weights;
-biases, and whatever else is a vector, get N(0, 1), the scales of normalisation layers N(1, 1), embeddings
-N(0, 1). A rule may also be a function of the two fans, such as an `EdgeOfChaos`, which has a variance for biases too.
+With P = fan-in, the number of inputs of a unit, the variance of a weight is
+
+    "fan_in"   1 / P             (the lectures' Glorot, after Graves 2011)
+    "glorot"   2 / (in + out)    (Glorot and Bengio 2010)
+    "he"       2 / P             (He et al. 2015)
+
+The rules apply to weights. Biases, other vectors and embeddings have the prior N(0, 1), and the scales of normalisation
+layers N(1, 1). A rule may also be a function of fan-in and fan-out, such as an `EdgeOfChaos`, which sets the variance
+of the biases too.
 """
 
 from __future__ import annotations
@@ -14,18 +19,18 @@ import torch
 from torch import nn
 from torch.distributions import Normal
 
-Rule = Callable[[int, int], float]  # from fan-in and fan-out to the variance of a weight
+Rule = Callable[[int, int], float]  # (fan-in, fan-out) -> variance of a weight
 RULES: dict[str, Rule] = {
     "fan_in": lambda fan_in, fan_out: 1 / fan_in,
     "glorot": lambda fan_in, fan_out: 2 / (fan_in + fan_out),
     "he": lambda fan_in, fan_out: 2 / fan_in,
 }
-NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.RMSNorm)
-TRANSPOSED = nn.modules.conv._ConvTransposeNd
+NORMALISATION_LAYERS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.RMSNorm)
+TRANSPOSED_CONVOLUTION = nn.modules.conv._ConvTransposeNd
 
 
 def by_rule(rule: str | Rule, net: nn.Module, dtype: torch.dtype) -> dict[str, Normal]:
-    """The prior of each trainable parameter under a rule.
+    """Return the prior of each trainable parameter under a rule, by name.
 
     >>> by_rule("fan_in", nn.Linear(4, 3), torch.float64)["weight"].variance.item()
     0.25
@@ -39,7 +44,7 @@ def by_rule(rule: str | Rule, net: nn.Module, dtype: torch.dtype) -> dict[str, N
 
 
 def trainable(net: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Each trainable parameter: its name, the module that holds it, its name there, and itself."""
+    """Yield the name, the module, the name within the module, and the tensor of each trainable parameter."""
     for prefix, module in net.named_modules():
         for key, p in module.named_parameters(recurse=False):
             if p.requires_grad:
@@ -47,27 +52,34 @@ def trainable(net: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Paramete
 
 
 def is_weight(module: nn.Module, key: str, p: torch.Tensor) -> bool:
-    """Whether a parameter has a fan-in: a matrix or a window, and no bias, embedding or scale of a normalisation."""
-    biases = isinstance(module, nn.MultiheadAttention) and key.startswith("bias_")  # kept as (1, 1, E)
-    return p.ndim >= 2 and not biases and not isinstance(module, (*NORMS, nn.Embedding, nn.EmbeddingBag))
+    """Return whether a parameter is a matrix or a convolution kernel; biases, embeddings and normalisations are not."""
+    attention_bias = isinstance(module, nn.MultiheadAttention) and key.startswith(
+        "bias_"
+    )  # stored with the shape (1, 1, E)
+    return (
+        p.ndim >= 2
+        and not attention_bias
+        and not isinstance(module, (*NORMALISATION_LAYERS, nn.Embedding, nn.EmbeddingBag))
+    )
 
 
 def _moments(rule: Rule, module: nn.Module, key: str, p: nn.Parameter) -> tuple[float, float]:
+    """Return the mean and the variance of a parameter's prior."""
     if is_weight(module, key, p):
         return 0.0, rule(*fans(module, key, p))
-    if isinstance(module, NORMS):
+    if isinstance(module, NORMALISATION_LAYERS):
         return (1.0, 1.0) if key == "weight" else (0.0, 1.0)
-    biases = "bias" in key and not isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-    return 0.0, getattr(rule, "bias_variance", 1.0) if biases else 1.0
+    is_bias = "bias" in key and not isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+    return 0.0, getattr(rule, "bias_variance", 1.0) if is_bias else 1.0
 
 
 def fans(module: nn.Module, key: str, p: torch.Tensor) -> tuple[int, int]:
-    """How many inputs a unit of this weight has, and how many outputs an input feeds.
+    """Return the fan-in and the fan-out of a weight.
 
-    Of one group of a convolution, of one gate of a recurrent layer, of one projection of attention.
+    They refer to one group of a convolution, one gate of a recurrent layer, or one projection of an attention layer.
     """
     window, groups = p[0, 0].numel(), getattr(module, "groups", 1)
-    if isinstance(module, TRANSPOSED):  # (in, out / groups, *window)
+    if isinstance(module, TRANSPOSED_CONVOLUTION):  # (in, out / groups, *window)
         return p.shape[0] // groups * window, p.shape[1] * window
     fan_in, fan_out = p.shape[1] * window, p.shape[0] // groups * window
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not key.startswith("weight_hr"):

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from priory.priors.rules import TRANSPOSED, fans, is_weight, trainable
+from priory.priors.rules import TRANSPOSED_CONVOLUTION, fans, is_weight, trainable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -109,6 +109,6 @@ def describe_parameters(net: nn.Module) -> dict[str, ParameterInfo]:
         fan_in, fan_out = fans(module, key, p) if weight else (1, 1)
         blocks = int(getattr(module, "groups", 1)) if weight else 1
         found[name] = ParameterInfo(
-            name, tuple(p.shape), weight, fan_in, fan_out, blocks, isinstance(module, TRANSPOSED)
+            name, tuple(p.shape), weight, fan_in, fan_out, blocks, isinstance(module, TRANSPOSED_CONVOLUTION)
         )
     return found
