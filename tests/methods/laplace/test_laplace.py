@@ -17,7 +17,7 @@ from priory.core.errors import InputError, PrioryWarning
 from priory.core.streams import stream
 from priory.curvature import STRUCTURES, select
 from priory.fitting.prepare import make_target
-from priory.methods.laplace import laplace
+from priory.methods.laplace import mode_gradient
 from priory.methods.laplace.laplace import Laplace, Subnetwork
 from priory.posteriors import Draws, Point
 from priory.testing import LinearRegression
@@ -337,19 +337,19 @@ def test_a_point_within_the_gaussians_own_spread_is_taken_without_a_word():
 
 def recorded_sets(monkeypatch) -> list:
     """Where the sets of rows that say whether a point is a mode are kept, a list of them for each time."""
-    kept, make = [], laplace.sets_of_rows
+    kept, make = [], mode_gradient.sets_of_rows
 
     def sets_of_rows(data, size):
         kept.append([list(rows) for rows in make(data, size)])
         return kept[-1]
 
-    monkeypatch.setattr(laplace, "sets_of_rows", sets_of_rows)
+    monkeypatch.setattr(mode_gradient, "sets_of_rows", sets_of_rows)
     return kept
 
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["tensors", "loader"])
 def test_of_many_rows_a_few_tell_a_mode_from_another_point(monkeypatch, loaded):
-    monkeypatch.setattr(laplace, "ALL_ROWS", 0)
+    monkeypatch.setattr(mode_gradient, "MAX_ROWS_TIMES_WEIGHTS", 0)
     generator = stream(7, "rows")
     X = torch.randn(3000, 2, generator=generator, dtype=F64)
     y = X @ torch.tensor([1.0, -1.0], dtype=F64) + 0.5 * torch.randn(3000, generator=generator, dtype=F64)
@@ -375,16 +375,16 @@ def test_of_many_rows_a_few_tell_a_mode_from_another_point(monkeypatch, loaded):
 
 
 def test_what_some_rows_say_of_the_distance_is_right_on_average(monkeypatch):
-    monkeypatch.setattr(laplace, "ALL_ROWS", 0)
-    monkeypatch.setattr(laplace, "SOME_ROWS", 10)
+    monkeypatch.setattr(mode_gradient, "MAX_ROWS_TIMES_WEIGHTS", 0)
+    monkeypatch.setattr(mode_gradient, "ROWS_PER_SET", 10)
     w = LINE.posterior.mean + 3.0
     model = LINE.model()
     rows = Data.of(LINE.data).prepared(model.prepare)  # all twenty rows, in two sets
     target, gaussian = make_target(model, rows), on_the_line("full").gaussian
     kept = recorded_sets(monkeypatch)
-    found = laplace.Slope.of(target, w, rows, {}, gaussian, torch.arange(4))
-    monkeypatch.setattr(laplace, "ALL_ROWS", 1 << 29)
-    exact = laplace.Slope.of(target, w, rows, {}, gaussian, torch.arange(4))
+    found = mode_gradient.ModeGradient.of(target, w, rows, {}, gaussian, torch.arange(4))
+    monkeypatch.setattr(mode_gradient, "MAX_ROWS_TIMES_WEIGHTS", 1 << 29)
+    exact = mode_gradient.ModeGradient.of(target, w, rows, {}, gaussian, torch.arange(4))
     assert found.log_likelihood == pytest.approx(exact.log_likelihood, rel=1e-10)  # the mean of the two halves
     away = torch.full((4,), 3.0, dtype=F64)
     assert exact.distance == pytest.approx(float(away @ LINE.precision @ away / 4) ** 0.5)

@@ -11,7 +11,8 @@ from priory.core.data import Data
 from priory.core.errors import InputError, PrioryWarning
 from priory.core.streams import stream
 from priory.fitting.prepare import make_target
-from priory.methods.laplace.laplace import Laplace, Subnetwork, newton_move, second_order
+from priory.methods.laplace.density_expansion import newton_move, second_order
+from priory.methods.laplace.laplace import Laplace, Subnetwork
 from priory.posteriors.laplace import LaplacePosterior
 from priory.testing import Coin, GaussianMean, LinearRegression, NormalGamma
 

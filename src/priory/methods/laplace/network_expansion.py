@@ -1,0 +1,191 @@
+"""The Gaussian around a network's weights: their curvature, the prior's, and what the evidence tunes.
+
+The weights are where MAP, or the user's own training, ended. H is the generalised Gauss-Newton matrix in one of the
+structures of `priory.curvature`, and minus the second derivative of the log prior a diagonal. Cost: one pass over the
+data with a backward pass for each output, and what the structure adds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent
+
+from priory.core.data import Data
+from priory.core.errors import InputError, warn
+from priory.curvature import STRUCTURES, Curvature, Gaussian, Pass, Selection, select
+from priory.curvature.evidence import prior_precision, prior_second_derivative, tune
+from priory.methods.laplace.mode_gradient import ModeGradient
+from priory.penalties.as_prior.proximal import proximal_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from priory.core.flat import Block
+    from priory.methods.laplace.laplace import Laplace
+    from priory.models.model import Model
+    from priory.models.target import Target
+
+METRICS = ("loss", "nll", "log_prior", "gradient")
+
+
+@dataclass
+class NetworkState:
+    """A network's vector and its curvature; the pass over the data is `init`'s, so that a step has nothing to keep."""
+
+    w: Tensor  # (*B, P)
+    buffers: dict[str, Tensor]
+    around: list[LocalGaussian | None] = field(
+        metadata={"fixed": True}
+    )  # a member each; None for one that is not finite
+    data: Data = field(metadata={"fixed": True})
+
+
+@dataclass(frozen=True)
+class LocalGaussian:
+    """What is known around one vector: the Gaussian there, the parts that it is made of, and how good a mode it is."""
+
+    curvature: Curvature
+    precision: Tensor  # (p,), of the prior, with its temperature
+    scale: float  # of the curvature: 1/T, and what a tuned noise makes of it
+    gaussian: Gaussian
+    mode: ModeGradient  # before a prior or a noise was tuned
+    log_prior: float
+    notes: tuple[str, ...]
+    factors: dict[str, Tensor]  # what the prior's precisions were multiplied by
+    log_evidence: float | None = None  # where it was worked out on the way
+
+    def metrics(self, target: Target) -> dict[str, float]:
+        """What a step reports."""
+        nll = -self.mode.log_likelihood
+        values = (nll - target.prior_weight * self.log_prior, nll, self.log_prior, self.mode.gradient)
+        return dict(zip(METRICS, values, strict=True))
+
+
+def expand_at(
+    method: Laplace, target: Target, w: Tensor, data: Data, buffers: Mapping[str, Tensor], generator: torch.Generator
+) -> LocalGaussian:
+    """What is known around one vector, in which a noise that the evidence sets is overwritten."""
+    model = target.network_model("Laplace")
+    kind = (method.curvature, method.samples, generator, buffers)
+    selection = selection_at(method, target, w, data, buffers, generator)
+    check_prior(target, w, selection)
+    structure = method.structure_for(model)
+    of = lambda v: curvature_at(method, structure, Pass(target, v, data, selection, *kind))  # noqa: E731
+    curvature, scale = of(w), target.likelihood_power
+    precision = target.prior_power * prior_precision(target, w)[selection.places]
+    gaussian = curvature.gaussian(precision, scale)
+    mode = ModeGradient.of(target, w, data, buffers, gaussian, selection.places)
+    notes = (*curvature.notes(), *notes_on_prior(target, selection))
+    log_prior = float(target.log_prior(w))
+    found = LocalGaussian(curvature, precision, scale, gaussian, mode, log_prior, notes, target.prior.factors)
+    if not method.tunes(model):
+        return found
+    tuned = tune(target, w, curvature, data, buffers, method.tune, kind=method.curvature, again=of)
+    w.copy_(tuned.w)
+    # made anew, as a file makes it: a basis that was kept from another prior may differ in its signs
+    curvature = type(curvature).of_tensors(selection, tuned.curvature.tensors(), **tuned.curvature.own())
+    return LocalGaussian(
+        curvature,
+        tuned.precision,
+        tuned.scale,
+        curvature.gaussian(tuned.precision, tuned.scale),
+        mode,
+        float(tuned.target.log_prior(w)),
+        (*notes, *tuned.notes),
+        tuned.target.prior.factors,
+        tuned.log_evidence,
+    )
+
+
+def selection_at(
+    method: Laplace,
+    target: Target,
+    w: Tensor,
+    data: Data,
+    buffers: Mapping[str, Tensor],
+    generator: torch.Generator,
+) -> Selection:
+    """The coordinates that the method's `over` means at w."""
+    model, size = target.model, method.subnetwork_size
+    if size is None:
+        return select(model, method.over, data.some(2)[:-1])
+    everything = select(model)
+    given = Pass(target, w, data, everything, method.curvature, method.samples, generator, buffers)
+    rough = curvature_at(method, "diag", given).diagonal()
+    precision = rough + target.prior_weight * prior_precision(target, w)[everything.places].to(rough)
+    return select(model, everything.places[torch.topk(-precision, size).indices])
+
+
+def curvature_at(method: Laplace, structure: str, given: Pass) -> Curvature:
+    """The curvature in one structure, with the options that the method has for it."""
+    options: dict[str, Any] = {"sharing": method.sharing} if structure == "kron" else {}
+    if structure == "lowrank" and method.rank is not None:
+        options["rank"] = method.rank
+    return STRUCTURES[structure].of(given, **options)
+
+
+def check_batch_norm(model: Model, buffers: Mapping[str, Tensor]) -> None:
+    """Batch normalisation runs on its running statistics: say where they were never updated, refuse where none are."""
+    for name, module in model.network.skeleton.named_modules():
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            continue
+        if module.running_mean is None:
+            raise InputError(
+                f"The batch normalisation '{name}' must keep running statistics for Laplace, or data would depend on "
+                "each other, got track_running_stats=False."
+            )
+        key = f"{name}.num_batches_tracked" if name else "num_batches_tracked"
+        count = buffers[key] if key in buffers else model.network.given[key]
+        if not bool(count.all()):
+            warn(
+                f"The batch normalisation '{name}' has never updated the running statistics that Laplace runs it on: "
+                "train the network in training mode first."
+            )
+
+
+def others_of(target: Target, selection: Selection) -> list[tuple[Block, Distribution]]:
+    """The selected parameters whose prior is not Gaussian."""
+    return [(b, d) for b, d in target.prior.others if b.name in selection.names and isinstance(d, Distribution)]
+
+
+def check_prior(target: Target, w: Tensor, selection: Selection) -> None:
+    """Refuse a prior that is convex or straight at the mode: minus its second derivative is no precision."""
+    others = others_of(target, selection)
+    if not others:
+        return
+    free = torch.full_like(w, -math.inf)
+    free[selection.places] = prior_second_derivative(target, w)[selection.places]
+    for block, believed in others:
+        at = block.start + int(free[block.start : block.stop].argmax())
+        if float(free[at]) >= 0:
+            raise InputError(
+                f"The log prior of '{block.name}' must curve down at the mode, where minus its second derivative "
+                f"stands for a precision, got {name_of(believed)} with {0 - float(free[at]):.3g} at the weight "
+                f"{float(w[at]):.3g}: use a Normal prior."
+            )
+    chosen = torch.zeros_like(w, dtype=torch.bool)
+    chosen[selection.places] = True
+    meets = proximal_blocks(target.prior)
+    held = sum(int((chosen & (w == 0))[block.start : block.stop].sum()) for block in meets)
+    if held:
+        warn(
+            f"{held} weights lie on the corner of their prior at zero, where it has no second derivative: Laplace says "
+            "nothing of the corner, and its evidence leaves it out."
+        )
+
+
+def notes_on_prior(target: Target, selection: Selection) -> list[str]:
+    """What stands for the precision of priors that have none."""
+    what = "minus the second derivative of its logarithm at the mode stands for a precision"
+    return [f"{block.name}: its prior is {name_of(d)}, and {what}." for block, d in others_of(target, selection)]
+
+
+def name_of(distribution: Distribution) -> str:
+    """How a sentence calls a distribution."""
+    base = distribution.base_dist if isinstance(distribution, Independent) else distribution
+    return f"the distribution {type(base).__name__}"
