@@ -8,7 +8,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
 SCRIPTS = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
-APART = ("drawing", "new_method", "readme_picture")  # what the scripts share, and two that other pages tell of
+# scripts that other pages tell of
+APART = (
+    "drawing",
+    "new_point_method",
+    "new_sampler",
+    "new_variational_method",
+    "readme_picture",
+)
 PICTURES = re.findall(r"\]\(images/(\w+\.png)\)", PAGE)
 
 

@@ -1,12 +1,14 @@
-"""A method from nothing: stochastic gradient ascent to a point (Robbins and Monro 1951), in the form of every method.
+"""A point method from scratch: stochastic gradient ascent to the mode (Robbins and Monro 1951).
 
     w <- w + a_t / N * d/dw [log p(D|w) + T log p(w)],    a_t = learning_rate / (1 + decay t)
 
-D stands for a minibatch multiplied by N/n, which the target does. The division by N makes `learning_rate` one for the
-mean loss, as in the usual training loop. Parameters that the likelihood learns, such as a noise, stay where they begin:
-chosen together with the weights they would run away. Cost of a step: one pass of the network and O(P).
+The target scales a minibatch by N/n. The division by N makes `learning_rate` one for the mean loss, as in the usual
+training loop. Cost of a step: one pass of the network and O(P).
 
-Run it: python examples/new_method.py
+A point leaves the parameters of the likelihood, such as a noise to be learnt, where they start: the joint density of
+weights and noise is unbounded. A q and a sampler treat them as coordinates like any other.
+
+Run it: python examples/new_point_method.py
 """
 
 from __future__ import annotations
@@ -29,16 +31,22 @@ if TYPE_CHECKING:
 
 @dataclass
 class State:
-    """What the next step needs."""
+    """What the next step needs; tensors have the leading shape (*B) that `init` was given."""
 
     w: Tensor  # (*B, P)
     step: int
-    buffers: dict[str, Tensor]
+    buffers: dict[str, Tensor]  # what training writes, such as the statistics of batch normalisation
 
 
 @dataclass(frozen=True)
 class SGDPoint(Options):
-    """The mode of the posterior by plain stochastic gradients, with steps that shrink."""
+    """The mode of the posterior by plain stochastic gradients, with steps that shrink.
+
+    Args:
+        learning_rate: Step size on the mean loss at the first step. Default: 0.1.
+        decay: How fast the step size falls. Default: 0.01.
+        start: A method that is fitted first, or a posterior to begin from. Default: None, the model's own weights.
+    """
 
     learning_rate: float = 0.1
     decay: float = 0.01
@@ -46,17 +54,14 @@ class SGDPoint(Options):
 
     def __post_init__(self) -> None:
         require(self.learning_rate > 0, "learning_rate", "SGDPoint", "be positive", self.learning_rate)
-        require(self.decay >= 0, "decay", "SGDPoint", "be zero or more", self.decay)
+        require(self.decay >= 0, "decay", "SGDPoint", "be >= 0", self.decay)
 
     @property
     def traits(self) -> Traits:
-        return Traits()
+        return Traits(finds_mode=True)
 
     def length(self, data: Data) -> int:
         return max(1000, 100 * data.steps_per_epoch)
-
-    def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
-        return Plan(data, steps)
 
     def init(
         self,
@@ -66,18 +71,14 @@ class SGDPoint(Options):
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
     ) -> State:
-        if start is None:
-            w = target.start(plan.data, shape, generator)
-        else:
-            w = start.draw(1, generator)[0].expand(*shape, -1).clone()
-        return State(w, 0, target.buffers(shape))
+        return State(target.start(plan.data, shape, generator, start), 0, target.buffers(shape, start))
 
     def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
         log_likelihood, gradient = target.log_likelihood_and_grad(state.w, batch, state.buffers)
-        log_prior, prior_gradient = target.log_prior_and_grad(state.w, jacobian=False)
-        uphill = gradient + target.prior_weight * prior_gradient
-        uphill[..., target.model.learnt] = 0
-        state.w += rate(self, state.step) / (target.num_data or 1) * uphill  # the state is ours to overwrite
+        log_prior, prior_gradient = target.log_prior_and_grad(state.w, jacobian=False)  # a mode of the parameters
+        ascent = gradient + target.prior_weight * prior_gradient
+        ascent[..., target.model.learnt] = 0
+        state.w += rate(self, state.step) / (target.num_data or 1) * ascent  # a State may be overwritten
         state.step += 1
         loss = -log_likelihood - target.prior_weight * log_prior
         return state, Info({"loss": loss, "nll": -log_likelihood, "log_prior": log_prior})
@@ -87,7 +88,7 @@ class SGDPoint(Options):
 
 
 def rate(method: SGDPoint, step: int) -> float:
-    """a_t: its sum is infinite and that of its square is not, so that the noise of minibatches dies out."""
+    """a_t: its sum is infinite and that of its square is finite, so that the noise of minibatches dies out."""
     return method.learning_rate / (1 + method.decay * step)
 
 
