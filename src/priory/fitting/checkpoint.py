@@ -25,6 +25,8 @@ from priory.fitting.store import check_folder, read, write
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+CHECKPOINT_FORMAT = 2  # raised when a checkpoint of an earlier version can't be resumed from
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -56,7 +58,7 @@ class CheckpointWriter:
 
     def __init__(self, checkpoint: Checkpoint | str | os.PathLike[str], identity: dict[str, Any]) -> None:
         self.checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-        self.identity = json.loads(json.dumps(identity))  # as a file gives it back
+        self.identity = json.loads(json.dumps({"format": CHECKPOINT_FORMAT, **identity}))  # as a file gives it back
         check_folder(self.checkpoint.path, "checkpoint")
         self._last = time.monotonic()
 
