@@ -103,7 +103,7 @@ def slogdet_by_autograd(case: str, b: Bijector, u: Tensor) -> Tensor:
 
 
 @every
-def test_one_draw_has_the_shape_asked_for_and_as_few_coordinates_as_it_can(case: str) -> None:
+def test_a_value_has_the_requested_shape_and_a_minimal_number_of_coordinates(case: str) -> None:
     b, (_, shape, free_shape) = build(case), CASES[case]
     u = free_draws(b, 7, 2)
     x = b.forward(u)
@@ -173,7 +173,7 @@ def test_vmap_of_grad_equals_a_loop(case: str) -> None:
 
 
 @every
-def test_a_traced_gradient_serves_other_values(case: str) -> None:
+def test_a_traced_gradient_is_valid_for_other_values(case: str) -> None:
     b = build(case)
     u, gradient = free_draws(b, 4), vmap(grad(objective(b)))
     traced = make_fx(gradient)(u)
@@ -182,7 +182,7 @@ def test_a_traced_gradient_serves_other_values(case: str) -> None:
 
 
 @every
-def test_forward_leaves_its_input_alone(case: str) -> None:
+def test_forward_does_not_change_its_input(case: str) -> None:
     b = build(case)
     u = free_draws(b, 2)
     before, x = u.clone(), b.forward(u)
@@ -225,7 +225,7 @@ def test_maps_agree_with_torch_where_torch_has_them(support: Any, shape: tuple[i
         (constraints.interval(torch.tensor([0.0, 5.0]), 7.0), (2,)),
     ],
 )
-def test_intervals_are_open_however_far_out_u_is(support: Any, shape: Any, far: float, dtype: Any) -> None:
+def test_values_stay_inside_an_interval_for_extreme_u(support: Any, shape: Any, far: float, dtype: Any) -> None:
     b = bijector(support, shape)
     u = torch.full(shape, far, dtype=dtype)
     x = b.forward(u)
@@ -234,7 +234,7 @@ def test_intervals_are_open_however_far_out_u_is(support: Any, shape: Any, far: 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_log_density_far_out_has_a_finite_gradient(dtype: torch.dtype) -> None:
+def test_a_log_density_at_extreme_u_has_a_finite_gradient(dtype: torch.dtype) -> None:
     for case in ("positive scalar", "unit_interval scalar", "simplex", "positive_ordered"):
         b = build(case)
         for far in (-1e3, -50.0):
@@ -247,7 +247,7 @@ def test_a_log_density_far_out_has_a_finite_gradient(dtype: torch.dtype) -> None
             assert bool(gradient.isfinite().all()), case
 
 
-def test_simplex_inverse_keeps_the_digits_that_one_minus_a_sum_loses() -> None:
+def test_simplex_inverse_does_not_cancel() -> None:
     u = torch.tensor([30.0, 0.0, 1.0], dtype=torch.float64)
     b = bijector(constraints.simplex, (4,))
     torch.testing.assert_close(b.inverse(b.forward(u)), u, rtol=1e-12, atol=1e-12)
@@ -282,7 +282,7 @@ def test_a_support_of_one_point_has_no_coordinates(support: Any, shape: Any, onl
     assert b.log_det(u, x).tolist() == [0.0, 0.0]
 
 
-def test_an_unnormalised_density_keeps_its_mass_through_the_map() -> None:
+def test_the_mass_of_an_unnormalised_density_is_preserved_by_the_map() -> None:
     b = bijector(constraints.simplex, (3,))
     target = torch.distributions.Dirichlet(torch.tensor([2.0, 1.5, 3.0], dtype=torch.float64))
     grid = torch.linspace(-25, 25, 1001, dtype=torch.float64)
@@ -292,7 +292,7 @@ def test_an_unnormalised_density_keeps_its_mass_through_the_map() -> None:
     assert float(density.sum() * (grid[1] - grid[0]) ** 2) == pytest.approx(1.0, abs=1e-9)
 
 
-def test_a_wishart_keeps_its_mass_through_the_map() -> None:
+def test_the_mass_of_a_wishart_is_preserved_by_the_map() -> None:
     b = bijector(constraints.positive_definite, (2, 2))
     target = torch.distributions.Wishart(
         torch.tensor(4.0, dtype=torch.float64), torch.eye(2, dtype=torch.float64), validate_args=False
@@ -311,7 +311,7 @@ numbers = st.floats(-6, 6, allow_nan=False)
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(CASES)), st.lists(numbers, min_size=6, max_size=12))
-def test_any_free_point_is_recovered_from_inside_the_support(case: str, values: list[float]) -> None:
+def test_any_unconstrained_point_is_recovered_from_its_image(case: str, values: list[float]) -> None:
     b = build(case)
     size = math.prod(b.free_shape)
     u = torch.tensor((values * (size // len(values) + 1))[:size], dtype=torch.float64).reshape(b.free_shape)
@@ -338,7 +338,7 @@ def test_ordered_differences_are_the_exponentials(values: list[float]) -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 0.3, 2.0, 8.0, 15.0])
 @pytest.mark.parametrize("loc", [-4.0, 0.3])
-def test_the_mean_of_a_sigmoid_is_that_of_adaptive_quadrature(loc: float, scale: float) -> None:
+def test_the_mean_of_a_sigmoid_agrees_with_adaptive_quadrature(loc: float, scale: float) -> None:
     def integrand(z: float) -> float:
         return math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) / (1 + math.exp(-loc - scale * z))
 
@@ -360,7 +360,7 @@ def test_the_mean_at_scale_zero_is_the_image_of_the_location(case: str) -> None:
 
 
 @every
-def test_the_mean_is_that_of_draws(case: str) -> None:
+def test_the_mean_agrees_with_that_of_draws(case: str) -> None:
     b = build(case)
     loc, scale = 0.5 * free_draws(b, seed=2), 0.2 + 0.5 * free_draws(b, seed=3).sigmoid()
     noise = free_draws(b, 200_000, seed=4)
@@ -379,7 +379,7 @@ def test_the_mean_is_that_of_draws(case: str) -> None:
         (constraints.positive_ordered, (2,)),
     ],
 )
-def test_the_mean_of_a_map_of_two_coordinates_is_that_of_a_grid(support: Any, shape: tuple[int, ...]) -> None:
+def test_the_mean_of_a_map_of_two_coordinates_agrees_with_a_grid(support: Any, shape: tuple[int, ...]) -> None:
     b = bijector(support, shape)
     loc, scale = torch.tensor([0.4, -1.1], dtype=torch.float64), torch.tensor([0.7, 1.3], dtype=torch.float64)
     z = torch.linspace(-10, 10, 401, dtype=torch.float64)
@@ -390,7 +390,7 @@ def test_the_mean_of_a_map_of_two_coordinates_is_that_of_a_grid(support: Any, sh
 
 
 @pytest.mark.parametrize("support", [constraints.lower_cholesky, constraints.positive_definite])
-def test_the_mean_of_a_triangle_of_three_coordinates_is_that_of_a_grid(support: Any) -> None:
+def test_the_mean_of_a_triangle_of_three_coordinates_agrees_with_a_grid(support: Any) -> None:
     b = bijector(support, (2, 2))
     loc = torch.tensor([0.4, -1.1, -0.2], dtype=torch.float64)
     scale = torch.tensor([0.5, 1.3, 0.3], dtype=torch.float64)
@@ -401,7 +401,7 @@ def test_the_mean_of_a_triangle_of_three_coordinates_is_that_of_a_grid(support: 
     torch.testing.assert_close(gaussian_mean(b, loc, scale), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_the_mean_of_a_correlation_factor_of_three_is_that_of_a_grid() -> None:
+def test_the_mean_of_a_correlation_factor_of_three_agrees_with_a_grid() -> None:
     b = bijector(constraints.corr_cholesky, (3, 3))
     loc = torch.tensor([0.4, -1.1, -0.2], dtype=torch.float64)
     scale = torch.tensor([0.5, 0.8, 0.3], dtype=torch.float64)
@@ -426,7 +426,7 @@ def test_expectations_of_powers_are_the_moments(power: int) -> None:
     assert float(gaussian_expectation(lambda u: u**power, 0 * one, one)) == pytest.approx(moment, abs=1e-11)
 
 
-def test_a_bijector_without_a_known_mean_says_so() -> None:
+def test_a_bijector_without_a_registered_mean_raises_an_error() -> None:
     class Shifted(Bijector):
         def forward(self, u: Tensor) -> Tensor:
             return u + 1
@@ -437,11 +437,11 @@ def test_a_bijector_without_a_known_mean_says_so() -> None:
         def log_det(self, u: Tensor, x: Tensor) -> Tensor:
             return torch.zeros_like(u)
 
-    with pytest.raises(NotImplementedError, match="isn't known for Shifted"):
+    with pytest.raises(NotImplementedError, match="is not implemented for Shifted"):
         gaussian_mean(Shifted(()), torch.zeros(()), torch.ones(()))
 
 
-# Refusals
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_a_bijector_without_a_known_mean_says_so() -> None:
         (torch_constraints.independent(torch_constraints.boolean, 1), "Boolean()"),
     ],
 )
-def test_a_discrete_support_is_refused_in_one_sentence(support: Any, got: str) -> None:
+def test_a_discrete_support_raises_an_error(support: Any, got: str) -> None:
     with pytest.raises(InputError) as error:
         bijector(support, (2,))
     assert str(error.value) == f"The 'support' argument of Param must be continuous, got {got}."
@@ -470,7 +470,7 @@ def test_a_discrete_support_is_refused_in_one_sentence(support: Any, got: str) -
         (None, "None"),
     ],
 )
-def test_an_unknown_support_is_refused_with_the_ones_that_are_known(support: Any, got: str) -> None:
+def test_an_unknown_support_raises_an_error_that_lists_the_known_ones(support: Any, got: str) -> None:
     with pytest.raises(InputError) as error:
         bijector(support, (2, 2))
     sentence = str(error.value)
@@ -504,12 +504,12 @@ def test_an_unknown_support_is_refused_with_the_ones_that_are_known(support: Any
         (
             constraints.real_vector,
             (),
-            "The 'shape' argument of Param must have the 1 dimensions of its support, got ().",
+            "The 'shape' argument of Param must have at least the 1 dimensions of its support, got ().",
         ),
         (
             constraints.interval(1.0, 0.0),
             (),
-            "The 'support' argument of Param must have its lower bound below its upper one, "
+            "The 'support' argument of Param must have a lower bound below its upper bound, "
             "got Interval(lower_bound=1.0, upper_bound=0.0).",
         ),
         (
@@ -520,7 +520,7 @@ def test_an_unknown_support_is_refused_with_the_ones_that_are_known(support: Any
         ),
     ],
 )
-def test_a_shape_or_bound_that_does_not_fit_is_refused_in_one_sentence(
+def test_a_shape_or_bound_that_does_not_fit_raises_an_error(
     support: Any, shape: tuple[int, ...], sentence: str
 ) -> None:
     with pytest.raises(InputError) as error:
@@ -528,7 +528,7 @@ def test_a_shape_or_bound_that_does_not_fit_is_refused_in_one_sentence(
     assert str(error.value) == sentence
 
 
-def test_every_exported_name_exists_and_torch_objects_are_its_own() -> None:
+def test_every_exported_name_exists_and_constraints_of_torch_are_reexported() -> None:
     for name in constraints.__all__:
         assert hasattr(constraints, name)
     for name in ("positive", "simplex", "lower_triangular", "lower_cholesky", "positive_definite"):

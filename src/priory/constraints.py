@@ -116,17 +116,28 @@ positive_ordered = _PositiveOrdered()
 
 
 def bijector(support: Constraint, shape: Sequence[int] = ()) -> Bijector:
-    """Give the map from unconstrained coordinates to draws of this shape in the support.
+    """Return the map from unconstrained coordinates to values of this shape in a support.
 
-    >>> bijector(positive, (2,)).forward(torch.zeros(2))
-    tensor([1., 1.])
-    >>> bijector(simplex, (3, 4)).free_shape
-    (3, 3)
+    Args:
+        support: A constraint of `priory.constraints` or `torch.distributions.constraints`.
+        shape: Shape of one value. Default: (), a scalar.
+
+    Returns:
+        The bijector, with methods `forward`, `inverse` and `log_det`.
+
+    Raises:
+        InputError: If the support is discrete or unknown, or if it does not fit the shape.
+
+    Example:
+        >>> bijector(positive, (2,)).forward(torch.zeros(2))
+        tensor([1., 1.])
+        >>> bijector(simplex, (3, 4)).free_shape
+        (3, 3)
     """
     shape = tuple(int(size) for size in shape)
     if isinstance(support, independent):
         rank = support.event_dim
-        require(len(shape) >= rank, "shape", "Param", f"have the {rank} dimensions of its support", shape)
+        require(len(shape) >= rank, "shape", "Param", f"have at least the {rank} dimensions of its support", shape)
         return bijector(support.base_constraint, shape)
     known = isinstance(support, Constraint) and not is_dependent(support)
     require(not (known and support.is_discrete), "support", "Param", "be continuous", support)
@@ -140,6 +151,7 @@ def bijector(support: Constraint, shape: Sequence[int] = ()) -> Bijector:
 
 
 def _half_line(support: Any, shape: tuple[int, ...]) -> Bijector:
+    """The map onto a half-line, bounded from below or from above."""
     """Return the map onto the side of a bound on which the support lies."""
     if hasattr(support, "lower_bound"):
         return HalfLineMap(shape, _bound(support.lower_bound, shape), 1)
@@ -147,19 +159,21 @@ def _half_line(support: Any, shape: tuple[int, ...]) -> Bijector:
 
 
 def _interval(support: Any, shape: tuple[int, ...]) -> Bijector:
+    """The map onto a bounded interval."""
     """Return the map onto an interval, and refuse bounds in the wrong order."""
     low, high = _bound(support.lower_bound, shape), _bound(support.upper_bound, shape)
     rises = bool(torch.as_tensor(low < high).all())
-    require(rises, "support", "Param", "have its lower bound below its upper one", support)
+    require(rises, "support", "Param", "have a lower bound below its upper bound", support)
     return IntervalMap(shape, low, high)
 
 
 def _bound(bound: Any, shape: tuple[int, ...]) -> float | Tensor:
+    """A bound as a number if it is a scalar, or as a tensor that broadcasts to the shape."""
     """Return a bound as a number, or as a tensor that broadcasts to the shape."""
     if not isinstance(bound, Tensor) or bound.ndim == 0:
-        return float(bound)  # a number costs less than a tensor at every evaluation
+        return float(bound)  # a Python number is cheaper than a tensor in every evaluation
     sizes = zip(reversed(bound.shape), reversed(shape), strict=False)
-    fits = bound.ndim <= len(shape) and all(own in (1, size) for own, size in sizes)
+    fits = bound.ndim <= len(shape) and all(bound_size in (1, size) for bound_size, size in sizes)
     must = f"have bounds that broadcast to the shape {shape}"
     require(fits, "support", "Param", must, f"bounds of shape {tuple(bound.shape)}")
     return bound.detach()

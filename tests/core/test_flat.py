@@ -37,7 +37,7 @@ def randn(*shape: int) -> Tensor:
 
 
 @given(params=PARAMS, lead=LEADS)
-def test_vectors_come_back_from_their_names(params: dict[str, Param], lead: tuple[int, ...]) -> None:
+def test_constrain_and_unconstrain_are_inverses(params: dict[str, Param], lead: tuple[int, ...]) -> None:
     layout = Layout(params)
     assert layout.size == sum(math.prod(p.shape) for p in params.values())
     assert layout.names == tuple(params)
@@ -50,7 +50,7 @@ def test_vectors_come_back_from_their_names(params: dict[str, Param], lead: tupl
 
 
 @given(params=PARAMS, lead=LEADS)
-def test_leading_dimensions_change_no_number(params: dict[str, Param], lead: tuple[int, ...]) -> None:
+def test_leading_dimensions_do_not_change_values(params: dict[str, Param], lead: tuple[int, ...]) -> None:
     layout = Layout(params)
     w = randn(*lead, layout.size)
     flat = w.reshape(-1, layout.size)
@@ -74,7 +74,7 @@ def test_the_log_determinant_is_that_of_the_jacobian(params: dict[str, Param]) -
     torch.testing.assert_close(layout.log_det(w), torch.linalg.slogdet(jacobian)[1], rtol=1e-9, atol=1e-9)
 
 
-def test_blocks_lie_one_after_another_in_the_order_of_the_names() -> None:
+def test_blocks_are_contiguous_and_in_the_order_of_the_names() -> None:
     layout = Layout({"b": Param((2, 3)), "a": Param(), "c": Param((2,), constraints.positive)})
     assert [(b.name, b.start, b.stop) for b in layout.blocks] == [("b", 0, 6), ("a", 6, 7), ("c", 7, 9)]
     named = layout.constrain(torch.arange(9.0))
@@ -85,7 +85,7 @@ def test_blocks_lie_one_after_another_in_the_order_of_the_names() -> None:
     assert [b.name for b in layout.constrained] == ["c"]
 
 
-def test_a_free_parameter_is_a_view_of_the_vector() -> None:
+def test_an_unconstrained_parameter_is_a_view_of_the_vector() -> None:
     layout = Layout({"a": Param((2, 2)), "b": Param((3,))})
     for w in (torch.zeros(7), torch.zeros(5, 7)):
         layout.constrain(w)["a"].fill_(1.0)
@@ -93,7 +93,7 @@ def test_a_free_parameter_is_a_view_of_the_vector() -> None:
         assert bool((w[..., 4:] == 0).all())
 
 
-def test_supports_may_have_fewer_free_coordinates_than_entries() -> None:
+def test_supports_may_have_fewer_unconstrained_coordinates_than_entries() -> None:
     layout = Layout(
         {"p": Param((3,), constraints.simplex), "L": Param((3, 3), lower_cholesky), "t": Param((4,), ordered)}
     )
@@ -106,7 +106,7 @@ def test_supports_may_have_fewer_free_coordinates_than_entries() -> None:
     torch.testing.assert_close(layout.unconstrain(named), w, rtol=1e-8, atol=1e-8)
 
 
-def test_gradients_go_through_names() -> None:
+def test_gradients_flow_through_named_tensors() -> None:
     layout = Layout({"a": Param((2,)), "b": Param((), constraints.positive)})
     w = torch.zeros(3, dtype=F64, requires_grad=True)
     named = layout.constrain(w)
@@ -121,13 +121,13 @@ def test_a_shape_may_be_a_single_number() -> None:
     assert Param(torch.Size((2,))).shape == (2,)
 
 
-def test_names_and_shapes_sign_a_layout() -> None:
+def test_the_signature_of_a_layout_holds_names_and_shapes() -> None:
     first = Layout({"a": Param((2,)), "b": Param()})
     assert first.signature() == [["a", [2]], ["b", []]]
     assert first.signature() != Layout({"b": Param(), "a": Param((2,))}).signature()
 
 
-def test_what_does_not_fit_a_layout_is_refused() -> None:
+def test_parameters_that_do_not_fit_a_layout_raise_an_error() -> None:
     layout = Layout({"a": Param((2,)), "b": Param((), constraints.positive)})
     with pytest.raises(InputError, match=r"must hold every parameter; missing \['b'\]"):
         layout.unconstrain({"a": torch.zeros(2)})
@@ -143,7 +143,7 @@ def test_what_does_not_fit_a_layout_is_refused() -> None:
             Param(shape)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_value_outside_its_support_has_no_place_in_the_vector() -> None:
+def test_a_value_outside_its_support_has_no_finite_coordinates() -> None:
     layout = Layout({"b": Param((), constraints.positive)})
     try:
         w = layout.unconstrain({"b": torch.tensor(-1.0)})

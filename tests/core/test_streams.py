@@ -23,16 +23,16 @@ def test_the_same_seed_and_names_give_the_same_stream(seed: int, names: list[str
 
 
 @given(a=st.integers(0, 2**70), b=st.integers(0, 2**70), names=NAMES)
-def test_other_seeds_give_other_streams(a: int, b: int, names: list[str | int]) -> None:
+def test_different_seeds_give_different_streams(a: int, b: int, names: list[str | int]) -> None:
     assert torch.equal(draw(a, *names), draw(b, *names)) == (a == b)
 
 
 @given(seed=st.integers(0, 9), a=NAMES, b=NAMES)
-def test_other_names_give_other_streams(seed: int, a: list[str | int], b: list[str | int]) -> None:
+def test_different_names_give_different_streams(seed: int, a: list[str | int], b: list[str | int]) -> None:
     assert torch.equal(draw(seed, *a), draw(seed, *b)) == ([*map(str, a)] == [*map(str, b)])
 
 
-def test_names_and_seeds_do_not_run_into_each_other() -> None:
+def test_names_and_seeds_are_separated_in_the_hash() -> None:
     keys = [
         (0, "noise", 1),
         (1, "noise", 0),
@@ -49,7 +49,7 @@ def test_names_and_seeds_do_not_run_into_each_other() -> None:
         assert not torch.equal(draw(*a), draw(*b)), (a, b)
 
 
-def test_a_seed_beyond_32_bits_is_a_seed_of_its_own() -> None:
+def test_seeds_beyond_32_bits_are_distinct() -> None:
     assert not torch.equal(draw(1), draw(1 + 2**32))
     assert not torch.equal(draw(1), draw(1 + 2**64))
     assert not torch.equal(draw(1), draw(-1))
@@ -63,7 +63,7 @@ def test_streams_of_neighbouring_seeds_are_uncorrelated() -> None:
     assert abs(float(draws.mean())) * draws.numel() ** 0.5 < 4.5  # once in 150,000
 
 
-def test_a_stream_neither_reads_nor_writes_the_global_one() -> None:
+def test_a_stream_does_not_use_the_global_generator() -> None:
     before = torch.get_rng_state()
     first = draw(0, "noise")
     assert torch.equal(torch.get_rng_state(), before)

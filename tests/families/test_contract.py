@@ -102,7 +102,7 @@ def test_entropy_and_moments_are_those_of_the_density(name):
 
 
 @every_form
-def test_cross_entropy_is_the_mean_of_minus_the_prior_s_log_density(name):
+def test_cross_entropy_is_the_mean_of_minus_the_log_prior(name):
     """5 standard errors, 1 comparison: false-alarm rate 6e-7."""
     form = TABLE[name](3)
     q = form.family(start(form))
@@ -123,7 +123,7 @@ def test_independent_draws_have_the_mean_and_covariance_of_the_density(name):
     theta = start(form)
     q = form.family(theta)
     w = q.independent(20_000, stream(2, "draws"))
-    if name in ("uniform", "laplace"):  # whose kinks a grid of quadrature misses
+    if name in ("uniform", "laplace"):  # quadrature on a grid misses their kinks
         mean, covariance = q.moments()[0], q.moments()[1].diag()
     else:
         mean, covariance = moments(form, theta)
@@ -146,7 +146,7 @@ def test_the_reparameterised_gradient_is_that_of_the_expectation(name):
     values, weights = f(q.sample(n, stream(3, "draws"))), q.weights(n)
     estimate = values.mean(0) if weights is None else (weights * values).sum(0)
     (estimated,) = torch.autograd.grad(estimate.sum(), many)
-    if isinstance(form, FactorisedForm):  # whose densities have jumps or kinks that move with theta: a grid of z
+    if isinstance(form, FactorisedForm):  # jumps and kinks move with theta: the grid is over z
         z = (torch.arange(80_000, dtype=F64) + 0.5) / 1_000 - 40
         base, one = type(form)(1, form.base).family(torch.zeros(2, dtype=F64)), form.family(theta)
         expected = base.log_prob(z[:, None]).exp() @ f(one.loc + one.scale * z[:, None]) / 1_000
@@ -171,7 +171,7 @@ def test_gradients_reach_every_entry_of_theta(name):
 
 
 @every_form
-def test_members_are_apart_and_equal_to_members_of_their_own(name):
+def test_members_of_a_batch_are_independent_and_equal_to_single_members(name):
     form = TABLE[name](3)
     theta = start(form, (3,))
     other = theta.clone()
@@ -196,7 +196,7 @@ def test_members_are_apart_and_equal_to_members_of_their_own(name):
 
 
 @every_form
-def test_log_prob_takes_any_dimensions_in_front(name):
+def test_log_prob_takes_any_leading_dimensions(name):
     form = TABLE[name](2)
     q = form.family(start(form, (2, 3)))
     w = torch.stack([q.sample(6, stream(6, "draws")), q.sample(6, stream(7, "draws"))])
@@ -208,7 +208,7 @@ def test_log_prob_takes_any_dimensions_in_front(name):
 
 
 @every_form
-def test_weights_sum_to_one_and_go_with_the_draws(name):
+def test_weights_sum_to_one_and_have_the_shape_of_the_draws(name):
     form = TABLE[name](2)
     for shape in ((), (4,)):
         q = form.family(start(form, shape))
@@ -237,7 +237,7 @@ def test_no_gradient_flows_through_a_detached_family(name):
 
 
 @every_form
-def test_a_form_survives_a_file(name):
+def test_a_form_can_be_stored_and_restored(name):
     form = TABLE[name](3)
     description = json.loads(json.dumps(form.describe()))
     again = form_of(description, layout(3))
@@ -251,7 +251,7 @@ def test_a_form_survives_a_file(name):
 
 @pytest.mark.parametrize("name", [name for name in TABLE if name not in ("flow", "per parameter")])
 @pytest.mark.parametrize("shape", [(), (4,)])
-def test_the_start_has_the_mean_and_standard_deviations_asked_for(name, shape):
+def test_the_initial_q_has_the_given_mean_and_standard_deviations(name, shape):
     form = TABLE[name](3)
     loc = torch.randn(*shape, 3, generator=stream(0, "loc"), dtype=F64)
     scale = torch.tensor([0.1, 1.0, 20.0], dtype=F64)
@@ -263,7 +263,7 @@ def test_the_start_has_the_mean_and_standard_deviations_asked_for(name, shape):
 
 
 @every_form
-def test_both_floating_types_agree(name):
+def test_float32_and_float64_agree(name):
     form = TABLE[name](3)
     theta = start(form, (2,))
     double, single = form.family(theta), form.family(theta.float())
@@ -282,20 +282,22 @@ def test_both_floating_types_agree(name):
 
 
 @every_form
-def test_bad_arguments_are_refused_in_one_sentence(name):
+def test_invalid_arguments_raise_an_error_that_names_them(name):
     form = TABLE[name](3)
     owner = type(form).__name__
     with pytest.raises(
         InputError,
-        match=rf"The 'theta' argument of {owner} must end in {form.length} numbers, "
+        match=rf"The 'theta' argument of {owner} must have {form.length} entries in its last dimension, "
         rf"got \(7777,\)",
     ):
         form.family(torch.zeros(7777))
-    with pytest.raises(InputError, match=rf"The 'loc' argument of {owner} must end in 3 coordinates, got \(2,\)"):
+    with pytest.raises(
+        InputError, match=rf"The 'loc' argument of {owner} must have 3 entries in its last dimension, got \(2,\)"
+    ):
         form.initial(torch.zeros(2), torch.ones(3), stream(0, "start"))
     with pytest.raises(InputError, match=rf"The 'scale' argument of {owner} must have the shape \(3,\), got \(2,\)"):
         form.initial(torch.zeros(3), torch.ones(2), stream(0, "start"))
-    with pytest.raises(InputError, match=rf"The 'scale' argument of {owner} must be above zero, got 0.0"):
+    with pytest.raises(InputError, match=rf"The 'scale' argument of {owner} must be positive, got 0.0"):
         form.initial(torch.zeros(3), torch.zeros(3), stream(0, "start"))
 
 
@@ -322,12 +324,12 @@ def test_bad_arguments_are_refused_in_one_sentence(name):
         ),
     ],
 )
-def test_bad_forms_are_refused_in_one_sentence(make, sentence):
+def test_invalid_forms_raise_an_error_that_names_the_field(make, sentence):
     with pytest.raises(InputError) as caught:
         make()
     assert str(caught.value) == sentence
 
 
-def test_an_unknown_kind_is_refused():
+def test_an_unknown_kind_raises_an_error():
     with pytest.raises(InputError, match="The 'description' argument of form_of must name a kind among diagonal"):
         form_of({"kind": "nothing"}, layout(2))

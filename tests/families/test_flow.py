@@ -33,7 +33,7 @@ def test_a_flow_starts_as_the_factorised_gaussian(size, shape):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_density_of_a_draw_is_that_of_its_noise_over_the_jacobian(size, monkeypatch):
+def test_the_density_of_a_draw_is_that_of_its_noise_divided_by_the_jacobian(size, monkeypatch):
     """log q(w) = log N(z) - log |det dw/dz|, with the determinant by autograd."""
     form = FlowForm(size, layers=5, hidden=7)
     q = form.family(moved(form))
@@ -50,7 +50,7 @@ def test_density_of_a_draw_is_that_of_its_noise_over_the_jacobian(size, monkeypa
         assert_close(q.log_prob(draw(z)), expected, rtol=0, atol=1e-10)
 
 
-def test_every_coordinate_is_moved_and_read_by_a_pair_of_couplings():
+def test_every_coordinate_is_read_and_transformed_by_a_pair_of_couplings():
     for size in (2, 3, 8):
         (a, b), (c, d), *_ = halves(size, 4, 0)
         assert sorted([*a.tolist(), *b.tolist()]) == list(range(size))

@@ -70,7 +70,7 @@ def test_theta_of_a_full_rank_family_describes_it():
     exactly(form.family(form.theta(FullRank(normal(5), factor))).tril, factor)
 
 
-def test_adam_takes_full_rank_to_fifty_correlated_coordinates():
+def test_adam_fits_full_rank_to_fifty_correlated_coordinates():
     """To 0.01 nat at a rate of 0.01, by the exact gradient: it is the parameterisation that is tested."""
     size = 50
     covariance = 0.05 * torch.eye(size, dtype=F64) + 0.95
@@ -121,7 +121,7 @@ def test_diagonal_is_independent_normals():
 
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
 @pytest.mark.parametrize("shape", [(), (2,)])
-def test_a_mixture_is_torch_s_mixture(covariance, shape):
+def test_a_mixture_agrees_with_torchs_mixture(covariance, shape):
     form = MixtureForm(3, 4, covariance)
     q = form.family(0.5 * normal(*shape, form.length))
     parts = q.components
@@ -137,7 +137,7 @@ def test_a_mixture_is_torch_s_mixture(covariance, shape):
     exactly(q.moments()[1], theirs.variance)
 
 
-def test_a_mixture_draws_every_component_in_turn_and_weighs_it():
+def test_a_mixture_draws_from_every_component_and_weights_the_draws():
     logits = torch.tensor([0.2, 0.8], dtype=F64).log()
     q = Mixture(logits, Diagonal(torch.tensor([[-100.0], [100.0]], dtype=F64), torch.zeros(2, 1, dtype=F64)))
     w, weights = q.sample(7, stream(0, "draws")), q.weights(7)
@@ -146,7 +146,7 @@ def test_a_mixture_draws_every_component_in_turn_and_weighs_it():
     assert len(q.sample(1, stream(0, "draws"))) == 2
 
 
-def test_independent_draws_of_a_mixture_come_in_its_proportions():
+def test_independent_draws_of_a_mixture_have_its_proportions():
     """5 standard errors, 6 comparisons: false-alarm rate 3e-6."""
     logits = torch.tensor([[0.2, 0.8], [0.5, 0.5], [0.9, 0.1]], dtype=F64).log()
     q = Mixture(
@@ -158,7 +158,7 @@ def test_independent_draws_of_a_mixture_come_in_its_proportions():
     assert_mean_close(w[..., 0], q.moments()[0][:, 0])
 
 
-def test_components_of_a_mixture_start_apart():
+def test_components_of_a_mixture_start_separated():
     form = MixtureForm(2, 3)
     q = form.family(form.initial(torch.zeros(2, dtype=F64), torch.ones(2, dtype=F64), stream(0, "start")))
     assert float(torch.pdist(q.components.loc).min()) > 0.5
@@ -171,7 +171,7 @@ def test_components_of_a_mixture_start_apart():
 
 
 @pytest.mark.parametrize("base", ["laplace", "logistic", "uniform"])
-def test_location_scale_families_are_torch_s(base):
+def test_location_scale_families_agree_with_torch(base):
     form = FactorisedForm(3, base)
     q = form.family(0.3 * normal(2, form.length))
     w = q.loc + 0.9 * q.scale * (2 * torch.rand(5, 2, 3, generator=stream(0, "points"), dtype=F64) - 1)
@@ -188,7 +188,7 @@ def test_location_scale_families_are_torch_s(base):
         exactly(q.moments()[1], theirs.variance)
 
 
-def test_uniform_has_no_density_outside_and_one_at_each_of_its_draws():
+def test_uniform_has_density_at_its_draws_and_none_outside():
     q = Factorised(torch.tensor([1e4]), torch.tensor([-6.0]), "uniform")  # narrow, far from zero, in single precision
     assert bool(q.log_prob(q.sample(10_000, stream(0, "draws"))).isfinite().all())
     wide = Factorised(torch.zeros(2, dtype=F64), torch.zeros(2, dtype=F64), "uniform")

@@ -51,7 +51,7 @@ def test_the_density_is_the_product_of_the_distributions_and_the_volume_element(
     assert_close(q.log_prob(w), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_draws_in_their_own_support_have_the_distributions_moments():
+def test_constrained_draws_have_the_moments_of_the_distributions():
     """5 standard errors, 20 comparisons: false-alarm rate 1e-5."""
     q = FORM.family(random_theta(seed=2))
     of, x = q.distributions(), LAYOUT.constrain(q.sample(20_000, stream(0, "draws")))
@@ -63,7 +63,7 @@ def test_draws_in_their_own_support_have_the_distributions_moments():
     assert_mean_close(x["noise"].log().flatten(1), of["noise"].loc)
 
 
-def test_a_real_vector_of_a_multivariate_normal_is_the_full_rank_gaussian():
+def test_a_multivariate_normal_over_a_real_vector_is_the_full_rank_gaussian():
     layout = Layout({"m": Param((3,), constraints.real_vector)})
     form = PerParameterForm({"m": "MultivariateNormal"}, layout)
     q = form.family(random_theta(form=form))
@@ -72,7 +72,7 @@ def test_a_real_vector_of_a_multivariate_normal_is_the_full_rank_gaussian():
     assert_close(q.log_prob(w), FullRank(mine.loc, mine.scale_tril).log_prob(w), rtol=1e-10, atol=1e-10)
 
 
-def test_parameters_without_a_class_are_normal_in_free_coordinates():
+def test_parameters_without_a_class_are_normal_in_unconstrained_coordinates():
     form = PerParameterForm({}, LAYOUT)
     loc = torch.randn(LAYOUT.size, generator=stream(0, "loc"), dtype=F64)
     scale = torch.linspace(0.02, 2, LAYOUT.size, dtype=F64)
@@ -97,9 +97,9 @@ def test_draws_at_the_ends_of_a_support_stay_finite(name, support, concentration
 
 
 @pytest.mark.parametrize("loc", [-200.0, 200.0])
-def test_draws_that_rounding_put_at_zero_or_infinity_are_moved_inside(loc):
+def test_draws_rounded_to_zero_or_infinity_are_moved_inside_the_support(loc):
     form = PerParameterForm({"x": "LogNormal"}, Layout({"x": Param((), constraints.positive)}))
-    q = form.family(torch.tensor([loc, 0.0]))  # exp(200) and exp(-200) are no numbers of single precision
+    q = form.family(torch.tensor([loc, 0.0]))  # exp(200) and exp(-200) overflow and underflow in float32
     w = q.sample(10, stream(0, "draws"))
     assert bool(w.isfinite().all())
     assert bool((w * loc > 0).all())
@@ -122,7 +122,7 @@ STARTS = [
 
 @pytest.mark.parametrize(("name", "support", "tolerance"), STARTS)
 @pytest.mark.parametrize(("centre", "spread"), [(0.0, 0.3), (0.5, 1.0)])
-def test_the_start_is_near_the_mean_and_spread_asked_for(name, support, tolerance, centre, spread):
+def test_the_initial_q_is_near_the_given_mean_and_scale(name, support, tolerance, centre, spread):
     """Means within half a standard deviation; spreads within the tolerance, with 0.05 for 4,000 draws."""
     layout = Layout({"x": Param((3,), support)})
     form = PerParameterForm({"x": name}, layout)
@@ -145,7 +145,7 @@ def test_a_named_family_starts_no_narrower_than_a_tenth():
     assert float(of["y"].scale) == pytest.approx(0.02, rel=1e-12)
 
 
-def test_draws_leave_torch_s_own_stream_alone():
+def test_draws_leave_the_global_generator_unchanged():
     torch.manual_seed(0)
     before = torch.get_rng_state()
     q = FORM.family(random_theta())
@@ -156,8 +156,8 @@ def test_draws_leave_torch_s_own_stream_alone():
     assert not torch.equal(q.sample(3, generator), q.sample(3, generator))
 
 
-HAVE = "must name a distribution for 'x' that has its support"
-SHAPES = "must name a distribution for 'x' whose arguments are all constrained and of the shape of its draws"
+HAVE = "must name a distribution for 'x' with the same support"
+SHAPES = "must name a distribution for 'x' whose arguments have constraints and the shape of its draws"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ SHAPES = "must name a distribution for 'x' whose arguments are all constrained a
         (
             {"x": "VonMises"},
             constraints.real,
-            "must name a distribution for 'x' that can be drawn by rsample, got VonMises.",
+            "must name a distribution for 'x' that implements rsample, got VonMises.",
         ),
         (
             {"x": "Nothing"},
@@ -182,15 +182,15 @@ SHAPES = "must name a distribution for 'x' whose arguments are all constrained a
             "must name a class in torch.distributions for 'x', got 'Nothing'.",
         ),
         ({"x": 3}, constraints.real, "must name a class in torch.distributions for 'x', got 3."),
-        ({"y": "Normal"}, constraints.real, "must be of parameters among x, got ['y']."),
+        ({"y": "Normal"}, constraints.real, "must name parameters among x, got ['y']."),
         (
             "Normal",
             constraints.real,
-            "must be a dict from names of parameters to names of classes, got Normal.",
+            "must be a dict from parameter names to class names, got Normal.",
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_sentence(classes, support, sentence):
+def test_invalid_classes_raise_an_error_that_names_them(classes, support, sentence):
     with pytest.raises(InputError) as caught:
         PerParameterForm(classes, Layout({"x": Param((3,), support)}))
     assert str(caught.value) == f"The 'classes' argument of PerParameterForm {sentence}"

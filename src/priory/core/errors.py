@@ -1,7 +1,7 @@
-"""One form of error for the whole library: what is wrong, what it must be, what came.
+"""Errors and warnings of the library, and the one form in which errors about arguments are written.
 
-Every sentence reads *The 'samples' argument of MeanField must be at least 1, got 0.*, so that a person can
-mend the call without reading a traceback.
+Messages read *The 'samples' argument of MeanField must be an integer >= 1, got 0.*, so that the user can correct the
+call without reading a traceback.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
 
 class InputError(ValueError):
-    """An argument, a data set or a network that can't be used, named in one sentence."""
+    """An argument, a data set or a network is invalid; the message names it and says what is allowed."""
 
 
 class DivergedError(RuntimeError):
-    """A fit that met a value that is not finite.
+    """A fit produced a value that is not finite.
 
-    `posterior` is built from the last good state (None when there was none), so that nothing is lost.
+    Args:
+        message: The error message.
+        posterior: Posterior built from the last finite state, so that no work is lost. Default: None, if there was no
+            finite state.
     """
 
     def __init__(self, message: str, posterior: Any = None) -> None:
@@ -32,55 +35,68 @@ class DivergedError(RuntimeError):
 
 
 class StoreError(ValueError):
-    """A file that can't be read as what it was asked to be, and why."""
+    """A file cannot be loaded as the requested kind of object; the message says why."""
 
 
-class MissingExtra(ImportError):  # noqa: N818 - reads as the sentence it prints
-    """An optional dependency that is not installed, with the command that installs it."""
+class MissingExtra(ImportError):  # noqa: N818 - named after what is missing
+    """An optional dependency is not installed; the message has the command that installs it."""
 
 
 class PrioryWarning(UserWarning):
-    """Something works, but not as well as it could; the text says what to do."""
+    """A result may be inaccurate or slow to compute; the message says why and what to do."""
 
 
 def require(ok: bool, name: str, owner: str, must: str, got: object) -> None:
-    """Raise the one form of error unless `ok`.
+    """Raise an InputError about an argument unless a condition holds.
 
-    >>> require(0 >= 1, "samples", "MeanField", "be at least 1", 0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'samples' argument of MeanField must be at least 1, got 0.
+    Args:
+        ok: The condition.
+        name: Name of the argument.
+        owner: Name of the class or function that takes the argument.
+        must: What the argument must be, after "must", such as "be positive".
+        got: The value that was given; strings are printed as they are, other values by their repr.
+
+    Raises:
+        InputError: If `ok` is false.
+
+    Example:
+        >>> require(0 >= 1, "samples", "MeanField", "be an integer >= 1", 0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'samples' argument of MeanField must be an integer >= 1, got 0.
     """
     if not ok:
-        kind = "" if owner.startswith("the ") else "argument "  # "the network" has an output, and no such argument
+        kind = "" if owner.startswith("the ") else "argument "  # "the network" has an output, not an argument
         raise InputError(f"The '{name}' {kind}of {owner} must {must}, got {_short(got)}.")
 
 
 def _short(got: object) -> str:
+    """A value in one line of at most 120 characters."""
     text = " ".join((got if isinstance(got, str) else repr(got)).split())
     return text if len(text) <= 120 else text[:117] + "..."
 
 
 def warn(message: str, category: type[PrioryWarning] = PrioryWarning) -> None:
-    """Say something as a `PrioryWarning` that points at the person's own line: the last outside of this package."""
+    """Issue a `PrioryWarning` that points at the line in the user's code that called this package."""
     level, frame = 1, sys._getframe()
-    # torch's frames may lie between two of ours, as those of vmap do
+    # frames of torch may lie between frames of this package, such as those of vmap
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("priory", "torch"):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
 
 
 def whole(value: object, least: int) -> bool:
-    """Whether a value is an integer (of any library's integer types) from `least`.
+    """Whether a value is an integer >= `least`; numpy integers count, booleans and floats do not.
 
-    >>> whole(3, 1), whole(True, 1), whole(2.0, 1)
-    (True, False, False)
+    Example:
+        >>> whole(3, 1), whole(True, 1), whole(2.0, 1)
+        (True, False, False)
     """
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def extra(module: str, name: str) -> ModuleType:
-    """Import an optional module, or say which extra brings it."""
+    """Import an optional module, or raise a MissingExtra with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -89,4 +105,4 @@ def extra(module: str, name: str) -> ModuleType:
 
 
 for _public in (InputError, DivergedError, StoreError, PrioryWarning):
-    _public.__module__ = "priory"  # where users import them from, and what a traceback shows
+    _public.__module__ = "priory"  # the path users import them from, shown in tracebacks

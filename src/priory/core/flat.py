@@ -1,13 +1,12 @@
-"""Parameters as one flat vector: named, shaped, constrained, with leading batch dimensions.
+"""Named, shaped and constrained parameters as one flat vector, with leading batch dimensions.
 
-A `Layout` is the map between the vector w in R^P that every method works on and the tensors, by name, that a
-person or a network reads. Leading dimensions of w (draws, chains, ensemble members) stay in front of
-everything:
+Every method works on a vector w in R^P. A `Layout` maps it to the named tensors that the user and the network see.
+Leading dimensions of w (draws, chains, ensemble members) come first:
 
     w: (*B, P)  <->  {"0.weight": (*B, 50, 8), "0.bias": (*B, 50), "likelihood.noise": (*B,)}
 
-A constrained parameter (a positive noise, a probability) is stored in unconstrained coordinates u and read as
-x = f(u); densities over it then carry log |det df/du|.
+A constrained parameter (a positive noise, a probability) is stored as unconstrained coordinates u, with x = f(u). Log
+densities over u include log |det df/du|.
 """
 
 from __future__ import annotations
@@ -30,10 +29,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Param:
-    """One parameter of a density: its shape and where it may lie.
+    """Shape and support of one parameter of a density.
 
-    >>> Param((3,), torch_constraints.positive).shape
-    (3,)
+    Args:
+        shape: Shape of the parameter, a tuple of integers >= 1 or a single one. Default: (), a scalar.
+        support: Constraint of the parameter, see `priory.constraints`. Default: `constraints.real`.
+
+    Raises:
+        InputError: If the shape is invalid, or if the support is discrete, unknown or does not fit the shape.
+
+    Example:
+        >>> Param((3,), torch_constraints.positive).shape
+        (3,)
     """
 
     shape: tuple[int, ...] = ()
@@ -49,12 +56,12 @@ class Param:
             self.shape,
         )
         object.__setattr__(self, "shape", shape)
-        bijector(self.support, shape)  # refuses a support that has no such draws
+        bijector(self.support, shape)  # raises an InputError if the support does not fit the shape
 
 
 @dataclass(frozen=True)
 class Block:
-    """One named piece of the vector: w[..., start:stop], free_shape inside, shape outside."""
+    """The slice w[..., start:stop] of the flat vector that holds one named parameter."""
 
     name: str
     bijector: Bijector
@@ -66,18 +73,22 @@ class Block:
         return tuple(self.bijector.shape)
 
     def free(self, w: Tensor) -> Tensor:
-        """The block's unconstrained coordinates, a view (*B, *free_shape)."""
+        """Return the unconstrained coordinates of this parameter, a view (*B, *free_shape) of w (*B, P)."""
         return w[..., self.start : self.stop].reshape((*w.shape[:-1], *self.bijector.free_shape))
 
 
 class Layout:
-    """Where each named parameter lies in the flat vector.
+    """The map between the flat vector and named tensors.
 
-    >>> layout = Layout({"weight": Param((2, 3)), "noise": Param((), torch_constraints.positive)})
-    >>> layout.size
-    7
-    >>> {name: tuple(t.shape) for name, t in layout.constrain(torch.zeros(5, 7)).items()}
-    {'weight': (5, 2, 3), 'noise': (5,)}
+    Args:
+        params: Shape and support of each parameter by name, in the order of the vector.
+
+    Example:
+        >>> layout = Layout({"weight": Param((2, 3)), "noise": Param((), torch_constraints.positive)})
+        >>> layout.size
+        7
+        >>> {name: tuple(t.shape) for name, t in layout.constrain(torch.zeros(5, 7)).items()}
+        {'weight': (5, 2, 3), 'noise': (5,)}
     """
 
     def __init__(self, params: Mapping[str, Param]) -> None:
@@ -100,18 +111,18 @@ class Layout:
 
     @property
     def constrained(self) -> tuple[Block, ...]:
-        """The blocks whose map is not the identity."""
+        """The blocks of constrained parameters."""
         return tuple(block for block in self.blocks if not block.bijector.identity)
 
     def constrain(self, w: Tensor) -> dict[str, Tensor]:
-        """The named tensors that w (*B, P) stands for; views where a parameter is free."""
+        """Return the named tensors of w (*B, P); unconstrained parameters are views of w."""
         return {
             block.name: block.free(w) if block.bijector.identity else block.bijector.forward(block.free(w))
             for block in self.blocks
         }
 
     def log_det(self, w: Tensor) -> Tensor:
-        """log |det dx/du| at w, summed over all constrained parameters, (*B,)."""
+        """Return log |det dx/du| at w, summed over all constrained parameters, (*B,)."""
         total = w.new_zeros(w.shape[:-1])
         for block in self.constrained:
             u = block.free(w)
@@ -119,7 +130,7 @@ class Layout:
         return total
 
     def unconstrain(self, params: Mapping[str, Tensor]) -> Tensor:
-        """The flat vector (*B, P) of named tensors, each with the same leading dimensions."""
+        """Return the flat vector (*B, P) of named tensors, which share their leading dimensions *B."""
         mapping = isinstance(params, Mapping)
         require(mapping, "params", "the posterior", "be a dict from names to tensors", type(params).__name__)
         unknown = [name for name in params if name not in self.names]
@@ -133,8 +144,7 @@ class Layout:
             if rank < 0 or tuple(x.shape[rank:]) != block.shape:
                 raise InputError(
                     f"The '{block.name}' argument of params must have the shape {block.shape}, after any leading "
-                    f"dimensions, "
-                    f"got {tuple(x.shape)}."
+                    f"dimensions, got {tuple(x.shape)}."
                 )
             u = x if block.bijector.identity else block.bijector.inverse(x)
             pieces.append(u.reshape(*x.shape[:rank], block.stop - block.start))
@@ -143,5 +153,5 @@ class Layout:
         return torch.cat(pieces, dim=-1)
 
     def signature(self) -> list[list[object]]:
-        """What a file must agree with: names and shapes, in order."""
+        """Return names and shapes in order, which a stored file must match."""
         return [[block.name, list(block.shape)] for block in self.blocks]

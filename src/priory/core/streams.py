@@ -1,7 +1,7 @@
-"""Random streams: an explicit generator for each use, from one seed.
+"""Random streams: an explicit generator for each use of randomness, all derived from one seed.
 
-A generator's seed is a hash of (seed, names): stream (0, "noise", 1) has nothing in common with (1, "noise",
-0), although a CPU generator keeps only 32 bits of what it is given.
+The seed of a generator is a hash of (seed, names), so the streams (0, "noise", 1) and (1, "noise", 0) are unrelated,
+although a CPU generator keeps only 32 bits of its seed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,20 @@ import torch
 
 
 def stream(seed: int, *names: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator for one use of randomness, the same for the same seed and names.
+    """Return a generator for one use of randomness, determined by the seed and the names.
 
-    >>> torch.equal(torch.rand(3, generator=stream(0, "noise")), torch.rand(3, generator=stream(0, "noise")))
-    True
+    Args:
+        seed: The seed of the fit or the call.
+        names: Strings and integers that identify the use.
+        device: Device of the generator. Default: "cpu".
+
+    Returns:
+        A new generator, seeded with a hash of `seed` and `names`.
+
+    Example:
+        >>> torch.equal(torch.rand(3, generator=stream(0, "noise")), torch.rand(3, generator=stream(0, "noise")))
+        True
     """
     key = "\x1f".join(map(str, (seed, *names))).encode()
     hashed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
-    return torch.Generator(device=device).manual_seed(hashed >> 1)  # torch takes 63 bits without a sign
+    return torch.Generator(device=device).manual_seed(hashed >> 1)  # torch takes a signed 64-bit seed

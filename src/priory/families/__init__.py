@@ -1,4 +1,4 @@
-"""Families of q: distributions over the flat vector, and the forms in which a flat vector of numbers describes them."""
+"""Variational families: distributions q over the flat vector, and the forms that map parameters theta to q."""
 
 from priory.families.base import FORMS, Family, Form, form_of
 from priory.families.diagonal import Diagonal, DiagonalForm

@@ -1,12 +1,12 @@
-"""What a family of q is, and how a flat vector of numbers becomes one.
+"""The interfaces of a variational family and of its parametrisation.
 
-A `Family` is a distribution over the flat vector w in R^P that holds its tensors and is differentiable in them. A
-`Form` is its shape in a few plain numbers, enough to write into a file: it says how many numbers theta describe a
-member of the family, where they start, and how theta becomes the family. An optimiser then knows one thing, theta.
+A `Family` is a distribution q over the flat vector w in R^P that holds its tensors and is differentiable in them. A
+`Form` is the parametrisation of a family: the number of variational parameters theta, their initial values, and the
+map from theta to q. It consists of a few plain values that can be stored in a file. An optimiser only sees theta.
 
     theta: (*B, K)  --form.family-->  q  --q.sample(n)-->  w: (n, *B, P)
 
-Leading dimensions *B (restarts, ensemble members) stay in front, and members never touch each other.
+Leading dimensions *B (restarts, ensemble members) come first, and members do not influence each other.
 """
 
 from __future__ import annotations
@@ -28,48 +28,59 @@ if TYPE_CHECKING:
     from priory.models.density import DensityPrior
     from priory.priors import Prior
 
-FORMS: dict[str, type[Form]] = {}  # by the name that a file has for each
+FORMS: dict[str, type[Form]] = {}  # by the kind stored in files
 
 
 class Family(ABC):
-    """A distribution over the flat vector: a frozen dataclass of tensors, (*B, ...) each."""
+    """Base class of distributions over the flat vector: frozen dataclasses of tensors with leading dimensions *B."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """P, the length of a draw."""
+        """The length P of a draw."""
 
     @abstractmethod
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draws as a function of the family's tensors and of noise, so that gradients flow: (n, *B, P).
+        """Draw reparameterised values of w, through which gradients flow to the family's tensors.
 
-        E_q[f(w)] is the average of f over them, weighted by `weights(n)` where that is not None.
+        E_q[f(w)] is estimated by the average of f over the draws, weighted by `weights(n)` where that is not None.
+
+        Args:
+            n: Number of draws.
+            generator: Source of randomness, on the device of the family's tensors.
+
+        Returns:
+            The draws, (n, *B, P).
         """
 
     def independent(self, n: int, generator: torch.Generator) -> Tensor:
-        """n independent draws that count equally, (n, *B, P): what a person who asks for draws should get."""
+        """Draw n independent and equally weighted values of w, (n, *B, P)."""
         return self.sample(n, generator)
 
     def weights(self, n: int) -> Tensor | None:
-        """How much each draw of `sample(n)` counts, (n, *B) with the sum 1 over n; None for equally."""
+        """Return the weights of the draws of `sample(n)`, (n, *B), which sum to 1 over n; None for equal weights."""
         return None
 
     @abstractmethod
     def log_prob(self, w: Tensor) -> Tensor:
-        """log q(w): (..., *B, P) -> (..., *B)."""
+        """Return log q(w): (..., *B, P) -> (..., *B)."""
 
     def entropy(self) -> Tensor | None:
-        """H(q) in nats, (*B,), or None where there is no closed form."""
+        """Return the entropy H(q) in nats, (*B,), or None if there is no closed form."""
         return None
 
     def moments(self) -> tuple[Tensor, Tensor] | None:
-        """The mean and the variance of each coordinate, (*B, P) both, or None where there is no closed form."""
+        """Return the mean and the variance of each coordinate, (*B, P) each, or None if there is no closed form."""
         return None
 
     def cross_entropy(self, prior: Prior | DensityPrior) -> Tensor | None:
-        """-E_q[log p(w)] over the coordinates whose prior is Gaussian, (*B,), or None without the moments.
+        """Return -E_q[log p(w)] over the coordinates with a Gaussian prior, (*B,), or None without moments.
 
-        It is lambda/2 (variance + (mean - m0)^2) for each coordinate, whatever the family, and the prior's constant.
+        For every family it is the sum of lambda/2 (variance + (mean - m0)^2) over these coordinates, minus the log
+        normaliser of the prior.
+
+        Args:
+            prior: Prior with location m0 and precision lambda per coordinate.
         """
         moments = self.moments()
         if moments is None:
@@ -79,11 +90,12 @@ class Family(ABC):
         return 0.5 * (prior.precision * square).sum(-1) - prior.log_normaliser
 
     def detached(self) -> Self:
-        """The same distribution, through whose tensors no gradient flows."""
+        """Return this distribution with detached tensors, through which no gradient flows."""
         return replace(self, **{f.name: _detached(getattr(self, f.name)) for f in fields(self)})  # pyright: ignore[reportArgumentType] - every family is a dataclass
 
 
 def _detached(value: Any) -> Any:
+    """A field of a family without gradients: tensors and inner families are detached."""
     if isinstance(value, Tensor):
         return value.detach()
     return value.detached() if isinstance(value, Family) else value
@@ -91,9 +103,13 @@ def _detached(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Form(ABC):
-    """The shape of a family over vectors of `size` numbers: a frozen dataclass that JSON can hold."""
+    """Base class of parametrisations of a family: a frozen dataclass that can be stored as JSON.
 
-    kind: ClassVar[str]  # how a file calls it
+    Args:
+        size: Length P of the flat vector.
+    """
+
+    kind: ClassVar[str]  # the name stored in files
     size: int
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -102,61 +118,82 @@ class Form(ABC):
             FORMS[cls.kind] = cls
 
     def __post_init__(self) -> None:
-        self.must_be_whole("size", 1)
+        self.require_integer("size", 1)
 
     @property
     @abstractmethod
     def sizes(self) -> tuple[int, ...]:
-        """How many numbers each part of theta has, in order."""
+        """The number of entries of each part of theta, in order."""
 
     @property
     def length(self) -> int:
-        """K, how many numbers theta has."""
+        """The number K of entries of theta."""
         return sum(self.sizes)
 
     @abstractmethod
     def initial(self, loc: Tensor, scale: Tensor, generator: torch.Generator) -> Tensor:
-        """The theta, (*B, K), of a q with the mean loc (*B, P) and the standard deviations scale (P,)."""
+        """Return the initial theta, for which q has a given mean and given standard deviations.
+
+        Args:
+            loc: Mean of q, (*B, P).
+            scale: Standard deviations of q, (P,).
+            generator: Source of randomness, where the initial q is not determined by `loc` and `scale`.
+
+        Returns:
+            The initial theta, (*B, K).
+        """
 
     @abstractmethod
     def family(self, theta: Tensor) -> Family:
-        """The q that theta (*B, K) describes, differentiable in it."""
+        """Return the q with parameters theta (*B, K), differentiable in theta."""
 
     def describe(self) -> dict[str, Any]:
-        """What a file keeps: the kind and the fields."""
+        """Return the kind and the fields, which are stored in files."""
         return {"kind": self.kind, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
     @classmethod
     def of(cls, description: Mapping[str, Any], layout: Layout) -> Form:
-        """The form that `describe` described, without its kind."""
+        """Return the form with the fields that `describe` returned."""
         return cls(**description)
 
-    # What the forms share.
+    # Helpers of subclasses.
 
     def split(self, theta: Tensor) -> tuple[Tensor, ...]:
-        """The parts of theta as views, (*B, sizes[i]) each."""
+        """Split theta (*B, K) into its parts, views (*B, sizes[i])."""
         ok = theta.ndim > 0 and theta.shape[-1] == self.length
-        require(ok, "theta", type(self).__name__, f"end in {self.length} numbers", tuple(theta.shape))
+        must = f"have {self.length} entries in its last dimension"
+        require(ok, "theta", type(self).__name__, must, tuple(theta.shape))
         return torch.split(theta, list(self.sizes), -1)
 
-    def spread(self, loc: Tensor, scale: Tensor) -> Tensor:
-        """The starting standard deviations as (*B, P), after a look at both arguments of `initial`."""
+    def expanded_scale(self, loc: Tensor, scale: Tensor) -> Tensor:
+        """Check both arguments of `initial`, and return the standard deviations expanded to (*B, P)."""
         owner = type(self).__name__
         ok = loc.ndim > 0 and loc.shape[-1] == self.size
-        require(ok, "loc", owner, f"end in {self.size} coordinates", tuple(loc.shape))
+        require(ok, "loc", owner, f"have {self.size} entries in its last dimension", tuple(loc.shape))
         require(scale.shape == (self.size,), "scale", owner, f"have the shape ({self.size},)", tuple(scale.shape))
         low = float(scale.detach().min())
-        require(low > 0, "scale", owner, "be above zero", low)
+        require(low > 0, "scale", owner, "be positive", low)
         return scale.to(loc).expand_as(loc)
 
-    def must_be_whole(self, name: str, least: int) -> None:
-        """Refuse a field that isn't an integer from `least`."""
+    def require_integer(self, name: str, least: int) -> None:
+        """Raise an InputError unless a field is an integer >= `least`."""
         value = getattr(self, name)
         require(whole(value, least), name, type(self).__name__, f"be an integer >= {least}", value)
 
 
 def form_of(description: Mapping[str, Any], layout: Layout) -> Form:
-    """The form that `Form.describe` described, over the vectors of this layout."""
+    """Return the form with a stored description.
+
+    Args:
+        description: What `Form.describe` returned.
+        layout: Layout of the flat vector.
+
+    Returns:
+        The form.
+
+    Raises:
+        InputError: If the kind is unknown, or if the form does not have the size of the layout.
+    """
     ok = isinstance(description, dict) and description.get("kind") in FORMS
     require(ok, "description", "form_of", f"name a kind among {', '.join(FORMS)}", description)
     values = {name: value for name, value in description.items() if name != "kind"}
@@ -166,5 +203,5 @@ def form_of(description: Mapping[str, Any], layout: Layout) -> Form:
 
 
 def normal_noise(n: int, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Standard normal numbers, (n, *like.shape)."""
+    """Draw standard normal noise, (n, *like.shape)."""
     return torch.randn(n, *like.shape, generator=generator, dtype=like.dtype, device=like.device)

@@ -1,6 +1,6 @@
 """The factorised Gaussian q(w) = prod_i N(w_i; m_i, s_i^2) on the flat vector.
 
-Its divergence to a prior that is Gaussian with location m0 and precision lambda in every coordinate is
+Its KL divergence to a factorised Gaussian prior with locations m0 and precisions lambda is
 
     KL(q || p) = sum_i [ -log s_i + lambda_i s_i^2 / 2 + lambda_i (m_i - m0_i)^2 / 2 - (1 + log lambda_i) / 2 ].
 """
@@ -26,11 +26,16 @@ LOG_2_PI_E = 1 + math.log(2 * math.pi)
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(Family):
-    """Means and log standard deviations, (*B, P).
+    """Factorised Gaussian, q(w) = prod_i N(w_i; m_i, s_i^2).
 
-    >>> import torch
-    >>> round(Diagonal(torch.zeros(2), torch.zeros(2)).entropy().item(), 4)
-    2.8379
+    Args:
+        loc: Means m, (*B, P).
+        log_scale: Log standard deviations log s, (*B, P).
+
+    Example:
+        >>> import torch
+        >>> round(Diagonal(torch.zeros(2), torch.zeros(2)).entropy().item(), 4)
+        2.8379
     """
 
     loc: Tensor
@@ -42,11 +47,11 @@ class Diagonal(Family):
 
     @property
     def scale(self) -> Tensor:
-        """The standard deviations."""
+        """The standard deviations s, (*B, P)."""
         return self.log_scale.exp()
 
     def draw(self, noise: Tensor) -> Tensor:
-        """w = m + s noise, for standard normal noise (..., *B, P)."""
+        """Return w = m + s noise for standard normal noise (..., *B, P)."""
         return self.loc + self.scale * noise
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
@@ -69,10 +74,14 @@ class Diagonal(Family):
 
 @dataclass(frozen=True)
 class DiagonalForm(Form):
-    """theta = [loc, log_scale].
+    """Parametrisation of a factorised Gaussian, theta = [loc, log_scale].
 
-    >>> DiagonalForm(3).length
-    6
+    Args:
+        size: Length P of the flat vector.
+
+    Example:
+        >>> DiagonalForm(3).length
+        6
     """
 
     kind: ClassVar[str] = "diagonal"
@@ -82,7 +91,7 @@ class DiagonalForm(Form):
         return (self.size, self.size)
 
     def initial(self, loc: Tensor, scale: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.cat([loc, self.spread(loc, scale).log()], -1)
+        return torch.cat([loc, self.expanded_scale(loc, scale).log()], -1)
 
     def family(self, theta: Tensor) -> Diagonal:
         return Diagonal(*self.split(theta))

@@ -1,11 +1,12 @@
-"""Factorised families of a location and a scale other than the Gaussian: w_i = m_i + s_i z_i, with independent z_i.
+"""Factorised location-scale families other than the Gaussian: w_i = m_i + s_i z_i, with independent z_i.
 
     base        density of z                    variance    entropy
     laplace     exp(-|z|) / 2                   2           1 + log 2
     logistic    exp(-z) / (1 + exp(-z))^2       pi^2 / 3    2
     uniform     1/2 on (-1, 1)                  1/3         log 2
 
-and H(q) = sum_i log s_i + P H(z). Noise is made of exponential numbers E: E1 - E2 is Laplace, log E1 - log E2 logistic.
+The entropy is H(q) = sum_i log s_i + P H(z). Noise is drawn from independent exponential variables E1 and E2:
+E1 - E2 is Laplace, and log E1 - log E2 is logistic.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from priory.families.base import Family, Form
 
 
 @dataclass(frozen=True)
-class Base:
-    """The distribution of z: how it is drawn, its log density, its variance and its entropy."""
+class BaseDistribution:
+    """The distribution of z: its sampler, log density, variance and entropy in nats."""
 
     draw: Callable[[int, Tensor, torch.Generator], Tensor]
     log_prob: Callable[[Tensor], Tensor]
@@ -33,44 +34,51 @@ class Base:
 
 
 def exponential(n: int, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Exponential numbers of rate one, (n, *like.shape), above zero."""
+    """Draw positive exponential variables of rate one, (n, *like.shape)."""
     noise = like.new_empty(n, *like.shape).exponential_(generator=generator)
     return noise.clamp(min=torch.finfo(like.dtype).tiny)
 
 
 def laplace_noise(n: int, like: Tensor, generator: torch.Generator) -> Tensor:
-    """E1 - E2, (n, *like.shape)."""
+    """Draw Laplace noise E1 - E2, (n, *like.shape)."""
     return exponential(n, like, generator) - exponential(n, like, generator)
 
 
 def logistic_noise(n: int, like: Tensor, generator: torch.Generator) -> Tensor:
-    """log E1 - log E2, (n, *like.shape)."""
+    """Draw logistic noise log E1 - log E2, (n, *like.shape)."""
     return exponential(n, like, generator).log() - exponential(n, like, generator).log()
 
 
 def uniform_noise(n: int, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Uniform numbers on (-1, 1), (n, *like.shape)."""
+    """Draw uniform noise on (-1, 1), (n, *like.shape)."""
     return 2 * torch.rand(n, *like.shape, generator=generator, dtype=like.dtype, device=like.device) - 1
 
 
 def logistic_log_prob(z: Tensor) -> Tensor:
-    """The symmetric form of the log density, which doesn't overflow."""
+    """Return the logistic log density in its symmetric form, which does not overflow."""
     return -z.abs() - 2 * torch.log1p((-z.abs()).exp())
 
 
-BASES = {
-    "laplace": Base(laplace_noise, lambda z: -z.abs() - math.log(2), 2.0, 1 + math.log(2)),
-    "logistic": Base(logistic_noise, logistic_log_prob, math.pi**2 / 3, 2.0),
-    "uniform": Base(uniform_noise, lambda z: 0 * z - math.log(2), 1 / 3, math.log(2)),  # flat, with a gradient of zero
+BASE_DISTRIBUTIONS = {
+    "laplace": BaseDistribution(laplace_noise, lambda z: -z.abs() - math.log(2), 2.0, 1 + math.log(2)),
+    "logistic": BaseDistribution(logistic_noise, logistic_log_prob, math.pi**2 / 3, 2.0),
+    # 0 * z gives the constant density a gradient of zero
+    "uniform": BaseDistribution(uniform_noise, lambda z: 0 * z - math.log(2), 1 / 3, math.log(2)),
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Factorised(Family):
-    """Locations and log scales, (*B, P), and the name of the base.
+    """Factorised location-scale distribution, w_i = m_i + s_i z_i.
 
-    >>> round(Factorised(torch.zeros(1), torch.zeros(1), "logistic").entropy().item(), 4)
-    2.0
+    Args:
+        loc: Locations m, (*B, P).
+        log_scale: Log scales log s, (*B, P).
+        base: Distribution of z: "laplace", "logistic" or "uniform".
+
+    Example:
+        >>> round(Factorised(torch.zeros(1), torch.zeros(1), "logistic").entropy().item(), 4)
+        2.0
     """
 
     loc: Tensor
@@ -83,33 +91,38 @@ class Factorised(Family):
 
     @property
     def scale(self) -> Tensor:
-        """The scales s, which are not the standard deviations."""
+        """The scales s, (*B, P), which differ from the standard deviations by a factor."""
         return self.log_scale.exp()
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return self.loc + self.scale * BASES[self.base].draw(n, self.loc, generator)
+        return self.loc + self.scale * BASE_DISTRIBUTIONS[self.base].draw(n, self.loc, generator)
 
     def log_prob(self, w: Tensor) -> Tensor:
         deviation = w - self.loc
-        each = BASES[self.base].log_prob(deviation / self.scale)
-        if self.base == "uniform":  # its edges are as wide as rounding, so that every draw has a density
+        each = BASE_DISTRIBUTIONS[self.base].log_prob(deviation / self.scale)
+        if self.base == "uniform":  # widened by rounding error, so that every draw has a positive density
             rounding = 2 * torch.finfo(w.dtype).eps * (self.loc.abs() + self.scale)
             each = each.where(deviation.abs() <= self.scale + rounding, -torch.inf)
         return (each - self.log_scale).sum(-1)
 
     def entropy(self) -> Tensor:
-        return self.log_scale.sum(-1) + BASES[self.base].entropy * self.size
+        return self.log_scale.sum(-1) + BASE_DISTRIBUTIONS[self.base].entropy * self.size
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        return self.loc, BASES[self.base].variance * self.scale.square()
+        return self.loc, BASE_DISTRIBUTIONS[self.base].variance * self.scale.square()
 
 
 @dataclass(frozen=True)
 class FactorisedForm(Form):
-    """theta = [loc, log_scale], with the `base` "laplace", "logistic" or "uniform".
+    """Parametrisation of a factorised location-scale distribution, theta = [loc, log_scale].
 
-    >>> FactorisedForm(3, "laplace").length
-    6
+    Args:
+        size: Length P of the flat vector.
+        base: Distribution of z: "laplace" (default), "logistic" or "uniform".
+
+    Example:
+        >>> FactorisedForm(3, "laplace").length
+        6
     """
 
     kind: ClassVar[str] = "factorised"
@@ -117,15 +130,16 @@ class FactorisedForm(Form):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.base in BASES, "base", "FactorisedForm", f"be one of {', '.join(BASES)}", repr(self.base))
+        must = f"be one of {', '.join(BASE_DISTRIBUTIONS)}"
+        require(self.base in BASE_DISTRIBUTIONS, "base", "FactorisedForm", must, repr(self.base))
 
     @property
     def sizes(self) -> tuple[int, ...]:
         return (self.size, self.size)
 
     def initial(self, loc: Tensor, scale: Tensor, generator: torch.Generator) -> Tensor:
-        unit = math.sqrt(BASES[self.base].variance)
-        return torch.cat([loc, (self.spread(loc, scale) / unit).log()], -1)
+        unit = math.sqrt(BASE_DISTRIBUTIONS[self.base].variance)
+        return torch.cat([loc, (self.expanded_scale(loc, scale) / unit).log()], -1)
 
     def family(self, theta: Tensor) -> Factorised:
         loc, log_scale = self.split(theta)

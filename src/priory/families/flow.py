@@ -1,14 +1,14 @@
-"""A normalizing flow of affine couplings, real NVP (Dinh, Sohl-Dickstein and Bengio 2017, "Density Estimation using
+"""A normalising flow of affine couplings, real NVP (Dinh, Sohl-Dickstein and Bengio 2017, "Density Estimation using
 Real NVP").
 
-A standard normal z passes through couplings, each of which moves half of the coordinates (b) by functions of the
-other half (a), and then through a location and a scale a coordinate:
+A standard normal z passes through a sequence of couplings. Each coupling transforms half of the coordinates (b) by
+functions of the other half (a). A location and a scale per coordinate follow:
 
     x_b <- x_b exp(s(x_a)) + t(x_a),    w = m + exp(l) x,    log q(w) = log N(z; 0, I) - sum s - sum_i l_i
 
-s and t come from one hidden layer of tanh; s is bounded by BOUND tanh(. / BOUND), so that no coupling overflows. The
-halves are drawn from the form's seed and change places from one coupling to the next. At the start s = t = 0 and q is
-the factorised Gaussian. One coordinate has no halves: its flow is the affine map alone, a Gaussian.
+s and t are networks with one hidden tanh layer. s is bounded to (-2, 2) by 2 tanh(. / 2), so that no coupling
+overflows. The halves are drawn at random from the form's seed and swap roles from one coupling to the next. Initially
+s = t = 0, and q is the factorised Gaussian. With a single coordinate there are no couplings, and q is Gaussian.
 """
 
 from __future__ import annotations
@@ -26,12 +26,17 @@ from priory.families.base import Family, Form, normal_noise
 if TYPE_CHECKING:
     from torch import Tensor
 
-BOUND = 2.0  # on a coupling's log scale
+LOG_SCALE_BOUND = 2.0  # bound on |s|, the log scale of a coupling
 
 
 @dataclass(frozen=True, eq=False)
 class Flow(Family):
-    """A form and its numbers theta, (*B, K)."""
+    """Normalising flow of affine couplings.
+
+    Args:
+        form: Size, number of couplings, hidden units and seed of the flow.
+        theta: Parameters of the flow, (*B, K).
+    """
 
     form: FlowForm
     theta: Tensor
@@ -42,7 +47,7 @@ class Flow(Family):
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         loc, log_scale, *couplings = self.form.split(self.theta)
-        x = normal_noise(n, loc, generator).movedim(0, -2)  # (*B, n, P): all n through a member's weights at once
+        x = normal_noise(n, loc, generator).movedim(0, -2)  # (*B, n, P): one matrix product per member for all n draws
         for part, (given, moved) in zip(couplings, self.form.halves(loc.device), strict=True):
             log_stretch, shift = self._coupling(part, x, given, moved)
             x = x.index_copy(-1, moved, x.index_select(-1, moved) * log_stretch.exp() + shift)
@@ -62,21 +67,28 @@ class Flow(Family):
         return value.movedim(-1, 0).reshape(standard.shape[:-1])
 
     def _coupling(self, part: Tensor, x: Tensor, given: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
-        """The s and t of one coupling, (*B, n, len(moved)) both, from its numbers (*B, k) and x (*B, n, P)."""
+        """s and t of one coupling, (*B, n, len(moved)) each, from its parameters (*B, k) and x (*B, n, P)."""
         shapes = weight_shapes(len(given), len(moved), self.form.hidden)
         flat = torch.split(part, [math.prod(shape) for shape in shapes], -1)
         inward, bias, outward, offset = (t.unflatten(-1, shape) for t, shape in zip(flat, shapes, strict=True))
         hidden = torch.tanh(x.index_select(-1, given) @ inward + bias)
         raw, shift = (hidden @ outward + offset).chunk(2, -1)
-        return BOUND * torch.tanh(raw / BOUND), shift
+        return LOG_SCALE_BOUND * torch.tanh(raw / LOG_SCALE_BOUND), shift
 
 
 @dataclass(frozen=True)
 class FlowForm(Form):
-    """theta = [loc, log_scale, the weights of each coupling]: `layers` couplings of `hidden` units.
+    """Parametrisation of a normalising flow, theta = [loc, log_scale, the weights of each coupling].
 
-    >>> FlowForm(size=2, layers=2, hidden=8).length
-    72
+    Args:
+        size: Length P of the flat vector.
+        layers: Number of couplings. Default: 6.
+        hidden: Number of hidden units of each coupling. Default: 32.
+        seed: Seed of the random halves. Default: 0.
+
+    Example:
+        >>> FlowForm(size=2, layers=2, hidden=8).length
+        72
     """
 
     kind: ClassVar[str] = "flow"
@@ -86,17 +98,17 @@ class FlowForm(Form):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.must_be_whole("layers", 1)
-        self.must_be_whole("hidden", 1)
-        self.must_be_whole("seed", 0)
+        self.require_integer("layers", 1)
+        self.require_integer("hidden", 1)
+        self.require_integer("seed", 0)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         return (self.size, self.size, *(sum(map(math.prod, shapes)) for shapes in self._shapes))
 
     def initial(self, loc: Tensor, scale: Tensor, generator: torch.Generator) -> Tensor:
-        """Random first layers, and last layers of zero, so that every coupling is the identity."""
-        parts = [loc, self.spread(loc, scale).log()]
+        """Return theta with random first layers and zero last layers, so that every coupling is the identity."""
+        parts = [loc, self.expanded_scale(loc, scale).log()]
         for inward, bias, outward, offset in self._shapes:
             spreads = (inward[0] ** -0.5, 1.0, 0.0, 0.0)
             for shape, spread in zip((inward, bias, outward, offset), spreads, strict=True):
@@ -110,23 +122,24 @@ class FlowForm(Form):
         return Flow(self, theta)
 
     def halves(self, device: torch.device) -> tuple[tuple[Tensor, Tensor], ...]:
-        """For each coupling, the coordinates it reads and those it moves."""
+        """Return, for each coupling, the indices that it reads and those that it transforms."""
         return tuple((a.to(device), b.to(device)) for a, b in halves(self.size, self.layers, self.seed))
 
     @cached_property
     def _shapes(self) -> list[tuple[tuple[int, ...], ...]]:
+        """The shapes of the weights of each coupling."""
         cpu = torch.device("cpu")
         return [weight_shapes(len(given), len(moved), self.hidden) for given, moved in self.halves(cpu)]
 
 
 def weight_shapes(given: int, moved: int, hidden: int) -> tuple[tuple[int, ...], ...]:
-    """Of a coupling: inward weights and biases, and outward weights and offsets of s and t, for rows of x."""
+    """Return the shapes of a coupling's first-layer weights and biases, and of its last-layer weights and biases."""
     return (given, hidden), (1, hidden), (hidden, 2 * moved), (1, 2 * moved)
 
 
 @lru_cache(maxsize=16)
 def halves(size: int, layers: int, seed: int) -> tuple[tuple[Tensor, Tensor], ...]:
-    """For each coupling, the coordinates that it reads and those that it moves; a pair of couplings moves them all."""
+    """Return, for each coupling, the indices that it reads and those that it transforms; a pair transforms all."""
     if size == 1:
         return ()
     generator, couplings = stream(seed, "couplings"), []

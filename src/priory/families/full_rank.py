@@ -1,13 +1,13 @@
-"""The Gaussian with a full covariance, q(w) = N(m, L L'), by its Cholesky factor L.
+"""The Gaussian with a full covariance, q(w) = N(m, L L'), parametrised by its Cholesky factor L.
 
     w = m + L eps,    H(q) = sum_i log L_ii + P/2 log(2 pi e)
 
-theta holds L = (I + A) D, column by column relative to its diagonal: D = diag(exp(.)), A strictly lower-triangular.
+theta holds L = (I + A) D, with columns relative to the diagonal D = diag(exp(.)), and A strictly lower-triangular.
 
     w_i = m_i + sum_{j<i} A_ij v_j + v_i,    v = D eps
 
-An entry of A is a regression coefficient of w_i on what is left of w_j, of order one however narrow q is, where the
-raw entries of L need steps as small as q is narrow.
+An entry A_ij is the regression coefficient of w_i on the residual v_j. It is of order one however narrow q is, whereas
+the entries of L itself would need steps that shrink with the width of q.
 """
 
 from __future__ import annotations
@@ -28,11 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class FullRank(Family):
-    """Means (*B, P) and the lower-triangular Cholesky factor of the covariance, (*B, P, P), its diagonal positive.
+    """Gaussian with a full covariance, q(w) = N(m, L L').
 
-    >>> q = FullRank(torch.zeros(2), torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
-    >>> q.moments()[1]
-    tensor([ 1., 25.])
+    Args:
+        loc: Means m, (*B, P).
+        tril: Lower-triangular Cholesky factor L of the covariance, (*B, P, P), with a positive diagonal.
+
+    Example:
+        >>> q = FullRank(torch.zeros(2), torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
+        >>> q.moments()[1]
+        tensor([ 1., 25.])
     """
 
     loc: Tensor
@@ -44,7 +49,8 @@ class FullRank(Family):
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         noise = normal_noise(n, self.loc, generator)
-        return self.loc + (self.tril @ noise.movedim(0, -1)).movedim(-1, 0)  # all n as columns: one product a member
+        # draws as columns (*B, P, n): one matrix product per member
+        return self.loc + (self.tril @ noise.movedim(0, -1)).movedim(-1, 0)
 
     def log_prob(self, w: Tensor) -> Tensor:
         deviation = w - self.loc  # (..., *B, P)
@@ -65,10 +71,14 @@ class FullRank(Family):
 
 @dataclass(frozen=True)
 class FullRankForm(Form):
-    """theta = [loc, the entries of A below the diagonal row by row, log D].
+    """Parametrisation of a full-rank Gaussian, theta = [loc, the entries of A below the diagonal by row, log D].
 
-    >>> FullRankForm(3).length
-    9
+    Args:
+        size: Length P of the flat vector.
+
+    Example:
+        >>> FullRankForm(3).length
+        9
     """
 
     kind: ClassVar[str] = "full_rank"
@@ -79,17 +89,17 @@ class FullRankForm(Form):
 
     def initial(self, loc: Tensor, scale: Tensor, generator: torch.Generator) -> Tensor:
         below = loc.new_zeros(*loc.shape[:-1], self.sizes[1])
-        return torch.cat([loc, below, self.spread(loc, scale).log()], -1)
+        return torch.cat([loc, below, self.expanded_scale(loc, scale).log()], -1)
 
     def family(self, theta: Tensor) -> FullRank:
         loc, below, log_diagonal = self.split(theta)
-        places = below_diagonal(self.size, theta.device)
-        flat = theta.new_zeros(*loc.shape[:-1], self.size * self.size).index_copy(-1, places, below)
+        indices = below_diagonal(self.size, theta.device)
+        flat = theta.new_zeros(*loc.shape[:-1], self.size * self.size).index_copy(-1, indices, below)
         unit = flat.unflatten(-1, (self.size, self.size)) + torch.eye(self.size).to(theta)
         return FullRank(loc, unit * log_diagonal.exp().unsqueeze(-2))
 
     def theta(self, family: FullRank) -> Tensor:
-        """The theta that describes a q, (*B, K): what `family` reads."""
+        """Return the theta (*B, K) of a q, the inverse of `family`."""
         diagonal = family.tril.diagonal(0, -2, -1)
         unit = (family.tril / diagonal.unsqueeze(-2)).flatten(-2)
         below = unit.index_select(-1, below_diagonal(self.size, unit.device))
@@ -97,12 +107,12 @@ class FullRankForm(Form):
 
 
 def columns(deviation: Tensor, rank: int) -> Tensor:
-    """Lay the dimensions in front of the last `rank` out as columns: (..., *B, P) -> (*B, P, n)."""
+    """Flatten the dimensions before the last `rank` and move them to the end: (..., *B, P) -> (*B, P, n)."""
     return deviation.reshape(-1, *deviation.shape[deviation.ndim - rank :]).movedim(0, -1)
 
 
 @lru_cache(maxsize=16)
 def below_diagonal(size: int, device: torch.device) -> Tensor:
-    """The places of the entries below the diagonal, row by row, in the matrix read as one vector."""
+    """Return the indices of the entries below the diagonal, row by row, in the flattened matrix."""
     rows, cols = torch.tril_indices(size, size, -1, device=device)
     return rows * size + cols

@@ -3,12 +3,12 @@
 
     w = m + F e1 + d e2,    e1 ~ N(0, I_r), e2 ~ N(0, I_P)
 
-With G = F / d row by row and C = I + G'G (r x r), Woodbury's identity and the determinant lemma give
+With G = diag(d)^-1 F and C = I + G'G (r x r), Woodbury's identity and the determinant lemma give
 
     z'(G G' + I)^-1 z = z'z - (G'z)' C^-1 (G'z),    log det(F F' + diag(d^2)) = log det C + 2 sum_i log d_i
 
 so that densities cost O(P r^2) and no P x P matrix is formed. theta holds G, whose entries are ratios of standard
-deviations and of order one whatever the scale of w.
+deviations and therefore of order one at every scale of w.
 """
 
 from __future__ import annotations
@@ -27,16 +27,23 @@ from priory.families.full_rank import columns
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHARE = 0.01  # of each variance at the start is the factor's: enough to break the symmetry between its columns
+# Fraction of each initial variance that comes from the factor: enough to break the symmetry between its columns.
+INITIAL_FACTOR_SHARE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
 class LowRank(Family):
-    """Means (*B, P), the factor F (*B, P, r), and log d, (*B, P).
+    """Gaussian with a covariance of low rank plus a diagonal, q(w) = N(m, F F' + diag(d^2)).
 
-    >>> q = LowRank(torch.zeros(2), torch.tensor([[1.0], [2.0]]), torch.zeros(2))
-    >>> q.moments()[1]
-    tensor([2., 5.])
+    Args:
+        loc: Means m, (*B, P).
+        factor: Factor F, (*B, P, r).
+        log_diag: Log d, (*B, P).
+
+    Example:
+        >>> q = LowRank(torch.zeros(2), torch.tensor([[1.0], [2.0]]), torch.zeros(2))
+        >>> q.moments()[1]
+        tensor([2., 5.])
     """
 
     loc: Tensor
@@ -49,8 +56,8 @@ class LowRank(Family):
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         shared = normal_noise(n, self.factor[..., 0, :], generator)  # (n, *B, r)
-        own = normal_noise(n, self.loc, generator)
-        return self.loc + (self.factor @ shared.movedim(0, -1)).movedim(-1, 0) + self.log_diag.exp() * own
+        independent = normal_noise(n, self.loc, generator)  # (n, *B, P)
+        return self.loc + (self.factor @ shared.movedim(0, -1)).movedim(-1, 0) + self.log_diag.exp() * independent
 
     def log_prob(self, w: Tensor) -> Tensor:
         z = (w - self.loc) / self.log_diag.exp()  # (..., *B, P)
@@ -69,7 +76,7 @@ class LowRank(Family):
         """G = F / d, (*B, P, r), and the Cholesky factor of C = I + G'G, (*B, r, r)."""
         ratio = self.factor / self.log_diag.exp().unsqueeze(-1)
         inner = ratio.mT @ ratio
-        # never fails but for a member that is not a number, which must leave the others alone
+        # fails only for a member that is not finite, which must not affect the other members
         return ratio, try_cholesky(inner + torch.eye(inner.shape[-1]).to(inner))[0]
 
     def _log_det(self, root: Tensor) -> Tensor:
@@ -79,10 +86,15 @@ class LowRank(Family):
 
 @dataclass(frozen=True)
 class LowRankForm(Form):
-    """theta = [loc, G row by row, log d], with F = d G.
+    """Parametrisation of a low-rank Gaussian, theta = [loc, G row by row, log d] with F = diag(d) G.
 
-    >>> LowRankForm(size=10, rank=2).length
-    40
+    Args:
+        size: Length P of the flat vector.
+        rank: Number r of columns of F.
+
+    Example:
+        >>> LowRankForm(size=10, rank=2).length
+        40
     """
 
     kind: ClassVar[str] = "low_rank"
@@ -90,17 +102,18 @@ class LowRankForm(Form):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.must_be_whole("rank", 1)
+        self.require_integer("rank", 1)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         return (self.size, self.size * self.rank, self.size)
 
     def initial(self, loc: Tensor, scale: Tensor, generator: torch.Generator) -> Tensor:
-        """Rows of G in random directions, of the one length that keeps the standard deviations exact."""
+        """Return theta with rows of G in random directions, and with exactly the given standard deviations."""
         direction = torch.randn(*loc.shape, self.rank, generator=generator, dtype=loc.dtype, device=loc.device)
-        ratio = math.sqrt(SHARE / (1 - SHARE)) * torch.nn.functional.normalize(direction, dim=-1)
-        log_diag = self.spread(loc, scale).log() + 0.5 * math.log1p(-SHARE)
+        length = math.sqrt(INITIAL_FACTOR_SHARE / (1 - INITIAL_FACTOR_SHARE))
+        ratio = length * torch.nn.functional.normalize(direction, dim=-1)
+        log_diag = self.expanded_scale(loc, scale).log() + 0.5 * math.log1p(-INITIAL_FACTOR_SHARE)
         return torch.cat([loc, ratio.flatten(-2), log_diag], -1)
 
     def family(self, theta: Tensor) -> LowRank:

@@ -1,7 +1,7 @@
-"""A mixture of Gaussians, q(w) = sum_k pi_k N(w; m_k, C_k), which can hold several modes.
+"""A mixture of Gaussians, q(w) = sum_k pi_k N(w; m_k, C_k), which can represent several modes.
 
-Which component a draw is of can't be reparameterised. `sample` draws from every component instead and weighs the draws
-by pi_k, so that gradients reach the weights too (Morningstar et al. 2021, "Automatic Differentiation Variational
+The choice of a component cannot be reparameterised. `sample` therefore draws from every component and weights the draws
+by pi_k, so that gradients also reach the weights (Morningstar et al. 2021, "Automatic Differentiation Variational
 Inference with Mixtures"):
 
     E_q[f(w)] = sum_k pi_k E_k[f(w)]
@@ -24,12 +24,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COVARIANCES: dict[str, type[DiagonalForm | FullRankForm]] = {"diagonal": DiagonalForm, "full": FullRankForm}
-BETWEEN = 0.75  # of each variance at the start lies between the components, so that they begin apart
+# Fraction of each initial variance that lies between the components, so that they start well separated.
+INITIAL_BETWEEN_SHARE = 0.75
 
 
 @dataclass(frozen=True, eq=False)
 class Mixture(Family):
-    """Logits of the weights, (*B, K), and the components as one family with the leading shape (*B, K)."""
+    """Mixture of Gaussians, q(w) = sum_k pi_k N(w; m_k, C_k).
+
+    Args:
+        logits: Logits of the weights pi, (*B, K).
+        components: The components as one family with leading dimensions (*B, K).
+    """
 
     logits: Tensor
     components: Family
@@ -44,7 +50,7 @@ class Mixture(Family):
         return self.logits.softmax(-1)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """n // K draws of each component in turn, at least one: `n` is rounded to a multiple of K."""
+        """Draw max(1, n // K) values from each component; the number of draws is a multiple of K."""
         w = self.components.sample(self._each(n), generator)  # (n // K, *B, K, P)
         return w.movedim(-2, 1).flatten(0, 1)
 
@@ -54,7 +60,7 @@ class Mixture(Family):
         return pi.repeat(each, *[1] * (pi.ndim - 1))
 
     def independent(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draws of components that are drawn themselves; gradients reach the components and not their weights."""
+        """Draw a component and then w for each draw; gradients reach the components but not their weights."""
         pi = self.proportions.detach()
         chosen = torch.multinomial(pi.reshape(-1, pi.shape[-1]), n, replacement=True, generator=generator)
         index = chosen.T.reshape(n, *pi.shape[:-1], 1, 1).expand(*[-1] * pi.ndim, 1, self.size)
@@ -73,15 +79,22 @@ class Mixture(Family):
         return mean, (pi * (variances + (means - mean.unsqueeze(-2)).square())).sum(-2)
 
     def _each(self, n: int) -> int:
+        """The number of draws per component."""
         return max(1, n // self.logits.shape[-1])
 
 
 @dataclass(frozen=True)
 class MixtureForm(Form):
-    """theta = [logits, theta of the first component, ...]; `covariance` is "diagonal" or "full".
+    """Parametrisation of a mixture of Gaussians, theta = [logits, theta of the first component, ...].
 
-    >>> MixtureForm(size=3, components=2).length
-    14
+    Args:
+        size: Length P of the flat vector.
+        components: Number K of components. Default: 2.
+        covariance: "diagonal" (default) or "full".
+
+    Example:
+        >>> MixtureForm(size=3, components=2).length
+        14
     """
 
     kind: ClassVar[str] = "mixture"
@@ -90,7 +103,7 @@ class MixtureForm(Form):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.must_be_whole("components", 1)
+        self.require_integer("components", 1)
         must = "be 'diagonal' or 'full'"
         require(self.covariance in COVARIANCES, "covariance", "MixtureForm", must, repr(self.covariance))
 
@@ -104,13 +117,13 @@ class MixtureForm(Form):
         return (self.components, self.components * self.component.length)
 
     def initial(self, loc: Tensor, scale: Tensor, generator: torch.Generator) -> Tensor:
-        """Equal weights, and centres in random directions from loc that make the mean and the variances exact."""
-        spread, one = self.spread(loc, scale), self.components == 1
+        """Return theta with equal weights and random centres, for which mean and variances are exactly those given."""
+        spread, one = self.expanded_scale(loc, scale), self.components == 1
         shape = (*loc.shape[:-1], self.components, self.size)
         offset = torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
         offset = offset - offset.mean(-2, keepdim=True)
         offset = offset / offset.square().mean(-2, keepdim=True).sqrt().clamp(min=torch.finfo(loc.dtype).tiny)
-        between = 0.0 if one else BETWEEN
+        between = 0.0 if one else INITIAL_BETWEEN_SHARE
         centres = loc.unsqueeze(-2) + math.sqrt(between) * spread.unsqueeze(-2) * offset
         theta = self.component.initial(centres, math.sqrt(1 - between) * scale, generator)
         return torch.cat([loc.new_zeros(*loc.shape[:-1], self.components), theta.flatten(-2)], -1)

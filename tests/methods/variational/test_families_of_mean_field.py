@@ -9,7 +9,7 @@ from torch.distributions import Beta
 
 import priory as pr
 from priory.core.errors import InputError
-from priory.families.factorised import BASES
+from priory.families.factorised import BASE_DISTRIBUTIONS
 from priory.methods.variational.base import VariationalMethod
 from priory.testing import Coin, GaussianMean, LinearRegression
 from priory.testing import contract as clauses
@@ -33,7 +33,7 @@ GRIDS = {"laplace": (45.0, 90_001), "logistic": (45.0, 90_001), "uniform": (1.0,
 
 def best(family):
     """Location, scale and bound of the best member, by quadrature and Nelder-Mead to 1e-9."""
-    base = BASES[family]
+    base = BASE_DISTRIBUTIONS[family]
     reach, points = GRIDS[family]
     z = torch.linspace(-reach, reach, points, dtype=F64)
     q = base.log_prob(z).exp()

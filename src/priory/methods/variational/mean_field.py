@@ -32,7 +32,7 @@ from priory.core.errors import InputError, PrioryWarning, require
 from priory.estimators.expected import GAUSSIAN, Expected, check, expected
 from priory.estimators.gradients import LAYERS
 from priory.families import Diagonal, DiagonalForm, FactorisedForm, PerParameterForm
-from priory.families.factorised import BASES
+from priory.families.factorised import BASE_DISTRIBUTIONS
 from priory.methods.base import Info
 from priory.methods.optimise import Adam, rates
 from priory.methods.variational.base import State as Flat
@@ -101,7 +101,7 @@ class MeanField(VariationalMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = ("gaussian", *BASES)
+        known = ("gaussian", *BASE_DISTRIBUTIONS)
         ok = isinstance(self.family, dict) or self.family in known
         must = f"be one of {', '.join(known)}, or a dict from parameters to distributions"
         require(ok, "family", "MeanField", must, repr(self.family))
@@ -199,7 +199,7 @@ class MeanField(VariationalMethod):
 
     def estimate(self, target: Target, family: Any, batch: Batch, state: Any, generator: torch.Generator) -> Estimate:
         other = isinstance(self.family, str) and self.family != "gaussian"
-        known = expected(target, BASES[self.family].entropy if other else GAUSSIAN, closed=False)
+        known = expected(target, BASE_DISTRIBUTIONS[self.family].entropy if other else GAUSSIAN, closed=False)
         if known is None:
             return super().estimate(target, family, batch, state, generator)
         return known.joined(target, family, super().estimate(known.apart(target), family, batch, state, generator))
