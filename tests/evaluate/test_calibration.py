@@ -37,20 +37,20 @@ def test_the_calibration_error_of_numbers_is_the_mean_distance_of_coverage_from_
     assert evaluate.calibration_error(prediction(Gaussian(noise=0.5), f), f[0]) == pytest.approx(0.5, abs=1e-12)
 
 
-def test_the_transform_is_the_distribution_function_of_the_mixture() -> None:
+def test_pit_is_the_cdf_of_the_mixture() -> None:
     f, y = normal(4, 30), normal(30, seed=1)
     expected = stats.norm.cdf(y.numpy(), f.numpy(), 0.7).mean(0)
     np.testing.assert_allclose(evaluate.pit(prediction(Gaussian(noise=0.7), f), y), expected, rtol=1e-10)
 
 
-def test_the_transform_of_counts_is_the_middle_of_the_step() -> None:
+def test_pit_of_counts_is_the_middle_of_the_step() -> None:
     f, y = normal(4, 30), torch.arange(30) % 5
     rate = torch.exp(f).numpy()
     steps = stats.poisson.cdf(y.numpy() - 1, rate) + stats.poisson.cdf(y.numpy(), rate)
     np.testing.assert_allclose(evaluate.pit(prediction(Poisson(), f), y), steps.mean(0) / 2, rtol=1e-8)
 
 
-def test_the_reliability_curve_is_that_of_scikit_learn() -> None:
+def test_the_reliability_curve_agrees_with_scikit_learn() -> None:
     logits, y = 2 * normal(3, 200, 4), torch.arange(200) % 4
     probs = special.softmax(logits.numpy(), axis=-1).mean(0)
     right = probs.argmax(-1) == y.numpy()
@@ -63,7 +63,7 @@ def test_the_reliability_curve_is_that_of_scikit_learn() -> None:
     assert curve.frequency[~full].isnan().all()
 
 
-def test_the_expected_calibration_error_is_the_weighted_gap_by_hand() -> None:
+def test_the_expected_calibration_error_is_the_weighted_mean_gap() -> None:
     # Two bins: (0, 0.5] holds 0.4 wrong and 0.5 right; (0.5, 1] holds 0.8 right and 0.9 wrong. With 0.5 in the bin
     # above it would be 0.15.
     probs = torch.tensor([[0.4, 0.3, 0.3], [0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.05, 0.05, 0.9]], dtype=torch.float64)
@@ -87,7 +87,7 @@ def test_the_calibration_error_of_classes_is_the_expected_calibration_error() ->
     assert evaluate.calibration_error(classes, y) == evaluate.expected_calibration_error(classes.probs, y, bins=15)
 
 
-def test_a_probability_of_yes_counts_as_two_classes() -> None:
+def test_binary_labels_count_as_two_classes() -> None:
     p, y = (
         torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
         torch.arange(50) % 2,
@@ -97,15 +97,15 @@ def test_a_probability_of_yes_counts_as_two_classes() -> None:
     assert one == pytest.approx(evaluate.expected_calibration_error(both, y), abs=1e-12)
 
 
-def test_certain_and_right_is_perfectly_calibrated() -> None:
+def test_certain_and_correct_predictions_are_perfectly_calibrated() -> None:
     assert evaluate.expected_calibration_error(torch.eye(3), torch.arange(3)) == 0
 
 
-def test_wrong_levels_and_bins_are_refused_in_one_sentence() -> None:
+def test_invalid_levels_and_bins_raise_an_error() -> None:
     numbers, y = prediction(Gaussian(noise=0.7), normal(1, 5)), normal(5)
     with pytest.raises(InputError, match=r"'levels' argument of coverage must lie strictly between 0 and 1, got 90"):
         evaluate.coverage(numbers, y, [90])
     with pytest.raises(InputError, match="hold at least one level"):
         evaluate.coverage(numbers, y, [])
-    with pytest.raises(InputError, match=r"'bins' argument of reliability must be at least 1, got 0"):
+    with pytest.raises(InputError, match=r"'bins' argument of reliability must be an integer >= 1, got 0"):
         evaluate.reliability(torch.eye(2), torch.arange(2), bins=0)

@@ -36,7 +36,7 @@ def test_the_log_score_is_the_mean_log_density_of_the_mixture() -> None:
     assert evaluate.nll(mixture, y) == pytest.approx(-expected, rel=1e-12)
 
 
-def test_scores_take_arrays_and_lists_as_they_take_tensors() -> None:
+def test_scores_take_arrays_lists_and_tensors() -> None:
     mixture, y = prediction(Gaussian(noise=0.7), normal(DRAWS, ROWS)), normal(ROWS, seed=1)
     for score in (evaluate.nll, evaluate.rmse, evaluate.crps, evaluate.calibration_error):
         assert score(mixture, y.numpy()) == score(mixture, y)
@@ -45,13 +45,13 @@ def test_scores_take_arrays_and_lists_as_they_take_tensors() -> None:
 
 
 @pytest.mark.parametrize("event", [(), (3,)])
-def test_rmse_is_that_of_scikit_learn_over_all_outputs(event: tuple[int, ...]) -> None:
+def test_rmse_agrees_with_scikit_learn_over_all_outputs(event: tuple[int, ...]) -> None:
     f, y = normal(DRAWS, ROWS, *event), normal(ROWS, *event, seed=1)
     expected = math.sqrt(metrics.mean_squared_error(y.numpy().ravel(), f.mean(0).numpy().ravel()))
     assert evaluate.rmse(prediction(Gaussian(noise=0.7), f, event), y) == pytest.approx(expected, rel=1e-12)
 
 
-def test_accuracy_and_brier_of_classes_are_those_of_scikit_learn_and_of_the_sum() -> None:
+def test_accuracy_and_brier_of_classes_agree_with_scikit_learn_and_the_formula() -> None:
     logits, y = normal(DRAWS, 50, 4), torch.arange(50) % 4
     probs = special.softmax(logits.numpy(), axis=-1).mean(0)
     classes = prediction(Categorical(), logits)
@@ -61,7 +61,7 @@ def test_accuracy_and_brier_of_classes_are_those_of_scikit_learn_and_of_the_sum(
     assert evaluate.brier(torch.as_tensor(probs), y) == pytest.approx(expected, rel=1e-12)
 
 
-def test_accuracy_and_brier_of_yes_and_no_are_those_of_scikit_learn() -> None:
+def test_accuracy_and_brier_of_binary_labels_agree_with_scikit_learn() -> None:
     logits, y = normal(DRAWS, 50), torch.arange(50) % 2
     probs = special.expit(logits.numpy()).mean(0)
     binary = prediction(Bernoulli(), logits)
@@ -69,7 +69,7 @@ def test_accuracy_and_brier_of_yes_and_no_are_those_of_scikit_learn() -> None:
     assert evaluate.brier(binary, y) == pytest.approx(metrics.brier_score_loss(y, probs), rel=1e-12)
 
 
-def test_several_labels_count_one_by_one() -> None:
+def test_several_labels_are_scored_separately() -> None:
     probs, y = torch.tensor([[0.9, 0.2], [0.4, 0.6]]), torch.tensor([[1, 1], [0, 1]])
     assert evaluate.accuracy(probs, y) == 0.75
     assert evaluate.brier(probs.double(), y) == pytest.approx((0.01 + 0.64 + 0.16 + 0.16) / 4, rel=1e-6)
@@ -82,7 +82,7 @@ def test_crps_of_one_gaussian_is_the_closed_form() -> None:
     assert evaluate.crps(prediction(Gaussian(noise=sigma), f), y) == pytest.approx(each.mean(), rel=1e-10)
 
 
-def test_crps_of_a_gaussian_mixture_is_the_integral_over_its_distribution_function() -> None:
+def test_crps_of_a_gaussian_mixture_is_the_integral_over_its_cdf() -> None:
     f, y, sigma = normal(3, 2), normal(2, seed=1), 0.7
 
     def integral(row: int) -> float:
@@ -98,7 +98,7 @@ def test_crps_of_a_gaussian_mixture_is_the_integral_over_its_distribution_functi
     assert evaluate.crps(prediction(Gaussian(noise=sigma), f), y) == pytest.approx(expected, rel=1e-9)
 
 
-def test_crps_from_samples_is_the_fair_sum_over_all_pairs() -> None:
+def test_crps_from_samples_is_the_fair_estimate_over_all_pairs() -> None:
     mixture, y = prediction(StudentT(df=4.0, scale=0.5), normal(9, ROWS)), normal(ROWS, seed=1)
     draws = mixture.samples.numpy()
     distance = np.abs(draws - y.numpy()).mean(0)
@@ -106,7 +106,7 @@ def test_crps_from_samples_is_the_fair_sum_over_all_pairs() -> None:
     assert evaluate.crps(mixture, y) == pytest.approx((distance - pairs / 2).mean(), rel=1e-10)
 
 
-def test_targets_of_another_shape_are_refused_in_one_sentence() -> None:
+def test_targets_of_another_shape_raise_an_error() -> None:
     mixture = prediction(Gaussian(noise=0.7), normal(DRAWS, ROWS))
     with pytest.raises(
         InputError,
@@ -118,7 +118,7 @@ def test_targets_of_another_shape_are_refused_in_one_sentence() -> None:
         evaluate.accuracy(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))
 
 
-def test_scores_of_the_other_kind_are_refused_in_one_sentence() -> None:
+def test_scores_of_numbers_and_classes_cannot_be_exchanged() -> None:
     numbers, classes = (
         prediction(Gaussian(noise=0.7), normal(DRAWS, ROWS)),
         prediction(Categorical(), normal(2, 4, 3)),
@@ -132,7 +132,7 @@ def test_scores_of_the_other_kind_are_refused_in_one_sentence() -> None:
             score(classes, labels)
 
 
-def test_a_class_that_is_not_there_is_refused_in_one_sentence() -> None:
+def test_a_class_out_of_range_raises_an_error() -> None:
     probs = torch.full((2, 3), 1 / 3)
     with pytest.raises(InputError, match=r"must hold classes between 0 and 2, got 0 to 3"):
         evaluate.accuracy(probs, torch.tensor([0, 3]))

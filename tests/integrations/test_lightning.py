@@ -41,7 +41,7 @@ def moved(module, by):
         module.net.weight.add_(by)
 
 
-def test_its_hooks_collect_the_last_part_of_the_training(monkeypatch):
+def test_the_hooks_collect_snapshots_in_the_last_part_of_the_training(monkeypatch):
     monkeypatch.setattr(lightning, "extra", lambda *_: None)
     module, trainer = Module(), SimpleNamespace(global_step=0, estimated_stepping_batches=8)
     first = float(module.net.weight.detach())
@@ -56,7 +56,7 @@ def test_its_hooks_collect_the_last_part_of_the_training(monkeypatch):
     assert float(callback.posterior.mean["weight"]) == pytest.approx(first + 6.5, abs=1e-5)  # of steps 5, 6, 7, 8
 
 
-def test_unless_told_it_looks_at_the_end_of_each_epoch(monkeypatch):
+def test_snapshots_are_taken_at_the_end_of_each_epoch_by_default(monkeypatch):
     monkeypatch.setattr(lightning, "extra", lambda *_: None)
     module, trainer = Module(), SimpleNamespace(global_step=0, estimated_stepping_batches=16)
     callback = lightning.SWAGCallback(pr.Model(module.net, pr.Gaussian(0.1)), (X, Y), begin=0.5)
@@ -68,15 +68,16 @@ def test_unless_told_it_looks_at_the_end_of_each_epoch(monkeypatch):
         assert callback.count == max(0, epoch - 1)
 
 
-def test_a_copy_of_the_network_is_refused_before_anything_is_trained(monkeypatch):
+def test_a_copy_of_the_network_raises_an_error_before_the_training(monkeypatch):
     monkeypatch.setattr(lightning, "extra", lambda *_: None)
     callback = lightning.SWAGCallback(pr.Model(Module().net, pr.Gaussian(0.1)), (X, Y))
-    with pytest.raises(InputError, match="The 'model' argument of SWAGCallback must hold the network that is trained"):
+    expected = "The 'model' argument of SWAGCallback must be made from the network that is trained"
+    with pytest.raises(InputError, match=expected):
         callback.on_fit_start(None, Module())
 
 
 @pytest.mark.skipif(installed(), reason="lightning is installed")
-def test_without_lightning_it_says_what_to_install():
+def test_without_lightning_the_error_says_what_to_install():
     with pytest.raises(MissingExtra, match=r"pip install 'priory\[lightning\]'"):
         lightning.SWAGCallback(pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1)), (X, Y))
 
@@ -109,7 +110,7 @@ def fitted(optimizer_of, callbacks, epochs=6, **options):
 @needs_lightning
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}, {"precision": "bf16-mixed"}], ids=str)
-def test_a_trainer_leaves_a_posterior_that_predicts_and_is_saved(options, tmp_path):
+def test_a_trainer_gives_a_posterior_that_predicts_and_can_be_saved(options, tmp_path):
     def callbacks(module):
         model = pr.Model(module.net, pr.Gaussian(0.1))
         return [lightning.SWAGCallback(model, (X, Y), begin=0.5, every=2)]
@@ -125,7 +126,7 @@ def test_a_trainer_leaves_a_posterior_that_predicts_and_is_saved(options, tmp_pa
 
 @needs_lightning
 @pytest.mark.filterwarnings("ignore")
-def test_a_checkpoint_of_the_trainer_keeps_the_snapshots(tmp_path):
+def test_a_checkpoint_of_the_trainer_includes_the_snapshots(tmp_path):
     def callbacks(module):
         return [lightning.SWAGCallback(pr.Model(module.net, pr.Gaussian(0.1)), (X, Y), begin=0.5, every=2)]
 
@@ -140,7 +141,7 @@ def test_a_checkpoint_of_the_trainer_keeps_the_snapshots(tmp_path):
 
 @needs_lightning
 @pytest.mark.filterwarnings("ignore")
-def test_a_trainer_drives_variational_online_newton_by_its_closure():
+def test_a_trainer_runs_variational_online_newton_with_a_closure():
     kept = []
 
     def optimizer_of(module):

@@ -11,7 +11,7 @@ from priory.integrations import posterior_of
 from priory.optim import VariationalOnlineNewton
 
 
-def test_the_gaussian_is_the_optimizers_and_its_bound_is_close_to_the_exact_evidence(tmp_path):
+def test_the_posterior_has_the_optimizers_moments_and_its_bound_is_close_to_the_exact_evidence(tmp_path):
     generator = stream(0, "newton")
     X = torch.randn(50, 1, generator=generator, dtype=torch.float64)
     y = 2 * X[:, 0] + 0.5 * torch.randn(50, generator=generator, dtype=torch.float64)
@@ -43,7 +43,7 @@ def exact_evidence(X, y):
     return float(torch.distributions.MultivariateNormal(torch.zeros_like(y), covariance).log_prob(y))
 
 
-def test_a_learnt_noise_comes_from_the_held_rows_as_a_point():
+def test_a_learnt_noise_is_a_point_estimate_from_the_held_out_rows():
     X = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
     y = X[:, 0] + 0.3 * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(10)
     net = nn.Linear(1, 1, dtype=torch.float64)
@@ -56,7 +56,7 @@ def test_a_learnt_noise_comes_from_the_held_rows_as_a_point():
     assert float(posterior.family.scale[-1]) == pytest.approx(1e-12)
 
 
-def test_another_optimizer_and_one_of_other_parameters_are_refused():
+def test_another_optimizer_or_other_parameters_raise_an_error():
     net, X = nn.Linear(1, 1), torch.ones(4, 1)
     model = pr.Model(net, pr.Gaussian(0.1))
     with pytest.raises(InputError, match="must be a VariationalOnlineNewton"):

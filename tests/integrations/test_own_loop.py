@@ -28,7 +28,7 @@ def begun(method, model, rows, batch_size=30, steps=12):
 
 
 @pytest.mark.parametrize("method", [pr.MAP(), pr.MeanField(), pr.NaturalGradient()], ids=repr)
-def test_a_loop_of_ones_own_has_the_numbers_of_fit(method):
+def test_a_custom_loop_gives_the_same_values_as_fit(method):
     model, rows = problem()
     target, plan, generator, state = begun(method, model, rows, batch_size=10)
     for epoch in range(4):
@@ -41,7 +41,7 @@ def test_a_loop_of_ones_own_has_the_numbers_of_fit(method):
 
 
 @pytest.mark.parametrize("method", [pr.MeanField(), pr.MeanField(samples=2), pr.NaturalGradient()], ids=repr)
-def test_parts_of_a_batch_at_one_draw_make_the_step_of_the_whole(method):
+def test_accumulated_parts_of_a_batch_at_one_draw_give_the_step_of_the_whole_batch(method):
     model, (X, y) = problem()
     target, _, generator, state = begun(method, model, (X, y))
     whole, _, other, expected = begun(method, problem()[0], (X, y))
@@ -59,7 +59,7 @@ def test_parts_of_a_batch_at_one_draw_make_the_step_of_the_whole(method):
         assert torch.allclose(value, found.tensors()[name], rtol=1e-9, atol=1e-10), name
 
 
-def test_a_block_of_autocast_a_draw_follows_the_weights_in_half_precision():
+def test_one_autocast_block_per_draw_uses_the_current_weights_in_half_precision():
     method = pr.MeanField()
     model, rows = problem(torch.float32)
     target, _, generator, state = begun(method, model, rows)

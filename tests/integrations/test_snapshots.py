@@ -39,7 +39,7 @@ def flat(net):
     return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
 
-def test_its_moments_are_those_of_the_weights_that_it_saw():
+def test_the_moments_are_those_of_the_snapshots():
     net, model, data = regression()
     snapshots, path = Snapshots(model, data, rank=5), []
 
@@ -58,33 +58,33 @@ def test_its_moments_are_those_of_the_weights_that_it_saw():
     assert torch.allclose(found, covariance, rtol=1e-10, atol=1e-14)
 
 
-def test_snapshots_are_taken_from_the_fraction_on_every_so_many_steps():
+def test_snapshots_are_taken_at_regular_steps_after_the_given_fraction():
     _, model, data = regression()
     for every, ends, expected in ((3, (), [18, 21, 24, 27, 30]), (None, (10, 20, 30), [20, 30])):
         snapshots, counts = Snapshots(model, data, begin=0.5, every=every), {}
         for step in range(1, 31):
-            snapshots.look(step, 30)
+            snapshots.on_step(step, 30)
             if step in ends:
-                snapshots.look(step, 30, epoch_ends=True)
+                snapshots.on_step(step, 30, epoch_ends=True)
             counts[step] = snapshots.count
         assert [step for step in range(2, 31) if counts[step] > counts[step - 1]] == expected
 
 
-def test_steps_of_accumulation_in_which_the_optimizer_rests_are_no_snapshots():
+def test_accumulation_steps_without_an_optimizer_step_take_no_snapshot():
     _, model, data = regression()
     snapshots = Snapshots(model, data, begin=0.0, every=2)
     for step in (0, 1, 1, 2, 2, 2, 3, 4):
-        snapshots.look(step, 4)
+        snapshots.on_step(step, 4)
     assert snapshots.count == 2
 
 
-def test_a_checkpoint_goes_on_with_the_same_numbers():
+def test_a_restored_checkpoint_continues_with_the_same_values():
     net, model, data = regression()
     whole, first, second = (Snapshots(model, data, rank=3, begin=0.0, every=1) for _ in range(3))
 
     def after(step):
-        whole.look(step, 20)
-        (first if step <= 8 else second).look(step, 20)
+        whole.on_step(step, 20)
+        (first if step <= 8 else second).on_step(step, 20)
         if step == 8:
             second.load_state_dict(copy.deepcopy(first.state_dict()))
 
@@ -93,7 +93,7 @@ def test_a_checkpoint_goes_on_with_the_same_numbers():
     assert torch.equal(second.posterior.theta, whole.posterior.theta)
 
 
-def test_the_posterior_predicts_saves_and_knows_its_rows(tmp_path):
+def test_the_posterior_predicts_can_be_saved_and_has_its_data(tmp_path):
     net, model, data = regression()
     snapshots = Snapshots(model, data, rank=3)
     trained(net, data, 40, lambda step: snapshots.take())
@@ -106,9 +106,9 @@ def test_the_posterior_predicts_saves_and_knows_its_rows(tmp_path):
     assert float(posterior.predict(data[0]).log_prob(data[1]).mean()) > 0
 
 
-def test_a_learnt_noise_is_set_on_the_held_rows_and_the_walk_goes_on():
+def test_a_learnt_noise_is_fitted_on_the_held_out_rows_and_snapshots_can_continue():
     net, model, (X, y) = regression("learn")
-    held = (X[30:], y[30:] + 0.6 * torch.tensor([1.0, -1.0]).repeat(5))  # far noisier than the rows of the training
+    held = (X[30:], y[30:] + 0.6 * torch.tensor([1.0, -1.0]).repeat(5))  # noisier than the training rows
     snapshots = Snapshots(model, (X[:30], y[:30]), held=held)
     with torch.no_grad():
         net.weight.copy_(torch.tensor([[1.0, -1.0]]))
@@ -122,7 +122,7 @@ def test_a_learnt_noise_is_set_on_the_held_rows_and_the_walk_goes_on():
     assert float(snapshots.posterior.mean["likelihood.noise"]) == pytest.approx(float(noise), rel=1e-6)
 
 
-def test_running_statistics_are_those_that_the_training_left():
+def test_running_statistics_are_those_at_the_end_of_the_training():
     net = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
     X = torch.linspace(-1, 1, 10)[:, None]
     snapshots = Snapshots(pr.Model(net, pr.Gaussian(0.1)), (X, X[:, 0]))
@@ -149,43 +149,43 @@ def test_a_network_with_dropout_predicts_without_it():
     ("options", "sentence"),
     [
         ({"rank": 1}, "The 'rank' argument of Snapshots must be an integer >= 2, got 1."),
-        ({"begin": 1.0}, "The 'begin' argument of Snapshots must lie from 0 to below 1, got 1.0."),
+        ({"begin": 1.0}, "The 'begin' argument of Snapshots must be a number in [0, 1), got 1.0."),
         ({"every": 0}, "The 'every' argument of Snapshots must be an integer >= 1, or None, got 0."),
     ],
 )
-def test_what_it_can_not_be_is_said_in_a_sentence(options, sentence):
+def test_invalid_arguments_raise_an_error_that_names_them(options, sentence):
     _, model, data = regression()
     with pytest.raises(InputError) as error:
         Snapshots(model, data, **options)
     assert str(error.value) == sentence
 
 
-def test_a_model_that_is_none_a_noise_without_rows_and_weights_that_broke_are_refused():
+def test_invalid_models_missing_held_out_rows_and_diverged_weights_raise_an_error():
     net, model, data = regression()
     with pytest.raises(InputError, match="The 'model' argument of Snapshots must be a Model"):
         Snapshots(net, data)
-    with pytest.raises(InputError, match="The 'held' argument of Snapshots must be rows that are not trained on"):
+    with pytest.raises(InputError, match="The 'held' argument of Snapshots must be held-out rows"):
         Snapshots(regression("learn")[1], data)
     snapshots = Snapshots(model, data, rank=3)
-    with pytest.raises(InputError, match="needs two snapshots or more"):
+    with pytest.raises(InputError, match="needs at least 2 snapshots"):
         _ = snapshots.posterior
-    with pytest.raises(InputError, match="be one of the same model and rank"):
+    with pytest.raises(InputError, match="be of the same model and rank"):
         snapshots.load_state_dict(Snapshots(model, data, rank=4).state_dict())
     with torch.no_grad():
         net.weight.fill_(float("nan"))
-    with pytest.raises(InputError, match="must be finite: the training has diverged"):
+    with pytest.raises(InputError, match="must be finite; the training has diverged"):
         snapshots.take()
 
 
-def test_a_module_that_trains_another_network_is_refused():
+def test_a_module_that_trains_another_network_raises_an_error():
     net, model, data = regression()
     snapshots = Snapshots(model, data)
-    snapshots.begin_with(nn.Sequential(net))
-    with pytest.raises(InputError, match="hold the network that is trained, itself and not a copy"):
-        snapshots.begin_with(copy.deepcopy(net))
+    snapshots.check_module(nn.Sequential(net))
+    with pytest.raises(InputError, match="be made from the network that is trained, not from a copy"):
+        snapshots.check_module(copy.deepcopy(net))
 
 
-def test_statistics_are_followed_where_the_model_was_made_in_evaluation_mode():
+def test_running_statistics_are_updated_for_a_model_made_in_evaluation_mode():
     net = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)).eval()
     X = torch.linspace(-1, 1, 10)[:, None]
     snapshots = Snapshots(pr.Model(net, pr.Gaussian(0.1)), (X, X[:, 0]))
@@ -197,12 +197,12 @@ def test_statistics_are_followed_where_the_model_was_made_in_evaluation_mode():
     assert torch.allclose(snapshots.posterior.predict(X, samples=4).mean, net(X)[:, 0].detach(), atol=1e-5)
 
 
-def test_weights_that_were_frozen_when_the_model_was_made_must_stay_so():
+def test_weights_that_were_frozen_when_the_model_was_made_must_stay_frozen():
     net = nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 1))
     net[0].requires_grad_(False)
     snapshots = Snapshots(pr.Model(net, pr.Gaussian(0.1)), (torch.zeros(4, 1), torch.zeros(4)))
     snapshots.take()
     with torch.no_grad():
         net[0].weight.add_(1)
-    with pytest.raises(InputError, match=r"got '0.weight', frozen then and trained since"):
+    with pytest.raises(InputError, match=r"got '0.weight', which was frozen when the model was made"):
         snapshots.take()

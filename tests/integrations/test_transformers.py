@@ -53,7 +53,7 @@ def rows():
     return TOKENS, torch.ones_like(TOKENS), LABELS
 
 
-def test_its_hooks_collect_the_last_part_of_the_training(monkeypatch, tmp_path):
+def test_the_hooks_collect_snapshots_in_the_last_part_of_the_training(monkeypatch, tmp_path):
     monkeypatch.setattr(transformers, "extra", lambda *_: None)
     inner = Inner()
     callback = transformers.SWAGCallback(pr.Model(Logits(inner), pr.Categorical()), rows(), rank=2, begin=0.5, every=1)
@@ -70,7 +70,7 @@ def test_its_hooks_collect_the_last_part_of_the_training(monkeypatch, tmp_path):
     assert callback.posterior.predict(rows()[:2], samples=4).probs.shape == (16, 2)
 
 
-def test_unless_told_it_looks_at_the_end_of_each_epoch(monkeypatch):
+def test_snapshots_are_taken_at_the_end_of_each_epoch_by_default(monkeypatch):
     monkeypatch.setattr(transformers, "extra", lambda *_: None)
     callback = transformers.SWAGCallback(pr.Model(Logits(Inner()), pr.Categorical()), rows(), begin=0.5)
     state = SimpleNamespace(global_step=0, max_steps=16)
@@ -82,15 +82,16 @@ def test_unless_told_it_looks_at_the_end_of_each_epoch(monkeypatch):
         assert callback.count == max(0, epoch - 1)
 
 
-def test_another_model_is_refused_before_anything_is_trained(monkeypatch):
+def test_another_model_raises_an_error_before_the_training(monkeypatch):
     monkeypatch.setattr(transformers, "extra", lambda *_: None)
     callback = transformers.SWAGCallback(pr.Model(Logits(Inner()), pr.Categorical()), rows())
-    with pytest.raises(InputError, match="The 'model' argument of SWAGCallback must hold the network that is trained"):
+    expected = "The 'model' argument of SWAGCallback must be made from the network that is trained"
+    with pytest.raises(InputError, match=expected):
         callback.on_train_begin(None, None, None, model=Inner())
 
 
 @pytest.mark.skipif(installed(), reason="transformers is installed")
-def test_without_transformers_it_says_what_to_install():
+def test_without_transformers_the_error_says_what_to_install():
     with pytest.raises(MissingExtra, match=r"pip install 'priory\[transformers\]'"):
         transformers.SWAGCallback(pr.Model(Logits(Inner()), pr.Categorical()), rows())
 
@@ -98,7 +99,7 @@ def test_without_transformers_it_says_what_to_install():
 @needs_transformers
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}, {"bf16": True}], ids=str)
-def test_a_trainer_leaves_a_posterior_that_predicts_and_is_saved(options, tmp_path):
+def test_a_trainer_gives_a_posterior_that_predicts_and_can_be_saved(options, tmp_path):
     peer = importlib.import_module("transformers")
     config = peer.BertConfig(
         vocab_size=7,

@@ -1,4 +1,4 @@
-"""How good a prediction was: scores and calibration, each a function of a prediction and the targets.
+"""Scores and calibration of predictions, each a function of a prediction and the targets.
 
 >>> import torch
 >>> probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]])

@@ -1,8 +1,8 @@
-"""Calibration: whether events that are given a probability p happen with frequency p.
+"""Calibration: whether events predicted with probability p occur with frequency p.
 
-For numbers, by central intervals and the probability integral transform (Gneiting, Balabdaoui and Raftery,
-2007); for classes, by the confidence of the most probable class in bins (Guo et al., 2017, "On Calibration
-of Modern Neural Networks").
+Predictions of numbers are checked by central intervals and the probability integral transform (Gneiting, Balabdaoui and
+Raftery, 2007, "Probabilistic Forecasts, Calibration and Sharpness"). Predictions of classes are checked by the
+confidence in the most probable class, in bins (Guo et al., 2017, "On Calibration of Modern Neural Networks").
 """
 
 from __future__ import annotations
@@ -24,9 +24,20 @@ LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def coverage(prediction: Prediction, y: Any, levels: Sequence[float] = LEVELS) -> Tensor:
-    """Fraction of the targets inside the central interval of each level.
+    """Compute the fraction of targets inside the central interval of each level.
 
-    A calibrated prediction gives the levels themselves.
+    For a calibrated prediction it equals the level.
+
+    Args:
+        prediction: A prediction of numbers.
+        y: Targets, in the shape of the predictive mean.
+        levels: Probabilities of the intervals, between 0 and 1. Default: 0.1, 0.2, ..., 0.9.
+
+    Returns:
+        One fraction per level, in float64.
+
+    Raises:
+        InputError: If the prediction is of classes, if the shapes differ, or if a level is not between 0 and 1.
     """
     require(not prediction.classes, "prediction", "coverage", "be of numbers, not of classes", "classes")
     y = matched(y, prediction.mean, "coverage")
@@ -40,10 +51,23 @@ def coverage(prediction: Prediction, y: Any, levels: Sequence[float] = LEVELS) -
 
 
 def pit(prediction: Prediction, y: Any) -> Tensor:
-    """Probability integral transform: the predictive's distribution function at each target, in y's shape.
+    """Compute the probability integral transform: the predictive cumulative distribution function at each target.
 
-    Uniform on (0, 1) if the prediction is calibrated: a hump says that it is too wide, a U that it is too
-    narrow, a slope that it is biased. For counts it is the middle of the step, (F(y - 1) + F(y)) / 2.
+    For a calibrated prediction it is uniform on (0, 1). A hump means that the prediction is too wide, a U shape that it
+    is too narrow, a slope that it is biased. For counts it is the middle of the step, (F(y - 1) + F(y)) / 2.
+
+    Args:
+        prediction: A prediction of numbers.
+        y: Targets, in the shape of the predictive mean.
+
+    Returns:
+        Values in [0, 1], in the shape of the targets.
+
+    Raises:
+        InputError: If the prediction is of classes, or if the shapes differ.
+
+    References:
+        Gneiting, Balabdaoui and Raftery (2007), Probabilistic forecasts, calibration and sharpness.
     """
     require(not prediction.classes, "prediction", "pit", "be of numbers, not of classes", "classes")
     y = matched(y, prediction.mean, "pit")
@@ -54,10 +78,13 @@ def pit(prediction: Prediction, y: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class Reliability:
-    """A reliability curve: what was promised and what happened, in bins of equal width; empty bins hold NaN.
+    """A reliability curve: confidence against accuracy, in bins of equal width. Empty bins hold NaN.
 
-    `edges` (bins + 1,), and for each bin `count`, `confidence` (mean probability of the most probable
-    class) and `frequency` (how often that class was right).
+    Attributes:
+        edges: Edges of the bins, (bins + 1,).
+        count: Number of targets per bin.
+        confidence: Mean probability of the most probable class per bin.
+        frequency: Fraction of targets per bin for which that class is correct.
     """
 
     edges: Tensor
@@ -67,29 +94,63 @@ class Reliability:
 
 
 def reliability(probs: Prediction | Tensor, y: Any, bins: int = 15) -> Reliability:
-    """Confidence against frequency of being right, in `bins` bins `(low, high]` of the confidence."""
-    require(bins >= 1, "bins", "reliability", "be at least 1", bins)
+    """Compute the reliability curve: confidence against accuracy, in bins `(low, high]` of the confidence.
+
+    Args:
+        probs: A prediction of classes; or probabilities, (n, K) of classes or (n, ...) of label 1.
+        y: Class indices (n,), or binary labels in the shape of the probabilities.
+        bins: Number of bins of equal width. Default: 15.
+
+    Returns:
+        The curve.
+
+    Raises:
+        InputError: If the prediction is of numbers, if the targets do not fit it, or if `bins` is below 1.
+
+    References:
+        Guo, Pleiss, Sun and Weinberger (2017), On calibration of modern neural networks.
+    """
+    require(bins >= 1, "bins", "reliability", "be an integer >= 1", bins)
     confidence, correct = top_class(probs, y, "reliability")
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
-    place = torch.bucketize(confidence, edges[1:-1])  # a value on an edge belongs to the bin below
-    count = torch.bincount(place, minlength=bins)
-    promised = torch.bincount(place, weights=confidence, minlength=bins) / count
-    happened = torch.bincount(place, weights=correct.double(), minlength=bins) / count
-    return Reliability(edges, count, promised, happened)
+    bin_index = torch.bucketize(confidence, edges[1:-1])  # a value on an edge belongs to the bin below
+    count = torch.bincount(bin_index, minlength=bins)
+    confidences = torch.bincount(bin_index, weights=confidence, minlength=bins) / count
+    frequencies = torch.bincount(bin_index, weights=correct.double(), minlength=bins) / count
+    return Reliability(edges, count, confidences, frequencies)
 
 
 def expected_calibration_error(probs: Prediction | Tensor, y: Any, bins: int = 15) -> float:
-    """Mean distance between confidence and frequency, `sum_b (n_b / n) |frequency_b - confidence_b|`."""
+    """Compute the expected calibration error, `sum_b (n_b / n) |frequency_b - confidence_b|`; lower is better.
+
+    Args:
+        probs: A prediction of classes; or probabilities, (n, K) of classes or (n, ...) of label 1.
+        y: Class indices (n,), or binary labels in the shape of the probabilities.
+        bins: Number of bins of equal width. Default: 15.
+
+    Returns:
+        The error, between 0 and 1.
+
+    References:
+        Guo, Pleiss, Sun and Weinberger (2017), On calibration of modern neural networks.
+    """
     curve = reliability(probs, y, bins)
     gap = (curve.frequency - curve.confidence).abs().nan_to_num(0.0)
     return float((gap * curve.count).sum() / curve.count.sum())
 
 
 def calibration_error(prediction: Prediction, y: Any) -> float:
-    """One number for both kinds: 0 is perfect, lower is better.
+    """Compute one calibration error for predictions of numbers or classes; 0 is perfect, lower is better.
 
-    Numbers: the mean of `|coverage - level|` over the levels 0.1, 0.2, ..., 0.9. Classes: the expected
+    For numbers it is the mean of `|coverage - level|` over the levels 0.1, 0.2, ..., 0.9, for classes the expected
     calibration error in 15 bins.
+
+    Args:
+        prediction: A prediction of numbers or classes.
+        y: Targets, one per row of the prediction.
+
+    Returns:
+        The error, between 0 and 1.
     """
     if prediction.classes:
         return expected_calibration_error(prediction, y)

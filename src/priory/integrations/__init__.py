@@ -1,4 +1,4 @@
-"""Posteriors of networks that something else trains: loops of one's own, Lightning, the Hugging Face Trainer."""
+"""Posteriors of networks that are trained elsewhere: in a custom loop, by Lightning, or by the Hugging Face Trainer."""
 
 from priory.integrations.newton import posterior_of
 from priory.integrations.snapshots import Snapshots

@@ -1,12 +1,13 @@
-"""SWAG as a callback of Lightning: train as you do, and have a posterior at the end.
+"""SWAG as a Lightning callback: train as usual, and get a posterior at the end.
 
     callback = SWAGCallback(pr.Model(module.net, pr.Categorical()), (X, y))
     Trainer(max_epochs=20, callbacks=[callback]).fit(module, loader)
     callback.posterior.predict(X_new)
 
-The model holds the network that the module trains, itself and not a copy. The Trainer's checkpoints keep the snapshots.
-`VariationalOnlineNewton` needs no callback: a module returns it from `configure_optimizers`, and Lightning's automatic
-optimisation calls its `step` with a closure, without accumulation. `integrations.posterior_of` makes a posterior of it.
+The model must be made from the network that the module trains, not from a copy. Checkpoints of the Trainer include the
+snapshots. `VariationalOnlineNewton` needs no callback: return it from `configure_optimizers`, and Lightning's automatic
+optimisation calls its `step` with a closure (without gradient accumulation). `integrations.posterior_of` turns the
+optimizer into a posterior.
 """
 
 from __future__ import annotations
@@ -19,13 +20,24 @@ from priory.integrations.snapshots import Snapshots
 try:
     Callback: Any = extra("lightning.pytorch", "lightning").Callback
 except MissingExtra:
-    Callback = object  # it is said when a callback is made
+    Callback = object  # the constructor of SWAGCallback raises the error
 
 
 class SWAGCallback(Snapshots, Callback):
-    """Collects the moments of the weights during `Trainer.fit`; `posterior` is there afterwards.
+    """Lightning callback that collects the moments of the weights during `Trainer.fit`, for `posterior`.
 
-    The arguments are those of `priory.integrations.Snapshots`.
+    Args:
+        model: A `Model`, made from the network that is trained.
+        data: Training data, as for `fit`.
+        held: Held-out data, on which a learnt noise of the likelihood is fitted. Default: None; required if the
+            likelihood has a learnt noise.
+        rank: Number of last snapshots that form the low-rank part of the covariance, an integer >= 2. Default: 20.
+        begin: Fraction of the training after which snapshots are taken, in [0, 1). Default: 0.75.
+        every: Number of optimizer steps between snapshots. Default: None, for one snapshot per epoch.
+
+    Raises:
+        MissingExtra: If Lightning is not installed.
+        InputError: If an argument is invalid.
     """
 
     def __init__(
@@ -35,10 +47,10 @@ class SWAGCallback(Snapshots, Callback):
         super().__init__(model, data, held, rank, begin, every)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        self.begin_with(pl_module)
+        self.check_module(pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.look(trainer.global_step, trainer.estimated_stepping_batches)
+        self.on_step(trainer.global_step, trainer.estimated_stepping_batches)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self.look(trainer.global_step, trainer.estimated_stepping_batches, epoch_ends=True)
+        self.on_step(trainer.global_step, trainer.estimated_stepping_batches, epoch_ends=True)

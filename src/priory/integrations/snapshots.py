@@ -1,8 +1,7 @@
-"""SWAG of a training that is not ours: the moments of the weights while something else trains them.
+"""SWAG for a network that is trained elsewhere: moments of its weights, collected during the training.
 
-The Gaussian is that of `priory.methods.ensemble.swag`, from snapshots of the last part of a training. Its
-rate should stay up meanwhile: weights that a schedule has brought to rest wander no more, and their Gaussian is too
-narrow.
+The Gaussian is that of `priory.methods.ensemble.swag`, from snapshots of the last part of the training. The learning
+rate should not decay in that part: otherwise the weights stop moving, and the Gaussian is too narrow.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from priory.core.errors import InputError, require, whole
-from priory.integrations.outside import Outside
+from priory.integrations.external import ExternalTraining
 from priory.methods.ensemble.swag import SWAG, State, take
 from priory.methods.optimise import Adam
 
@@ -22,24 +21,40 @@ if TYPE_CHECKING:
 
     from priory.posteriors import Variational
 
-KEPT = ("mean", "squares", "last")
+STATE_TENSORS = ("mean", "squares", "last")  # what a checkpoint holds of the SWAG state
 
 
 class Snapshots:
-    """Snapshots of `model.net`, from which `posterior` is made.
+    """Snapshots of the weights of `model.net` during training, and the SWAG posterior that they define.
 
-    They are taken from the fraction `begin` of the training on, once an epoch, or every `every` steps of the optimizer.
-    `rank` of them make the low-rank part. In a loop of one's own: `take()` where a snapshot is wanted.
+    In a custom training loop, call `take()` for each snapshot, and read `posterior` at the end. The callbacks for
+    Lightning and the Hugging Face Trainer take the snapshots themselves.
 
-    >>> import priory as pr
-    >>> from torch import nn
-    >>> net, X, y = nn.Linear(1, 1), torch.ones(4, 1), torch.ones(4)
-    >>> snapshots = Snapshots(pr.Model(net, pr.Gaussian(0.1)), (X, y), rank=2)
-    >>> for value in (0.0, 1.0, 2.0):
-    ...     _ = nn.init.constant_(net.weight, value)
-    ...     snapshots.take()
-    >>> snapshots.posterior.mean["weight"]
-    tensor([[1.]])
+    Args:
+        model: A `Model`, made from the network that is trained.
+        data: Training data, as for `fit`.
+        held: Held-out data, on which a learnt noise of the likelihood is fitted. Default: None; required if the
+            likelihood has a learnt noise.
+        rank: Number of last snapshots that form the low-rank part of the covariance, an integer >= 2. Default: 20.
+        begin: Fraction of the training after which a callback takes snapshots, in [0, 1). Default: 0.75.
+        every: Number of optimizer steps between snapshots of a callback. Default: None, for one snapshot per epoch.
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> import priory as pr
+        >>> from torch import nn
+        >>> net, X, y = nn.Linear(1, 1), torch.ones(4, 1), torch.ones(4)
+        >>> snapshots = Snapshots(pr.Model(net, pr.Gaussian(0.1)), (X, y), rank=2)
+        >>> for value in (0.0, 1.0, 2.0):
+        ...     _ = nn.init.constant_(net.weight, value)
+        ...     snapshots.take()
+        >>> snapshots.posterior.mean["weight"]
+        tensor([[1.]])
+
+    References:
+        Maddox et al. (2019), A simple baseline for Bayesian uncertainty in deep learning.
     """
 
     def __init__(
@@ -48,62 +63,82 @@ class Snapshots:
         owner = type(self).__name__
         require(whole(rank, 2), "rank", owner, "be an integer >= 2", repr(rank))
         number = isinstance(begin, (int, float)) and not isinstance(begin, bool)
-        require(number and 0 <= begin < 1, "begin", owner, "lie from 0 to below 1", repr(begin))
+        require(number and 0 <= begin < 1, "begin", owner, "be a number in [0, 1)", repr(begin))
         require(every is None or whole(every, 1), "every", owner, "be an integer >= 1, or None", repr(every))
-        self.outside = Outside(owner, model, data, held)
+        self.external = ExternalTraining(owner, model, data, held)
         self.rank, self.begin, self.every = int(rank), float(begin), every
-        self._step = 0  # the last one that was looked at
-        w = self.outside.start
+        self._step = 0  # the last optimizer step seen by `on_step`
+        w = self.external.start
         idle = Adam.of(w.new_empty(0), torch.zeros(1))  # another optimizer moves the weights
         last = w.new_zeros(self.rank, len(w))
         self._state = State(w, idle, {}, torch.zeros_like(w), torch.zeros_like(w), last, 0, every=1, factors={})
 
     @property
     def count(self) -> int:
-        """How many snapshots there are."""
+        """The number of snapshots taken so far."""
         return self._state.count
 
-    def begin_with(self, module: nn.Module) -> None:
-        """Refuse a module in which the network is not, before it is trained."""
-        self.outside.check(module)
+    def check_module(self, module: nn.Module) -> None:
+        """Check before the training that a module contains the network of the model.
 
-    def look(self, step: int, steps: int, epoch_ends: bool = False) -> None:
-        """Take a snapshot after this many of all steps of the optimizer, if one is due."""
+        Args:
+            module: The module that will be trained.
+
+        Raises:
+            InputError: If the module does not contain the network.
+        """
+        self.external.check(module)
+
+    def on_step(self, step: int, steps: int, epoch_ends: bool = False) -> None:
+        """Take a snapshot after an optimizer step, if one is due.
+
+        Args:
+            step: Number of optimizer steps so far.
+            steps: Total number of optimizer steps of the training.
+            epoch_ends: Whether this call marks the end of an epoch. Default: False.
+        """
         fresh, self._step = step != self._step, step
         due = epoch_ends if self.every is None else fresh and step % self.every == 0
         if due and step > self.begin * steps:
             self.take()
 
     def take(self) -> None:
-        """One snapshot of the weights as they are."""
-        self._state.w = self.outside.vector()
+        """Take a snapshot of the current weights."""
+        self._state.w = self.external.vector()
         take(self._state)
 
     @property
     def posterior(self) -> Variational:
-        """The Gaussian of the snapshots so far, with the running statistics of the last."""
+        """The SWAG posterior of the snapshots so far, with the current running statistics of the network."""
         if self.count < 2:
             raise InputError(
-                f"A posterior of {type(self).__name__} needs two snapshots or more, got {self.count}: train "
-                "for longer, or lower 'begin' or 'every'."
+                f"The posterior of {type(self).__name__} needs at least 2 snapshots, got {self.count}; train for "
+                "longer, or lower 'begin' or 'every'."
             )
-        outside = self.outside
-        mean, last = outside.settle(self._state.mean.clone()), self._state.last.clone()
-        learnt = outside.model.learnt
-        last[:, learnt] = mean[learnt]  # the noise is set afterwards, once for all snapshots
-        state = replace(self._state, mean=mean, last=last, buffers=outside.buffers())
-        found = SWAG(self.count + self.rank, self.rank).posterior(outside.target, state)
-        found.method, found.data = "SWAG", outside.rows
+        external = self.external
+        mean, last = external.with_fitted_noise(self._state.mean.clone()), self._state.last.clone()
+        learnt = external.model.learnt
+        last[:, learnt] = mean[learnt]  # a learnt noise is fitted at the end, once for all snapshots
+        state = replace(self._state, mean=mean, last=last, buffers=external.buffers())
+        found = SWAG(self.count + self.rank, self.rank).posterior(external.target, state)
+        found.method, found.data = "SWAG", external.rows
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return {"count": self.count, "step": self._step, **{name: getattr(self._state, name) for name in KEPT}}
+        """Return the state for a checkpoint."""
+        return {"count": self.count, "step": self._step, **{name: getattr(self._state, name) for name in STATE_TENSORS}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        fits = all(state[name].shape == getattr(self._state, name).shape for name in KEPT)
-        require(fits, "state", type(self).__name__, "be one of the same model and rank", list(state["last"].shape))
-        for name in KEPT:
-            setattr(self._state, name, state[name].to(self.outside.start))
+        """Restore the state from a checkpoint.
+
+        Args:
+            state: What `state_dict` returned, for the same model and rank.
+
+        Raises:
+            InputError: If the state is of another model or rank.
+        """
+        fits = all(state[name].shape == getattr(self._state, name).shape for name in STATE_TENSORS)
+        require(fits, "state", type(self).__name__, "be of the same model and rank", list(state["last"].shape))
+        for name in STATE_TENSORS:
+            setattr(self._state, name, state[name].to(self.external.start))
         self._state.count, self._step = int(state["count"]), int(state["step"])

@@ -1,7 +1,7 @@
-"""SWAG as a callback of the Hugging Face Trainer: train as you do, and have a posterior at the end.
+"""SWAG as a callback of the Hugging Face Trainer: train as usual, and get a posterior at the end.
 
-A model of `transformers` takes many arguments and returns a record. The network of a `Model` takes tensors and returns
-one, so that a few lines stand between them:
+A model of `transformers` takes many arguments and returns an output object. The network of a `Model` takes tensors and
+returns one tensor, so a small wrapper is needed:
 
     class Logits(nn.Module):
         def __init__(self, inner):
@@ -15,9 +15,9 @@ one, so that a few lines stand between them:
     Trainer(bert, arguments, train_dataset=rows, callbacks=[callback]).train()
     callback.posterior.predict((input_ids, attention_mask))
 
-The Trainer trains `bert` itself, which the model holds. In evaluation mode dropout is off in the model's own copy; the
-Trainer turns it on for the training. Its default rate falls to zero: `lr_scheduler_type="constant"` lets the weights
-wander.
+The Trainer trains the same `bert` that the model was made from. `eval()` turns dropout off in the model's copy; the
+Trainer turns it on for the training. The Trainer's default learning rate decays to zero; use
+`lr_scheduler_type="constant"`, so that the weights keep moving.
 """
 
 from __future__ import annotations
@@ -30,13 +30,24 @@ from priory.integrations.snapshots import Snapshots
 try:
     TrainerCallback: Any = extra("transformers", "transformers").TrainerCallback
 except MissingExtra:
-    TrainerCallback = object  # it is said when a callback is made
+    TrainerCallback = object  # the constructor of SWAGCallback raises the error
 
 
 class SWAGCallback(Snapshots, TrainerCallback):
-    """Collects the moments of the weights during `Trainer.train`; `posterior` is there afterwards.
+    """Hugging Face callback that collects the moments of the weights during `Trainer.train`, for `posterior`.
 
-    The arguments are those of `priory.integrations.Snapshots`.
+    Args:
+        model: A `Model`, made from the network that is trained.
+        data: Training data, as for `fit`.
+        held: Held-out data, on which a learnt noise of the likelihood is fitted. Default: None; required if the
+            likelihood has a learnt noise.
+        rank: Number of last snapshots that form the low-rank part of the covariance, an integer >= 2. Default: 20.
+        begin: Fraction of the training after which snapshots are taken, in [0, 1). Default: 0.75.
+        every: Number of optimizer steps between snapshots. Default: None, for one snapshot per epoch.
+
+    Raises:
+        MissingExtra: If `transformers` is not installed.
+        InputError: If an argument is invalid.
     """
 
     def __init__(
@@ -45,11 +56,11 @@ class SWAGCallback(Snapshots, TrainerCallback):
         extra("transformers", "transformers")
         super().__init__(model, data, held, rank, begin, every)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self.begin_with(others["model"])
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.check_module(kwargs["model"])
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self.look(state.global_step, state.max_steps)
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_step(state.global_step, state.max_steps)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self.look(state.global_step, state.max_steps, epoch_ends=True)
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_step(state.global_step, state.max_steps, epoch_ends=True)
