@@ -22,7 +22,7 @@ from torch import Tensor
 
 import priory as pr
 from priory.core.streams import stream
-from priory.families import FullRank
+from priory.families import FullRankFamily
 from priory.posteriors import DiagonalGaussian, Variational
 from priory.testing import LinearRegression
 
@@ -49,7 +49,7 @@ def full_rank(problem: LinearRegression, steps: int = 300) -> Moments:
     """What FullRank finds."""
     q = pr.fit(problem.model(), problem.data, pr.FullRank(learning_rate=0.2), steps=steps, progress=False)
     assert isinstance(q, Variational)
-    assert isinstance(q.family, FullRank)
+    assert isinstance(q.family, FullRankFamily)
     return q.family.loc, q.family.tril @ q.family.tril.mT
 
 

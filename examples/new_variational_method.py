@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import priory as pr
-from priory.families import Diagonal
+from priory.families import DiagonalFamily
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.posteriors import DiagonalGaussian, Posterior
@@ -88,7 +88,7 @@ class FactorisedGaussian(Options):
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> DiagonalGaussian:
         loc, log_scale = state.theta.chunk(2, -1)
-        return DiagonalGaussian(target, Diagonal(loc, log_scale), state.buffers)
+        return DiagonalGaussian(target, DiagonalFamily(loc, log_scale), state.buffers)
 
 
 def elbo_and_grad(

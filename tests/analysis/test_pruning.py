@@ -13,7 +13,7 @@ import priory as pr
 from priory import penalties
 from priory.analysis.pruning import SHARES, prune_neurons, prune_weights, weight_order
 from priory.core.errors import InputError
-from priory.families import Diagonal
+from priory.families import DiagonalFamily
 from priory.models.target import Target
 from priory.posteriors import DiagonalGaussian
 
@@ -218,7 +218,7 @@ def test_test_rows_need_a_posterior_and_a_pair():
 def gaussian(mean: Tensor, scale: Tensor) -> DiagonalGaussian:
     """A posterior of three weights and a bias, whose moments are given."""
     model = pr.Model(nn.Linear(3, 1).double(), pr.Gaussian(0.5))
-    return DiagonalGaussian(Target(model, 10), Diagonal(mean, scale.log()))
+    return DiagonalGaussian(Target(model, 10), DiagonalFamily(mean, scale.log()))
 
 
 def test_signal_to_noise_and_density_at_zero_order_the_weights_by_their_formulas():

@@ -16,7 +16,7 @@ from torch.distributions.constraints import unit_interval
 import priory as pr
 from priory.core.data import Data
 from priory.estimators import elbo
-from priory.families import Diagonal
+from priory.families import DiagonalFamily
 from priory.models.target import Target
 
 F64 = torch.float64
@@ -355,7 +355,7 @@ def test_the_monte_carlo_loss_is_unbiased_over_minibatches_and_draws():
     loc, scale = torch.tensor([0.2, 0.4], dtype=F64), torch.tensor([0.3, 0.8], dtype=F64)
     noise = torch.cartesian_prod(*2 * [torch.tensor([-1.0, 1.0], dtype=F64)])  # E of a quadratic, exactly
     subsets = torch.combinations(torch.arange(line.rows), 3)
-    parts = [elbo(line.target, Diagonal(loc, scale.log()), noise, (line.X[s], line.y[s])) for s in subsets]
+    parts = [elbo(line.target, DiagonalFamily(loc, scale.log()), noise, (line.X[s], line.y[s])) for s in subsets]
     exact = Normal(loc, scale)
     losses = torch.stack([part.loss for part in parts])
     assert losses.mean().item() == pytest.approx(-line.elbo(exact).item(), abs=1e-9)
@@ -366,7 +366,7 @@ def test_the_monte_carlo_loss_is_unbiased_over_minibatches_and_draws():
 
 
 def test_a_draw_is_mean_plus_scale_times_noise_and_its_gradient_is_pathwise():
-    q = Diagonal(
+    q = DiagonalFamily(
         torch.tensor([0.2, 0.4], dtype=F64, requires_grad=True),
         torch.tensor([-1.0, 0.1], dtype=F64, requires_grad=True),
     )

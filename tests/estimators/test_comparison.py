@@ -15,7 +15,7 @@ from priory.core.data import Data
 from priory.core.errors import InputError
 from priory.core.streams import stream
 from priory.estimators import ESTIMATORS, comparison, variance
-from priory.families import Diagonal, FactorisedForm, MixtureForm
+from priory.families import DiagonalFamily, FactorisedForm, MixtureForm
 from priory.fitting.prepare import make_target
 from priory.posteriors import DiagonalGaussian, Variational
 from priory.testing import LinearRegression
@@ -34,7 +34,7 @@ def gaussian_density():
 def at(model, loc, scale, data=None):
     """The posterior q = N(loc, scale^2), as a fit would leave it."""
     target = make_target(model, Data.of(data).prepared(model.prepare))
-    return DiagonalGaussian(target, Diagonal(torch.tensor(loc, dtype=F64), torch.tensor(scale, dtype=F64).log()))
+    return DiagonalGaussian(target, DiagonalFamily(torch.tensor(loc, dtype=F64), torch.tensor(scale, dtype=F64).log()))
 
 
 def regression():

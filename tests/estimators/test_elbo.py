@@ -12,7 +12,7 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
 from priory.estimators import elbo
-from priory.families import Diagonal
+from priory.families import DiagonalFamily
 from priory.fitting.prepare import make_target
 from priory.methods.base import Plan
 from priory.testing import LinearRegression
@@ -37,7 +37,7 @@ def problem(model=None, rows=10, features=3):
 def random_family(size, seed=1):
     generator = stream(seed, "family")
     loc = torch.randn(size, generator=generator, dtype=F64)
-    return Diagonal(
+    return DiagonalFamily(
         loc.requires_grad_(), (0.3 * torch.randn(size, generator=generator, dtype=F64) - 1).requires_grad_()
     )
 
@@ -136,7 +136,7 @@ def test_the_lean_step_has_the_gradient_and_the_parts_of_the_autograd_elbo(net, 
     start = state.variational.clone().requires_grad_()
     _, info = method.step(target, state, batch, generator)
 
-    parts = elbo(target, Diagonal(*start), state.noise.clone(), batch)
+    parts = elbo(target, DiagonalFamily(*start), state.noise.clone(), batch)
     (gradient,) = torch.autograd.grad(parts.loss, start)
     torch.testing.assert_close(state.gradient, gradient, rtol=1e-10, atol=1e-10)
     for name, value in (("elbo", parts.value), ("nll", parts.nll), ("kl", parts.kl), ("loss", parts.loss)):

@@ -15,7 +15,15 @@ from priory.core.streams import stream
 from priory.divergences import KL, ForwardKL, JensenShannon, Renyi
 from priory.estimators import elbo
 from priory.estimators.gradients import SCORES, estimate
-from priory.families import Diagonal, DiagonalForm, FactorisedForm, FlowForm, FullRankForm, LowRankForm, MixtureForm
+from priory.families import (
+    DiagonalFamily,
+    DiagonalForm,
+    FactorisedForm,
+    FlowForm,
+    FullRankForm,
+    LowRankForm,
+    MixtureForm,
+)
 from priory.fitting.checkpoint import Checkpoint
 from priory.fitting.prepare import make_target
 from priory.methods.base import Plan
@@ -164,7 +172,7 @@ def test_pathwise_is_the_gradient_of_the_autograd_elbo(samples):
     noise = torch.randn(samples if samples % 2 else samples // 2, 3, generator=stream(2, "noise"), dtype=F64)
     if samples % 2 == 0:  # draws of a symmetric q come in pairs
         noise = torch.cat([noise, -noise])
-    parts = elbo(target, Diagonal(loc, log_scale), noise, batch)
+    parts = elbo(target, DiagonalFamily(loc, log_scale), noise, batch)
     wanted = torch.cat(torch.autograd.grad(parts.value, (loc, log_scale)))
     theta = torch.cat([loc, log_scale])
     found, told = gradient_of(target, DiagonalForm(3), theta, batch, stream(2, "noise"), samples, "pathwise")

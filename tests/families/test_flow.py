@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from priory.core.streams import stream
-from priory.families import Diagonal, FlowForm
+from priory.families import DiagonalFamily, FlowForm
 from priory.families.flow import halves
 
 F64 = torch.float64
@@ -26,7 +26,7 @@ def test_a_flow_starts_as_the_factorised_gaussian(size, shape):
     generator = stream(0, "start")
     loc = torch.randn(*shape, size, generator=generator, dtype=F64)
     scale = torch.rand(size, generator=generator, dtype=F64) + 0.1
-    q, gaussian = form.family(form.initial(loc, scale, generator)), Diagonal(loc, scale.log().expand_as(loc))
+    q, gaussian = form.family(form.initial(loc, scale, generator)), DiagonalFamily(loc, scale.log().expand_as(loc))
     w = q.sample(5, stream(1, "draws"))
     assert_close(w, gaussian.sample(5, stream(1, "draws")), rtol=0, atol=1e-12)
     assert_close(q.log_prob(w), gaussian.log_prob(w), rtol=0, atol=1e-10)

@@ -19,14 +19,14 @@ from torch.testing import assert_close
 
 from priory.core.streams import stream
 from priory.families import (
-    Diagonal,
+    DiagonalFamily,
     Factorised,
     FactorisedForm,
-    FullRank,
+    FullRankFamily,
     FullRankForm,
-    LowRank,
+    LowRankFamily,
     LowRankForm,
-    Mixture,
+    MixtureFamily,
     MixtureForm,
 )
 from priory.testing import assert_covariance_close, assert_mean_close
@@ -67,7 +67,7 @@ def test_theta_of_a_full_rank_family_describes_it():
     theta = normal(2, form.length)
     exactly(form.theta(form.family(theta)), theta)
     factor = torch.linalg.cholesky(normal(5, 9) @ normal(5, 9).mT)
-    exactly(form.family(form.theta(FullRank(normal(5), factor))).tril, factor)
+    exactly(form.family(form.theta(FullRankFamily(normal(5), factor))).tril, factor)
 
 
 def test_adam_fits_full_rank_to_fifty_correlated_coordinates():
@@ -102,14 +102,14 @@ def test_low_rank_is_the_low_rank_multivariate_normal(shape, rank):
 
 def test_draws_of_low_rank_have_its_covariance():
     """5 standard errors, 14 comparisons: false-alarm rate 8e-6."""
-    q = LowRank(normal(4), normal(4, 2), torch.tensor([-1.0, 0.0, 0.5, -2.0], dtype=F64))
+    q = LowRankFamily(normal(4), normal(4, 2), torch.tensor([-1.0, 0.0, 0.5, -2.0], dtype=F64))
     w = q.sample(20_000, stream(1, "draws"))
     assert_mean_close(w, q.loc)
     assert_covariance_close(w, q.factor @ q.factor.mT + (2 * q.log_diag).exp().diag())
 
 
 def test_diagonal_is_independent_normals():
-    q = Diagonal(normal(3, 4), 0.3 * normal(3, 4, seed=1))
+    q = DiagonalFamily(normal(3, 4), 0.3 * normal(3, 4, seed=1))
     theirs = Independent(Normal(q.loc, q.scale), 1)
     w = normal(5, 3, 4, seed=2)
     exactly(q.log_prob(w), theirs.log_prob(w))
@@ -127,7 +127,7 @@ def test_a_mixture_agrees_with_torchs_mixture(covariance, shape):
     parts = q.components
     each = (
         MultivariateNormal(parts.loc, scale_tril=parts.tril)
-        if isinstance(parts, FullRank)
+        if isinstance(parts, FullRankFamily)
         else Independent(Normal(parts.loc, parts.scale), 1)
     )
     theirs = MixtureSameFamily(Categorical(logits=q.logits), each)
@@ -139,7 +139,9 @@ def test_a_mixture_agrees_with_torchs_mixture(covariance, shape):
 
 def test_a_mixture_draws_from_every_component_and_weights_the_draws():
     logits = torch.tensor([0.2, 0.8], dtype=F64).log()
-    q = Mixture(logits, Diagonal(torch.tensor([[-100.0], [100.0]], dtype=F64), torch.zeros(2, 1, dtype=F64)))
+    q = MixtureFamily(
+        logits, DiagonalFamily(torch.tensor([[-100.0], [100.0]], dtype=F64), torch.zeros(2, 1, dtype=F64))
+    )
     w, weights = q.sample(7, stream(0, "draws")), q.weights(7)
     assert (w[:, 0] > 0).tolist() == [False, True] * 3
     exactly(weights, torch.tensor([0.2, 0.8] * 3, dtype=F64) / 3)
@@ -149,8 +151,9 @@ def test_a_mixture_draws_from_every_component_and_weights_the_draws():
 def test_independent_draws_of_a_mixture_have_its_proportions():
     """5 standard errors, 6 comparisons: false-alarm rate 3e-6."""
     logits = torch.tensor([[0.2, 0.8], [0.5, 0.5], [0.9, 0.1]], dtype=F64).log()
-    q = Mixture(
-        logits, Diagonal(torch.tensor([[-100.0], [100.0]], dtype=F64).expand(3, 2, 1), torch.zeros(3, 2, 1, dtype=F64))
+    q = MixtureFamily(
+        logits,
+        DiagonalFamily(torch.tensor([[-100.0], [100.0]], dtype=F64).expand(3, 2, 1), torch.zeros(3, 2, 1, dtype=F64)),
     )
     w = q.independent(20_000, stream(0, "draws"))
     assert w.shape == (20_000, 3, 1)

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from priory.core.errors import InputError
 from priory.core.flat import Layout, Param
 from priory.core.streams import stream
-from priory.families import Diagonal, FullRank, PerParameterForm
+from priory.families import DiagonalFamily, FullRankFamily, PerParameterForm
 from priory.testing import assert_covariance_close, assert_mean_close
 
 F64 = torch.float64
@@ -69,7 +69,7 @@ def test_a_multivariate_normal_over_a_real_vector_is_the_full_rank_gaussian():
     q = form.family(random_theta(form=form))
     mine = q.distributions()["m"]
     w = torch.randn(5, 3, generator=stream(0, "points"), dtype=F64)
-    assert_close(q.log_prob(w), FullRank(mine.loc, mine.scale_tril).log_prob(w), rtol=1e-10, atol=1e-10)
+    assert_close(q.log_prob(w), FullRankFamily(mine.loc, mine.scale_tril).log_prob(w), rtol=1e-10, atol=1e-10)
 
 
 def test_parameters_without_a_class_are_normal_in_unconstrained_coordinates():
@@ -78,7 +78,9 @@ def test_parameters_without_a_class_are_normal_in_unconstrained_coordinates():
     scale = torch.linspace(0.02, 2, LAYOUT.size, dtype=F64)
     q = form.family(form.initial(loc, scale, stream(0, "start")))
     w = torch.randn(5, LAYOUT.size, generator=stream(1, "points"), dtype=F64)
-    assert_close(q.log_prob(loc + scale * w), Diagonal(loc, scale.log()).log_prob(loc + scale * w), rtol=0, atol=1e-9)
+    assert_close(
+        q.log_prob(loc + scale * w), DiagonalFamily(loc, scale.log()).log_prob(loc + scale * w), rtol=0, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("concentration", [1e-3, 1e-2, 1.0, 1e4])

@@ -12,7 +12,7 @@ from priory.core.data import Data, WeightedBatch
 from priory.curvature import STRUCTURES, Pass, select
 from priory.curvature.evidence import tune
 from priory.estimators.evidence_bound import elbo
-from priory.families import Diagonal
+from priory.families import DiagonalFamily
 from priory.fitting.prepare import make_target
 from priory.methods.mcmc import joint
 from priory.methods.point.held_out import settled
@@ -224,7 +224,7 @@ def test_a_last_layer_is_that_of_repeated_rows(likelihood):
 
 def test_the_bound_of_a_factorised_gaussian_is_that_of_repeated_rows():
     (weighted, few), (plain, many) = both(network(), rows())
-    family, noise = Diagonal(0.3 * draws(21), -1 + 0.1 * draws(21, seed=1)), draws(4, 21, seed=2)
+    family, noise = DiagonalFamily(0.3 * draws(21), -1 + 0.1 * draws(21, seed=1)), draws(4, 21, seed=2)
     found = elbo(weighted, family, noise, few.in_memory())
     right = elbo(plain, family, noise, many.in_memory())
     torch.testing.assert_close(found.value, right.value, **EXACT)

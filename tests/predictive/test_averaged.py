@@ -9,7 +9,7 @@ from torch import nn
 
 import priory as pr
 from priory.analysis.stacking import best_weights
-from priory.families import Diagonal
+from priory.families import DiagonalFamily
 from priory.posteriors import DiagonalGaussian, Mixture
 from priory.testing.contract import classification
 
@@ -95,7 +95,7 @@ def test_stacking_weighs_the_draws_of_its_own_seed(seed):
     """For two members the weight is the root of the slope of the mean log density, by scipy."""
     _, X, (one, two) = points([1.0, -1.0])
     scale = torch.full_like(one.w, -1.0)
-    fits = [DiagonalGaussian(fit.target, Diagonal(fit.w, scale)) for fit in (one, two)]
+    fits = [DiagonalGaussian(fit.target, DiagonalFamily(fit.w, scale)) for fit in (one, two)]
     y = X[:, 0].clone()
     y[::3] *= -1
     outputs = [fit.predict(X, samples=3, seed=seed).outputs for fit in fits]  # (S, n) each

@@ -15,7 +15,7 @@ from torch.func import functional_call
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.families import Diagonal
+from priory.families import DiagonalFamily
 from priory.fitting.prepare import make_target
 from priory.likelihoods import Likelihood
 from priory.network.layer_chain import SharedInputs
@@ -315,7 +315,7 @@ def posterior_of(
     rows = Data.of((X, y)).prepared(model.prepare)
     target = make_target(model, rows, 1.0, "likelihood")
     w = model.start(rows.some(20)[-1], torch.Size(), torch.Generator())
-    return DiagonalGaussian(target, Diagonal(w, torch.full_like(w, -1.0))), X
+    return DiagonalGaussian(target, DiagonalFamily(w, torch.full_like(w, -1.0))), X
 
 
 CASES = [

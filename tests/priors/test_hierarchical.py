@@ -13,7 +13,7 @@ from torch import Tensor, distributions, nn
 
 import priory as pr
 from priory.core.data import Data
-from priory.families import Diagonal
+from priory.families import DiagonalFamily
 from priory.fitting.prepare import make_target
 from priory.priors import Hierarchical
 from priory.testing import assert_mean_close
@@ -265,7 +265,7 @@ def test_the_gradient_at_the_settled_precision_is_that_of_the_bound_maximised_ov
     """No gradient flows through tau, and none is needed: at a maximum over tau the derivative is zero."""
     prior = line(Hierarchical(2.0, 0.3, "empirical")).prior
     loc, log_scale = normal(COLUMNS, seed=6).requires_grad_(), normal(COLUMNS, seed=7).requires_grad_()
-    family = Diagonal(loc, log_scale)
+    family = DiagonalFamily(loc, log_scale)
     square = (loc.square() + (2 * log_scale).exp()).sum()
     profile = (2.0 - 1 + COLUMNS / 2) * (0.3 + 0.5 * square).log()
     expected = torch.autograd.grad(profile, [loc, log_scale])

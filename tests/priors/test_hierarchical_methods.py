@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import priory as pr
 from priory.core.data import Data
 from priory.estimators import elbo
-from priory.families import Diagonal
+from priory.families import DiagonalFamily
 from priory.fitting.prepare import make_target
 from priory.priors import Hierarchical
 
@@ -74,7 +74,7 @@ def test_the_step_under_empirical_bayes_is_the_gradient_of_the_definition() -> N
     model = line(Hierarchical(2.0, 0.3, "empirical"))
     target = make_target(model, Data.of((X, Y)).prepared(model.prepare), 1.0, "likelihood")
     loc, log_scale = normal(COLUMNS, seed=6).requires_grad_(), normal(COLUMNS, seed=7).requires_grad_()
-    bound = elbo(target, Diagonal(loc, log_scale), normal(1, COLUMNS, seed=8), (X, Y[:, None][:, 0]))
+    bound = elbo(target, DiagonalFamily(loc, log_scale), normal(1, COLUMNS, seed=8), (X, Y[:, None][:, 0]))
     tau = (2.0 - 1 + COLUMNS / 2) / (0.3 + 0.5 * (loc.square() + (2 * log_scale).exp()).sum().detach())
     w = loc + log_scale.exp() * normal(1, COLUMNS, seed=8)[0]
     fit = -0.5 * ((Y - X @ w) / NOISE).square().sum() - ROWS * math.log(NOISE * math.sqrt(2 * math.pi))

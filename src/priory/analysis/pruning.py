@@ -27,9 +27,9 @@ from priory.core.data import Data
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
 from priory.core.tables import text_table
-from priory.families import Diagonal
-from priory.families.full_rank import FullRank
-from priory.families.low_rank import LowRank
+from priory.families import DiagonalFamily
+from priory.families.full_rank import FullRankFamily
+from priory.families.low_rank import LowRankFamily
 from priory.models.base import has_network
 from priory.models.model import Model
 from priory.penalties.as_prior.parameters import describe_parameters
@@ -268,7 +268,9 @@ def moments(posterior: Posterior) -> tuple[Tensor, Tensor]:
         scale = torch.full_like(posterior.w, torch.finfo(posterior.w.dtype).tiny)  # coordinates that are not drawn
         scale[posterior.selection.places] = posterior.gaussian.variance().sqrt()
         return posterior.w, scale
-    if isinstance(posterior, Variational) and isinstance(posterior.family, (Diagonal, FullRank, LowRank)):
+    if isinstance(posterior, Variational) and isinstance(
+        posterior.family, (DiagonalFamily, FullRankFamily, LowRankFamily)
+    ):
         mean, variance = posterior.family.moments()
         return mean.detach(), variance.detach().sqrt()
     raise InputError(

@@ -30,7 +30,7 @@ from priory.core.tables import text_table
 from priory.estimators.evidence_bound import assemble
 from priory.estimators.gradients import ESTIMATORS, LAYERS, SCORES, estimate
 from priory.estimators.importance import importance_weighted
-from priory.families import Diagonal, Factorised, Form
+from priory.families import DiagonalFamily, Factorised, Form
 from priory.models.base import has_network
 from priory.network.layer_noise import LayerNoise
 
@@ -186,7 +186,7 @@ class Measure:
         family, model = self.posterior.family, self.target.model
         if name in ("leave_one_out", "vargrad", "doubly") and self.samples < 2:
             return "it needs two samples or more"
-        if name in LAYERS and not (has_network(model) and isinstance(family, Diagonal)):
+        if name in LAYERS and not (has_network(model) and isinstance(family, DiagonalFamily)):
             return "it is for a network and a factorised Gaussian"
         if name not in ("pathwise", *LAYERS) and isinstance(family, Factorised) and family.base == "uniform":
             return "the score of a uniform has no mean of zero"
@@ -215,7 +215,7 @@ class Measure:
         drawn = torch.stack(found)
         each, mean = drawn.var(0), drawn.mean(0)
         parts: list[float | None] = [None, None]
-        if isinstance(self.posterior.family, Diagonal):
+        if isinstance(self.posterior.family, DiagonalFamily):
             parts = [float(part.sum()) for part in each.split(self.posterior.form.size)]
         bias, p_value = difference(drawn, *reference)
         norm, total = float(mean.norm()), float(each.sum())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from priory.core.data import Batch
-    from priory.families import Diagonal
+    from priory.families import DiagonalFamily
     from priory.models.target import Target
 
 
@@ -41,7 +41,7 @@ class Elbo:
         return -self.value
 
 
-def elbo(target: Target, family: Diagonal, noise: Tensor, batch: Batch) -> Elbo:
+def elbo(target: Target, family: DiagonalFamily, noise: Tensor, batch: Batch) -> Elbo:
     """The reparameterised estimate from standard normal noise (S, P), differentiable in the family's tensors.
 
     w_s = m + s noise_s (Kingma and Welling 2014; Blundell 2015). Gaussian and Laplace priors and penalties on q enter

@@ -27,7 +27,7 @@ from torch.distributions import Normal
 
 from priory.core.errors import InputError, require
 from priory.estimators.evidence_bound import Elbo, assemble
-from priory.families import Diagonal, Factorised, FullRank, LowRank
+from priory.families import DiagonalFamily, Factorised, FullRankFamily, LowRankFamily
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 SCORES = ("score", "score_baseline", "leave_one_out", "vargrad")
 PATHS = ("pathwise", "sticking", "doubly")
 LAYERS = ("local", "flipout")
-SYMMETRIC = (Diagonal, FullRank, LowRank, Factorised)
+SYMMETRIC = (DiagonalFamily, FullRankFamily, LowRankFamily, Factorised)
 ESTIMATORS = (*PATHS[:2], *LAYERS, *SCORES, PATHS[2])
 
 
@@ -182,7 +182,7 @@ def generalised(target: Target, family: Family, terms: Terms, divergence: Any) -
     tempered = target.prior_weight != target.entropy_weight
     require(not tempered, "tempers", "another divergence", "be 'likelihood'", repr(target.tempers))
     closed = None
-    if isinstance(family, Diagonal) and not prior.others and not prior.improper:
+    if isinstance(family, DiagonalFamily) and not prior.others and not prior.improper:
         closed = divergence.between(Normal(family.loc, family.scale), Normal(prior.loc, prior.precision.rsqrt()))
     log_q = family.log_prob(terms.w)
     distance = divergence.of_ratios(log_q - terms.prior, terms.weights) if closed is None else closed.sum(-1)

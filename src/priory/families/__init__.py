@@ -1,29 +1,29 @@
 """Variational families: distributions q over the flat vector, and the forms that map parameters theta to q."""
 
 from priory.families.base import FORMS, Family, Form, form_of
-from priory.families.diagonal import Diagonal, DiagonalForm
+from priory.families.diagonal import DiagonalFamily, DiagonalForm
 from priory.families.factorised import Factorised, FactorisedForm
-from priory.families.flow import Flow, FlowForm
-from priory.families.full_rank import FullRank, FullRankForm
-from priory.families.low_rank import LowRank, LowRankForm
-from priory.families.mixture import Mixture, MixtureForm
+from priory.families.flow import FlowFamily, FlowForm
+from priory.families.full_rank import FullRankFamily, FullRankForm
+from priory.families.low_rank import LowRankFamily, LowRankForm
+from priory.families.mixture import MixtureFamily, MixtureForm
 from priory.families.per_parameter import PerParameter, PerParameterForm
 
 __all__ = [
     "FORMS",
-    "Diagonal",
+    "DiagonalFamily",
     "DiagonalForm",
     "Factorised",
     "FactorisedForm",
     "Family",
-    "Flow",
+    "FlowFamily",
     "FlowForm",
     "Form",
-    "FullRank",
+    "FullRankFamily",
     "FullRankForm",
-    "LowRank",
+    "LowRankFamily",
     "LowRankForm",
-    "Mixture",
+    "MixtureFamily",
     "MixtureForm",
     "PerParameter",
     "PerParameterForm",

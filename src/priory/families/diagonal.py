@@ -25,7 +25,7 @@ LOG_2_PI_E = 1 + math.log(2 * math.pi)
 
 
 @dataclass(frozen=True, eq=False)
-class Diagonal(Family):
+class DiagonalFamily(Family):
     """Factorised Gaussian, q(w) = prod_i N(w_i; m_i, s_i^2).
 
     Args:
@@ -34,7 +34,7 @@ class Diagonal(Family):
 
     Example:
         >>> import torch
-        >>> round(Diagonal(torch.zeros(2), torch.zeros(2)).entropy().item(), 4)
+        >>> round(DiagonalFamily(torch.zeros(2), torch.zeros(2)).entropy().item(), 4)
         2.8379
     """
 
@@ -93,5 +93,5 @@ class DiagonalForm(Form):
     def initial(self, loc: Tensor, scale: Tensor, generator: torch.Generator) -> Tensor:
         return torch.cat([loc, self.expanded_scale(loc, scale).log()], -1)
 
-    def family(self, theta: Tensor) -> Diagonal:
-        return Diagonal(*self.split(theta))
+    def family(self, theta: Tensor) -> DiagonalFamily:
+        return DiagonalFamily(*self.split(theta))

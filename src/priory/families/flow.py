@@ -30,7 +30,7 @@ LOG_SCALE_BOUND = 2.0  # bound on |s|, the log scale of a coupling
 
 
 @dataclass(frozen=True, eq=False)
-class Flow(Family):
+class FlowFamily(Family):
     """Normalising flow of affine couplings.
 
     Args:
@@ -117,9 +117,9 @@ class FlowForm(Form):
                 parts.append(spread * noise)
         return torch.cat(parts, -1)
 
-    def family(self, theta: Tensor) -> Flow:
+    def family(self, theta: Tensor) -> FlowFamily:
         self.split(theta)
-        return Flow(self, theta)
+        return FlowFamily(self, theta)
 
     def halves(self, device: torch.device) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return, for each coupling, the indices that it reads and those that it transforms."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class FullRank(Family):
+class FullRankFamily(Family):
     """Gaussian with a full covariance, q(w) = N(m, L L').
 
     Args:
@@ -35,7 +35,7 @@ class FullRank(Family):
         tril: Lower-triangular Cholesky factor L of the covariance, (*B, P, P), with a positive diagonal.
 
     Example:
-        >>> q = FullRank(torch.zeros(2), torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
+        >>> q = FullRankFamily(torch.zeros(2), torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
         >>> q.moments()[1]
         tensor([ 1., 25.])
     """
@@ -91,14 +91,14 @@ class FullRankForm(Form):
         below = loc.new_zeros(*loc.shape[:-1], self.sizes[1])
         return torch.cat([loc, below, self.expanded_scale(loc, scale).log()], -1)
 
-    def family(self, theta: Tensor) -> FullRank:
+    def family(self, theta: Tensor) -> FullRankFamily:
         loc, below, log_diagonal = self.split(theta)
         indices = below_diagonal(self.size, theta.device)
         flat = theta.new_zeros(*loc.shape[:-1], self.size * self.size).index_copy(-1, indices, below)
         unit = flat.unflatten(-1, (self.size, self.size)) + torch.eye(self.size).to(theta)
-        return FullRank(loc, unit * log_diagonal.exp().unsqueeze(-2))
+        return FullRankFamily(loc, unit * log_diagonal.exp().unsqueeze(-2))
 
-    def theta(self, family: FullRank) -> Tensor:
+    def theta(self, family: FullRankFamily) -> Tensor:
         """Return the theta (*B, K) of a q, the inverse of `family`."""
         diagonal = family.tril.diagonal(0, -2, -1)
         unit = (family.tril / diagonal.unsqueeze(-2)).flatten(-2)

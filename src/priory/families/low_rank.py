@@ -32,7 +32,7 @@ INITIAL_FACTOR_SHARE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
-class LowRank(Family):
+class LowRankFamily(Family):
     """Gaussian with a covariance of low rank plus a diagonal, q(w) = N(m, F F' + diag(d^2)).
 
     Args:
@@ -41,7 +41,7 @@ class LowRank(Family):
         log_diag: Log d, (*B, P).
 
     Example:
-        >>> q = LowRank(torch.zeros(2), torch.tensor([[1.0], [2.0]]), torch.zeros(2))
+        >>> q = LowRankFamily(torch.zeros(2), torch.tensor([[1.0], [2.0]]), torch.zeros(2))
         >>> q.moments()[1]
         tensor([2., 5.])
     """
@@ -116,7 +116,7 @@ class LowRankForm(Form):
         log_diag = self.expanded_scale(loc, scale).log() + 0.5 * math.log1p(-INITIAL_FACTOR_SHARE)
         return torch.cat([loc, ratio.flatten(-2), log_diag], -1)
 
-    def family(self, theta: Tensor) -> LowRank:
+    def family(self, theta: Tensor) -> LowRankFamily:
         loc, ratio, log_diag = self.split(theta)
         factor = log_diag.exp().unsqueeze(-1) * ratio.unflatten(-1, (self.size, self.rank))
-        return LowRank(loc, factor, log_diag)
+        return LowRankFamily(loc, factor, log_diag)

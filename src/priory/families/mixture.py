@@ -29,7 +29,7 @@ INITIAL_BETWEEN_SHARE = 0.75
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture(Family):
+class MixtureFamily(Family):
     """Mixture of Gaussians, q(w) = sum_k pi_k N(w; m_k, C_k).
 
     Args:
@@ -128,6 +128,6 @@ class MixtureForm(Form):
         theta = self.component.initial(centres, math.sqrt(1 - between) * scale, generator)
         return torch.cat([loc.new_zeros(*loc.shape[:-1], self.components), theta.flatten(-2)], -1)
 
-    def family(self, theta: Tensor) -> Mixture:
+    def family(self, theta: Tensor) -> MixtureFamily:
         logits, each = self.split(theta)
-        return Mixture(logits, self.component.family(each.unflatten(-1, (self.components, -1))))
+        return MixtureFamily(logits, self.component.family(each.unflatten(-1, (self.components, -1))))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from priory.core.errors import require
-from priory.families import Diagonal
+from priory.families import DiagonalFamily
 from priory.integrations.external import ExternalTraining
 from priory.optim import VariationalOnlineNewton
 from priory.posteriors import DiagonalGaussian
@@ -45,6 +45,6 @@ def posterior_of(optimizer: Optimizer, model: Any, data: Any, held: Any = None) 
     loc = external.with_fitted_noise(external.vector({name: mean[p] for name, p in external.parameters.items()}))
     scale = external.vector({name: std[p] for name, p in external.parameters.items()})
     scale[external.model.network.size :] = POINT_SCALE
-    found = DiagonalGaussian(external.target, Diagonal(loc, scale.log()), external.buffers())
+    found = DiagonalGaussian(external.target, DiagonalFamily(loc, scale.log()), external.buffers())
     found.method, found.data = "VariationalOnlineNewton", external.rows
     return found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from priory.constraints import gaussian_mean
-from priory.families import Diagonal
+from priory.families import DiagonalFamily
 from priory.families.diagonal import DiagonalForm
 from priory.posteriors.variational import Variational
 
@@ -23,9 +23,9 @@ class DiagonalGaussian(Variational):
     """q(w) = prod_i N(w_i; m_i, s_i^2), in unconstrained coordinates."""
 
     kind: ClassVar[str] = "diagonal_gaussian"
-    family: Diagonal  # pyright: ignore[reportIncompatibleVariableOverride] - a posterior's family never changes
+    family: DiagonalFamily  # pyright: ignore[reportIncompatibleVariableOverride] - a posterior's family never changes
 
-    def __init__(self, target: Target, family: Diagonal, buffers: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(self, target: Target, family: DiagonalFamily, buffers: Mapping[str, Tensor] | None = None) -> None:
         theta = torch.cat([family.loc, family.log_scale], -1)
         super().__init__(target, DiagonalForm(target.model.layout.size), theta, buffers)
         self.centre = self.family.loc
@@ -64,4 +64,4 @@ class DiagonalGaussian(Variational):
     def of_tensors(
         cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
     ) -> DiagonalGaussian:
-        return cls(target, Diagonal(tensors["loc"], tensors["log_scale"]), buffers)
+        return cls(target, DiagonalFamily(tensors["loc"], tensors["log_scale"]), buffers)

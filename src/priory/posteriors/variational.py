@@ -21,7 +21,7 @@ from priory.core.streams import stream
 from priory.diagnostics import psis
 from priory.diagnostics.importance import k_hat
 from priory.estimators.evidence_bound import assemble
-from priory.families import Diagonal, Family, Form, FullRank, LowRank, form_of
+from priory.families import DiagonalFamily, Family, Form, FullRankFamily, LowRankFamily, form_of
 from priory.models.base import has_network
 from priory.penalties.as_prior.variational import VariationalTerm
 from priory.posteriors.base import Evidence, Posterior
@@ -75,7 +75,7 @@ class Variational(Posterior):
         return worst([super().judged(history), of_k_hat(self._k_hat, remedy)])
 
     def gaussian_coordinates(self) -> tuple[Tensor, Tensor] | None:
-        if not isinstance(self.family, (Diagonal, FullRank, LowRank)):
+        if not isinstance(self.family, (DiagonalFamily, FullRankFamily, LowRankFamily)):
             return None
         mean, variance = self.family.moments()
         return mean, variance.sqrt()

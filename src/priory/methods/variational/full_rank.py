@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import require
-from priory.families.full_rank import FullRank as Gaussian
+from priory.families.full_rank import FullRankFamily as Gaussian
 from priory.families.full_rank import FullRankForm
 from priory.methods.base import Info
 from priory.methods.optimise import rates

@@ -31,7 +31,7 @@ from torch import Tensor
 from priory.core.errors import InputError, PrioryWarning, require
 from priory.estimators.expected import GAUSSIAN, Expected, check, expected
 from priory.estimators.gradients import LAYERS
-from priory.families import Diagonal, DiagonalForm, FactorisedForm, PerParameterForm
+from priory.families import DiagonalFamily, DiagonalForm, FactorisedForm, PerParameterForm
 from priory.families.factorised import BASE_DISTRIBUTIONS
 from priory.methods.base import Info
 from priory.methods.optimise import Adam, rates
@@ -191,11 +191,13 @@ class MeanField(VariationalMethod):
 
     def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Variational:
         if isinstance(state, State):
-            gaussian = DiagonalGaussian(target, Diagonal(*state.variational), state.buffers)
+            gaussian = DiagonalGaussian(target, DiagonalFamily(*state.variational), state.buffers)
             self.warn_if_flat(gaussian)
             return gaussian
         found = super().posterior(target, state, draws)
-        return DiagonalGaussian(target, found.family, state.buffers) if isinstance(found.family, Diagonal) else found
+        return (
+            DiagonalGaussian(target, found.family, state.buffers) if isinstance(found.family, DiagonalFamily) else found
+        )
 
     def estimate(self, target: Target, family: Any, batch: Batch, state: Any, generator: torch.Generator) -> Estimate:
         other = isinstance(self.family, str) and self.family != "gaussian"
@@ -226,7 +228,7 @@ class MeanField(VariationalMethod):
     def update(self, target: Target, state: State, w: Tensor, value: Tensor, gradient: Tensor) -> tuple[State, Info]:
         """Descend the loss, given log p(D|w) and its gradient at the draws that `draw` returned."""
         if target.empirical:
-            target = target.settled(Diagonal(*state.variational))
+            target = target.settled(DiagonalFamily(*state.variational))
         if state.expected is not None:
             target = state.expected.apart(target)
         value, gradient, others, volume = self._whole(target, w, value, gradient)
@@ -313,7 +315,7 @@ class MeanField(VariationalMethod):
         m, log_s = state.variational
         torch.exp(log_s, out=state.scale)
         if target.empirical:
-            target = target.settled(Diagonal(m, log_s))
+            target = target.settled(DiagonalFamily(m, log_s))
         if state.expected is not None:
             target = state.expected.apart(target)
         noise = None

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from priory.core.errors import require, whole
 from priory.core.linalg import try_cholesky
-from priory.families import Diagonal, FullRank, FullRankForm
+from priory.families import DiagonalFamily, FullRankFamily, FullRankForm
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import check_rate, default_steps, rates
 from priory.methods.variational.base import inner, parts, warn_if_flat
@@ -170,10 +170,10 @@ class NaturalGradient(Options):
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Variational:
         if state.factor is not None:
             form = FullRankForm(target.size)
-            theta = form.theta(FullRank(state.loc, covariance_factor(state.precision)))
+            theta = form.theta(FullRankFamily(state.loc, covariance_factor(state.precision)))
             found = Variational(target, form, theta, state.buffers)
         else:
-            found = DiagonalGaussian(target, Diagonal(state.loc, -0.5 * state.precision.log()), state.buffers)
+            found = DiagonalGaussian(target, DiagonalFamily(state.loc, -0.5 * state.precision.log()), state.buffers)
         first = self.initial_scale * target.prior.typical_scale()
         warn_if_flat(found, first, self.samples, "NaturalGradient")
         return found
