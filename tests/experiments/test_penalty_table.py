@@ -1,4 +1,4 @@
-"""The experiment of the published table: its factors, its search and its table, on a problem of seconds."""
+"""The experiment of the published table: factors, search and table, on a problem that takes seconds."""
 
 import importlib.util
 import json
@@ -22,7 +22,7 @@ def load(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look for their types
+    sys.modules[name] = module  # dataclasses look up their types here
     spec.loader.exec_module(module)
     return module
 
@@ -34,7 +34,7 @@ def table() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def problem(table: ModuleType) -> Any:
-    """Bars that stand or lie, in noise."""
+    """Return images of vertical and horizontal bars in noise."""
     generator = torch.Generator().manual_seed(0)
 
     def rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,7 +46,7 @@ def problem(table: ModuleType) -> Any:
     return table.Problem(rows(60), rows(40), rows(50))
 
 
-def test_the_usual_factors_are_one_and_for_groups_the_root_of_their_size(table: ModuleType):
+def test_the_usual_factors_are_one_and_for_groups_the_square_root_of_their_size(table: ModuleType):
     net = nn.Sequential(nn.Conv2d(3, 8, 5), nn.Flatten(), nn.Linear(32, 10))
     usual = {name: table.layer_factors(net, name, "usual", "fan_in") for name in table.PENALTIES}
     assert usual["l2"] == usual["l1"] == {"0.weight": 1.0, "2.weight": 1.0}
@@ -59,7 +59,7 @@ def test_the_bayesian_factors_at_lambda_th_have_the_variance_of_the_initialisati
     assert table.layer_factors(net, "l2", "Bayesian", "fan_in") == {"0.weight": 37.5, "2.weight": 16.0}
     for name in table.PENALTIES:
         assert table.widths(net, table.Fit(name, "Bayesian", 0.0, 0), "fan_in") == pytest.approx((1.0, 1.0))
-        # lambda a hundred times smaller: ten times as wide for squares, a hundred times for norms
+        # a lambda 100 times smaller gives a prior 10 times as wide for squares, 100 times for norms
         wide = 10.0 if name == "l2" else 100.0
         assert table.widths(net, table.Fit(name, "Bayesian", -2.0, 0), "fan_in") == pytest.approx((wide, wide))
 
@@ -71,27 +71,29 @@ def test_the_factor_in_nats_is_lambda_times_the_rows_times_that_of_the_layer(tab
     assert penalty.factors(net) == pytest.approx({"0.weight": 160.0})
 
 
-def test_the_network_begins_with_the_variance_of_the_rule_and_the_same_for_a_seed(table: ModuleType, problem: Any):
+def test_the_network_is_initialised_with_the_variance_of_the_rule_and_reproducibly_by_seed(
+    table: ModuleType, problem: Any
+):
     training = table.Training(width=8)
     one, same, other = (table.network(problem, training, seed) for seed in (0, 0, 1))
     assert torch.equal(one[5].weight, same[5].weight)
     assert not torch.equal(one[5].weight, other[5].weight)
-    weights = one[5].weight  # (32, 64): the variance of 2,048 numbers is known to 3 %; five of those
+    weights = one[5].weight  # (32, 64): the variance of 2,048 numbers has a standard error of 3 %, and 5 are allowed
     assert weights.var().item() * weights.shape[1] == pytest.approx(1.0, abs=0.16)
     assert one[5].bias.abs().max().item() == 0
 
 
-def test_vgg19_has_sixteen_convolutions_and_takes_small_images(table: ModuleType):
+def test_vgg19_has_sixteen_convolutions_and_accepts_small_images(table: ModuleType):
     net = table.vgg19(torch.Size((1, 28, 28)), 10, 0)
     convolutions = [m for m in net if isinstance(m, nn.Conv2d)]
-    assert [m.out_channels for m in convolutions] == [n for n in table.VGG19 if n]
+    assert [m.out_channels for m in convolutions] == [n for n in table.VGG19_CHANNELS if n]
     assert len(convolutions) == 16
     with torch.no_grad():
         assert net.eval()(torch.zeros(1, 1, 28, 28)).shape == (1, 10)
 
 
-class Known:
-    """Scores that are a hill over the decades of lambda, instead of fits."""
+class FakeRun:
+    """Stand-in for a fit, whose score has a single maximum over the decades of lambda."""
 
     def __init__(self, table: ModuleType, top: float) -> None:
         self.table, self.top = table, top
@@ -104,20 +106,20 @@ class Known:
 
 
 @pytest.mark.parametrize("top", [-1.0, -3.0, 1.5])
-def test_the_search_finds_the_top_also_where_the_grid_must_grow(table: ModuleType, top: float):
-    known = Known(table, top)
-    results = table.Results(known, lambda _: None)
+def test_the_search_finds_the_maximum_and_extends_the_grid_if_needed(table: ModuleType, top: float):
+    fake_run = FakeRun(table, top)
+    results = table.Results(fake_run, lambda _: None)
     assert table.search(results, "l2", "Bayesian", [-2.0, -1.5, -1.0, -0.5, 0.0], range(2)) == top
-    assert len(known.asked) == len(set(known.asked))  # nothing twice
+    assert len(fake_run.asked) == len(set(fake_run.asked))  # no fit is run twice
 
 
-def test_the_search_gives_up_where_smaller_is_always_better(table: ModuleType):
-    results = table.Results(Known(table, -100.0), lambda _: None)
+def test_the_search_stops_if_smaller_is_always_better(table: ModuleType):
+    results = table.Results(FakeRun(table, -100.0), lambda _: None)
     best = table.search(results, "l2", "usual", [-0.5, 0.0], range(1))
-    assert best == -0.5 - table.GROWTH * table.HALF
+    assert best == -0.5 - table.MAX_GRID_EXTENSIONS * table.GRID_STEP_DECADES
 
 
-def test_a_fit_that_diverged_is_never_the_best(table: ModuleType):
+def test_a_diverged_fit_is_never_the_best(table: ModuleType):
     def run(fit: Any) -> Any:
         value = math.nan if fit.decades > -1 else 0.5 + 0.1 * fit.decades
         return table.Score(value, value, 0.0)
@@ -146,7 +148,7 @@ def test_the_table_of_a_small_problem_has_every_row(table: ModuleType, problem: 
     assert text in said[-1]
 
 
-def test_images_come_from_the_binary_batches_and_from_png_files_alike(table: ModuleType, tmp_path: Path):
+def test_binary_batches_and_png_files_give_the_same_images(table: ModuleType, tmp_path: Path):
     image = pytest.importorskip("PIL.Image")
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (6, 3, 32, 32), generator=generator, dtype=torch.uint8)
@@ -173,18 +175,18 @@ def questions() -> ModuleType:
     return load("questions")
 
 
-def test_one_penalty_is_a_prior_for_some_families_and_for_others_not(questions: ModuleType):
-    found = {(name, family): certificate.valid for name, family, certificate in questions.one_penalty()}
+def test_one_penalty_has_a_prior_for_some_families_only(questions: ModuleType):
+    found = {(name, family): certificate.valid for name, family, certificate in questions.compare_families()}
     plain, whole = ({f: v for (n, f), v in found.items() if n == name} for name in dict.fromkeys(n for n, _ in found))
     assert plain == {"dirac": True, "gaussian": False, "laplace": False, "uniform": False, "gaussian, scale 1": True}
     assert whole == {"dirac": True, "gaussian": True, "laplace": False, "uniform": False, "gaussian, scale 1": True}
 
 
-def test_the_questions_are_asked_of_separate_rows(questions: ModuleType):
+def test_the_questions_use_separate_training_and_test_rows(questions: ModuleType):
     (x, y), (away, labels) = questions.digits()
     assert (len(x), len(y), len(away), len(labels)) == (1000, 1000, 797, 797)
-    asking = questions.Asking((x, y), (away, labels), steps=5, samples=2)
-    assert questions.best_temperature(asking, (1.0,)).temperatures == (1.0,)
-    assert set(questions.best_width(asking, (1.0,))) == {"MAP", "MeanField"}
-    scores = questions.best_variance(asking, depth=2, width=5, seeds=1)
+    setup = questions.Setup((x, y), (away, labels), steps=5, samples=2)
+    assert questions.best_temperature(setup, (1.0,)).temperatures == (1.0,)
+    assert set(questions.best_width(setup, (1.0,))) == {"MAP", "MeanField"}
+    scores = questions.best_variance(setup, depth=2, width=5, seeds=1)
     assert list(scores) == ["glorot", "edge of chaos"]
