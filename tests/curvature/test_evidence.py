@@ -14,8 +14,9 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
 from priory.curvature import Pass, select
-from priory.curvature.evidence import log_evidence, prior_precision, tune
+from priory.curvature.evidence import log_evidence, prior_precision
 from priory.curvature.full import Full
+from priory.curvature.tuning import tune
 from priory.fitting.prepare import make_target
 from priory.priors import Hierarchical
 

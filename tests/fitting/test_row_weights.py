@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import priory as pr
 from priory.core.data import Data, WeightedBatch
 from priory.curvature import STRUCTURES, Pass, select
-from priory.curvature.evidence import tune
+from priory.curvature.tuning import tune
 from priory.estimators.evidence_bound import elbo
 from priory.families import DiagonalFamily
 from priory.fitting.prepare import make_target

@@ -98,7 +98,7 @@ def in_bytes(count: float) -> str:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerShape:
     """What the cost of a layer depends on."""
 
     names: dict[str, int]  # how many coordinates each of its parameters has
@@ -128,11 +128,11 @@ def budget(
         dense = Need(4 * BYTES * size**2, 10.0 * size)  # a backward pass a row of each of about ten Hessians
         return Budget({"full": dense, "diag": dense}, structure, limit)
     inputs, rows = data.some(2)[:-1], data.num_data or 1
-    layers, outputs = look(model, inputs)
+    layers, outputs = layer_shapes(model, inputs)
     columns = {"fisher": samples, "empirical": 1}.get(kind, outputs)
     work = sum(layer.count * layer.positions for layer in layers)
 
-    def need(structure: str, layers: list[Layer], before: float = 0.0) -> Need:
+    def need(structure: str, layers: list[LayerShape], before: float = 0.0) -> Need:
         memory, operations = cost(structure, layers, columns, rows, work, kind, rank, UPDATES if tuned else 0)
         return Need(memory, before + operations / (6 * rows * work))
 
@@ -140,7 +140,7 @@ def budget(
     chosen = structure
     if isinstance(over, int):
         chosen = f"subnetwork/{structure}"
-        needs[chosen] = need(structure, [Layer({"": over})], needs["diag"].epochs)
+        needs[chosen] = need(structure, [LayerShape({"": over})], needs["diag"].epochs)
     elif not (isinstance(over, str) and over == "all"):
         chosen = f"{'last' if isinstance(over, str) else 'selected'}/{structure}"
         needs[chosen] = need(structure, within(layers, select(model, over, inputs)))
@@ -149,7 +149,7 @@ def budget(
     return Budget(needs, chosen, limit)
 
 
-def look(model: Model, inputs: Batch) -> tuple[list[Layer], int]:
+def layer_shapes(model: Model, inputs: Batch) -> tuple[list[LayerShape], int]:
     """The modules that hold weights, and how many outputs a datum has, as a pass of a row or two shows them."""
     network, found, made = model.network, [], {}
     names = {id(p): name for name, p in network.skeleton.named_parameters() if name in network.params}
@@ -168,15 +168,15 @@ def look(model: Model, inputs: Batch) -> tuple[list[Layer], int]:
         if own and isinstance(module, RULED):
             out, groups = len(module.weight), getattr(module, "groups", 1)
             sides = (module.weight[0].numel() + (module.bias is not None), out // groups)
-            found.append(Layer(own, sides, groups, max(1, made.get(id(module), 0) // (len(inputs[0]) * out))))
+            found.append(LayerShape(own, sides, groups, max(1, made.get(id(module), 0) // (len(inputs[0]) * out))))
         elif own and isinstance(module, nn.Embedding):  # its first factor is diagonal
-            found.append(Layer(own, (module.embedding_dim, 1)))
+            found.append(LayerShape(own, (module.embedding_dim, 1)))
         elif own:
-            found.append(Layer(own))
+            found.append(LayerShape(own))
     return found, outputs[0].numel()
 
 
-def within(layers: list[Layer], selection: Selection) -> list[Layer]:
+def within(layers: list[LayerShape], selection: Selection) -> list[LayerShape]:
     """The parts of layers that are selected."""
     sizes = dict(zip(selection.names, selection.sizes, strict=True))
     parts = [replace(layer, names={n: sizes[n] for n in layer.names if n in sizes}) for layer in layers]
@@ -185,7 +185,7 @@ def within(layers: list[Layer], selection: Selection) -> list[Layer]:
 
 def cost(
     structure: str,
-    layers: list[Layer],
+    layers: list[LayerShape],
     columns: int,
     rows: int,
     work: int,

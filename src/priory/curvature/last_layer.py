@@ -47,7 +47,7 @@ AGREES = 1e-4  # relative, of the layer's output and the network's
 
 
 @dataclass(frozen=True)
-class Layer:
+class OutputLayer:
     """The last linear layer: its module, and where theta (K, D + 1) lies in the flat vector, row by row."""
 
     name: str
@@ -57,7 +57,7 @@ class Layer:
     biased: bool
 
     @classmethod
-    def of(cls, model: Model, inputs: Batch) -> Layer:
+    def of(cls, model: Model, inputs: Batch) -> OutputLayer:
         """The layer whose output is the network's."""
         try:
             names = last_layer(model, inputs)
@@ -108,7 +108,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Belief:
+class LastLayerGaussian:
     """N(mean, precision^-1) over theta, in the order of the layer's places; in double precision, which sums need."""
 
     mean: Tensor  # (Q,)
@@ -121,7 +121,7 @@ class Belief:
 
 
 @dataclass(frozen=True)
-class Look:
+class LayerDerivatives:
     """What one pass finds at theta: a log-likelihood, its gradient, and the curvature that it adds."""
 
     value: Tensor  # a log p(D | theta)
@@ -130,7 +130,9 @@ class Look:
     bend: Tensor  # (Q, Q), minus the second derivative; the curvature where the two are one
 
 
-def look(target: Target, layer: Layer, w: Tensor, moved: Tensor, data: Data, buffers: Mapping[str, Tensor]) -> Look:
+def derivatives_at(
+    target: Target, layer: OutputLayer, w: Tensor, moved: Tensor, data: Data, buffers: Mapping[str, Tensor]
+) -> LayerDerivatives:
     """One pass over the data where theta is `moved` from w, (Q,)."""
     model = target.network_model("LastLayer")
     k, learnt, likelihood = layer.outputs, model.learnt_at(w), model.likelihood
@@ -158,7 +160,7 @@ def look(target: Target, layer: Layer, w: Tensor, moved: Tensor, data: Data, buf
     in_blocks = lambda c: factor * c.view(k, k, size, size).permute(0, 2, 1, 3).reshape(k * size, k * size)  # noqa: E731
     fisher = in_blocks(curvature)
     own = fisher if likelihood.canonical else in_blocks(bend)
-    return Look(factor * value, factor * gradient.reshape(-1), fisher, own)
+    return LayerDerivatives(factor * value, factor * gradient.reshape(-1), fisher, own)
 
 
 def second_derivatives(likelihood: Likelihood, f: Tensor, y: Tensor, learnt: dict[str, Tensor]) -> Tensor:
@@ -173,19 +175,19 @@ def second_derivatives(likelihood: Likelihood, f: Tensor, y: Tensor, learnt: dic
 
 
 def newton(
-    target: Target, layer: Layer, w: Tensor, data: Data, prior: Belief, buffers: Mapping[str, Tensor]
-) -> tuple[Tensor, Belief, float]:
+    target: Target, layer: OutputLayer, w: Tensor, data: Data, prior: LastLayerGaussian, buffers: Mapping[str, Tensor]
+) -> tuple[Tensor, LastLayerGaussian, float]:
     """The mode, the Gaussian there, and log p(D) under it: Newton's steps, halved where they gain too little.
 
     All in double precision, whatever the network's: a sum over many rows in single precision is coarser than the last
     steps are.
     """
     likelihood = target.network_model("LastLayer").likelihood
-    w, prior = w.detach().clone(), Belief(prior.mean.double(), prior.precision.double())
+    w, prior = w.detach().clone(), LastLayerGaussian(prior.mean.double(), prior.precision.double())
     first = w[layer.places].double()
     theta, stride, before, promised = first.clone(), torch.zeros_like(first), -math.inf, 0.0
     for _ in range(STEPS):
-        found = look(target, layer, w, theta - first, data, buffers)
+        found = derivatives_at(target, layer, w, theta - first, data, buffers)
         joint = float(found.value + prior.log_prob(theta))
         if not joint >= before + ENOUGH * promised - ROUNDING * abs(before):  # NaN is not
             stride, promised = 0.5 * stride, 0.5 * promised
@@ -199,7 +201,7 @@ def newton(
         if promised < SMALL or (likelihood.slope is not None and before > -math.inf):
             log_evidence = joint + 0.5 * len(theta) * math.log(2 * math.pi) - float(root.diagonal().log().sum())
             w[layer.places] = theta.to(w.dtype)
-            return w, Belief(w[layer.places].double(), precision), log_evidence
+            return w, LastLayerGaussian(w[layer.places].double(), precision), log_evidence
         before = joint
         theta += stride
     raise InputError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from priory.core.errors import require, whole
-from priory.curvature.last_layer import Belief, Layer, newton, precision_root
+from priory.curvature.last_layer import LastLayerGaussian, OutputLayer, newton, precision_root
 from priory.models.base import has_network
 from priory.models.model import rows_given
 from priory.posteriors.base import Evidence, Posterior, taking
@@ -39,8 +39,8 @@ class LastLayerPosterior(Posterior):
         self,
         target: Target,
         w: Tensor,
-        belief: Belief,
-        layer: Layer,
+        belief: LastLayerGaussian,
+        layer: OutputLayer,
         log_evidence: float,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> None:
@@ -132,6 +132,6 @@ class LastLayerPosterior(Posterior):
     ) -> LastLayerPosterior:
         assert has_network(target.model)
         module: Any = target.model.network.skeleton.get_submodule(own["layer"])
-        layer = Layer(own["layer"], module, tensors["places"], own["outputs"], own["biased"])
-        belief = Belief(tensors["w"][layer.places].double(), tensors[PRECISION])
+        layer = OutputLayer(own["layer"], module, tensors["places"], own["outputs"], own["biased"])
+        belief = LastLayerGaussian(tensors["w"][layer.places].double(), tensors[PRECISION])
         return cls(target, tensors["w"], belief, layer, own["log_evidence"], buffers)

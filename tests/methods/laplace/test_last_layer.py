@@ -258,7 +258,7 @@ def test_noise_whose_log_joint_is_not_concave_has_a_mode_with_the_fisher_curvatu
     precision = torch.einsum("cnq,cnr->qr", pulled, pulled) + torch.eye(len(theta), dtype=X.dtype) / 0.49
     assert torch.allclose(posterior.belief.precision, precision, rtol=1e-6, atol=1e-6)
     covariance = step[:3] @ torch.linalg.inv(precision) @ step[:3].mT
-    assert torch.allclose(posterior.predict(X[:3]).covariance, covariance, rtol=1e-6, atol=1e-9)
+    assert torch.allclose(posterior.predict(X[:3]).distribution.covariance, covariance, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("flat", [nn.Flatten(0), nn.Flatten(0, 1)])

@@ -14,7 +14,7 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
 from priory.curvature import STRUCTURES, Pass, select
-from priory.curvature.evidence import tune
+from priory.curvature.tuning import tune
 from priory.fitting.checkpoint import Checkpoint
 from priory.fitting.prepare import make_target
 

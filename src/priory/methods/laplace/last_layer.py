@@ -21,9 +21,9 @@ import torch
 from priory.core.data import Data
 from priory.core.errors import InputError, require
 from priory.curvature import Pass, select
-from priory.curvature.evidence import tune
 from priory.curvature.full import Full
-from priory.curvature.last_layer import Belief, Layer, newton
+from priory.curvature.last_layer import LastLayerGaussian, OutputLayer, newton
+from priory.curvature.tuning import tune
 from priory.methods.base import Info, Options, Plan, Traits, centre_of, factors_of
 from priory.methods.point.held_out import learns
 from priory.methods.point.map import MAP
@@ -49,7 +49,7 @@ class State:
     precision: Tensor  # (*B, Q, Q), in double
     value: Tensor  # (*B,), in double
     buffers: dict[str, Tensor]
-    layer: Layer = field(metadata={"fixed": True})
+    layer: OutputLayer = field(metadata={"fixed": True})
     factors: dict[str, Tensor] = field(metadata={"fixed": True})  # of the prior that the features were found under
     begun: Status = field(default=CONVERGED, metadata={"fixed": True})  # what the fit that found the features says
 
@@ -88,7 +88,7 @@ class LastLayer(Options):
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
         model = target.network_model("LastLayer", "has no layers")
-        layer = Layer.of(model, data.some(2)[:-1])
+        layer = OutputLayer.of(model, data.some(2)[:-1])
         wanted = MATRICES * len(layer.places) ** 2 * NUMBER
         got = f"{len(layer.places):,} weights, {wanted / 2**30:.1f} GiB: use Laplace('kron', over='last')"
         must = f"have a last layer that fits into {LIMIT / 2**30:.0f} GiB for LastLayer"
@@ -105,7 +105,7 @@ class LastLayer(Options):
         start: Posterior | None = None,
     ) -> State:
         model = target.network_model("LastLayer")
-        layer = Layer.of(model, plan.data.some(2)[:-1])
+        layer = OutputLayer.of(model, plan.data.some(2)[:-1])
         begun = target.start(plan.data, shape, generator) if start is None else centre_of(start, "LastLayer")
         w, size = begun.expand(*shape, -1).clone(), len(layer.places)
         precision = w.new_zeros(*shape, size, size, dtype=torch.float64)
@@ -147,18 +147,18 @@ class LastLayer(Options):
         return state, Info({"bound": state.value.clone()}, done=True)
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> LastLayerPosterior:
-        belief = Belief(state.w[state.layer.places].double(), state.precision)
+        belief = LastLayerGaussian(state.w[state.layer.places].double(), state.precision)
         target = target.scaled(state.factors)
         found = LastLayerPosterior(target, state.w, belief, state.layer, float(state.value), state.buffers)
         found.know(state.begun)
         return found
 
 
-def prior_of(target: Target, layer: Layer) -> Belief:
+def prior_of(target: Target, layer: OutputLayer) -> LastLayerGaussian:
     """What is believed of the layer before the data, tempered with it where the whole posterior is."""
     prior = target.prior
     precision = prior.precision[..., layer.places]
     gaussian = precision.ndim == 1 and bool((precision > 0).all())
     if not gaussian:
         raise InputError("LastLayer needs a Gaussian prior over every weight of the last layer, such as prior=1.0.")
-    return Belief(prior.loc[layer.places], torch.diag(target.prior_power * precision))
+    return LastLayerGaussian(prior.loc[layer.places], torch.diag(target.prior_power * precision))

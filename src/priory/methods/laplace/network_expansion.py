@@ -18,7 +18,8 @@ from torch.distributions import Distribution, Independent
 from priory.core.data import Data
 from priory.core.errors import InputError, warn
 from priory.curvature import STRUCTURES, Curvature, Gaussian, Pass, Selection, select
-from priory.curvature.evidence import prior_precision, prior_second_derivative, tune
+from priory.curvature.evidence import prior_precision, prior_second_derivative
+from priory.curvature.tuning import tune
 from priory.methods.laplace.mode_gradient import ModeGradient
 from priory.penalties.as_prior.proximal import proximal_blocks
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from priory.core.errors import require, whole
 from priory.curvature import STRUCTURES, Pass, select
-from priory.curvature.evidence import tune
+from priory.curvature.tuning import tune
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.methods.point.held_out import HELD_ROWS, fraction_held, learns, settled_at, settles
