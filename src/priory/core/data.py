@@ -65,6 +65,11 @@ def weighted_sum(values: Tensor, factor: float | Tensor | None = None) -> Tensor
     return values.sum(-1) if factor is None else factor * values.sum(-1)
 
 
+def unchanged(batch: Batch) -> Batch:
+    """The batch itself."""
+    return batch
+
+
 @dataclass(frozen=True)
 class Data:
     """Rows to learn from. `Data.of` makes one from whatever a person has.
@@ -79,7 +84,7 @@ class Data:
     tensors: Batch | None = None  # in memory
     dataset: Dataset[Any] | None = None  # fetched row by row
     loader: DataLoader[Any] | None = None  # the person's own batches
-    prepare: Callable[[Batch], Batch] = lambda batch: batch  # to the model's types and device, with its checks
+    prepare: Callable[[Batch], Batch] = unchanged  # to the model's types and device, with its checks
     single: bool = False  # given as one tensor and not as a tuple
     holes: bool = False  # whether NaN stands for a value that wasn't seen
     weights: Tensor | None = None  # (N,), how often each row counts in the log-likelihood; None: once

@@ -73,11 +73,24 @@ class Model(BaseModel):
         self.learnt = slice(self.network.size, self.layout.size - len(precisions))
         self.evaluation = Evaluation(self.network, self._log_prob, self.layout.size, self.learnt)
         self._example: Tensor | None = None  # one row of outputs, once a trial pass has shown them
-        self._prior_text = str(prior)
+        self._prior_text, self._prior_argument = str(prior), prior
 
     def __repr__(self) -> str:
         weights = f"{type(self.net).__name__} with {self.network.size:,} weights"
         return f"Model({weights}, {self.likelihood!r}, prior={self._prior_text})"
+
+    def __copy__(self) -> Model:
+        model = object.__new__(type(self))
+        vars(model).update(vars(self))
+        return model
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Made again from what it was made of: which parameters are whose is known by identity, which pickle loses."""
+        network = self.network
+        drawn = {name: network.initial[place] for name, place in network.place_of.items()}
+        found = {"written": network.written, "modes": network.modes, "silent": network.silent, "quiet": network.quiet}
+        own = {"prior": self.prior, "example": self._example, "tensors": {**network.fixed(), **drawn}}
+        return restored, (type(self), self.net, self.likelihood, self._prior_argument, {**own, **found})
 
     @property
     def capabilities(self) -> Capabilities:
@@ -294,6 +307,21 @@ class Model(BaseModel):
     def prior_as_given(self) -> Prior:
         """The prior before evidence scaled it; a penalty on q, which has no density at one w, at unit scales."""
         return with_unit_scale_penalties(getattr(self.prior, "given", self.prior))
+
+
+def restored(kind: type[Model], net: nn.Module, likelihood: Likelihood, prior: Any, state: dict[str, Any]) -> Model:
+    """A model from what pickle kept of it; its network as it was when the model was made."""
+    given = copy.deepcopy(net)
+    for name, t in [*given.named_parameters(), *given.named_buffers()]:
+        t.data.copy_(state["tensors"].get(name, t).reshape(t.shape))
+    for name, module in given.named_modules():
+        module.training = state["modes"][name]
+    model = object.__new__(kind)
+    Model.__init__(model, given, likelihood, prior)
+    model.net, model.prior, model._example = net, state["prior"], state["example"]
+    model.network.written = state["written"]
+    model.network.silence(state["silent"], state["quiet"])
+    return model
 
 
 def rows_given(data: Any, owner: str) -> Data:

@@ -219,7 +219,10 @@ class Vmap:
     def __init__(self, evaluation: Evaluation) -> None:
         self._of = evaluation
         self._sum = Vectorised(evaluation.sum, "This network")
-        self._forward = Vectorised(lambda v, inputs: evaluation.network.functional(v, inputs, {}), "This network")
+        self._forward = Vectorised(self._without_buffers, "This network")
+
+    def _without_buffers(self, w: Tensor, inputs: Batch) -> Tensor:
+        return self._of.network.functional(w, inputs, {})
 
     def outputs(self, w: Tensor, inputs: Batch, buffers: Buffers, first: int, shared: SharedInputs) -> Tensor:
         """The outputs at vectors (S, P): (S, n, ...)."""

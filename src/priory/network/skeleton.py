@@ -114,7 +114,7 @@ class Network:
                 f"The 'net' argument of Model must allow copy.deepcopy, got {type(error).__name__} ({reason})."
             ) from error
         self._refuse_copies_that_share(net)
-        self._training = {name: module.training for name, module in self.skeleton.named_modules()}
+        self.modes = {name: module.training for name, module in self.skeleton.named_modules()}
         self.layers = [m for m in self.skeleton.modules() if next(m.children(), None) is None]
         self.dense = all(isinstance(m, (*DENSE, *ACTIVATIONS)) for m in self.layers)
         self.layer_chain = self._find_layer_chain()
@@ -318,7 +318,7 @@ class Network:
         if self._mode is train:
             return
         for name, module in self.skeleton.named_modules():
-            module.training = train and self._training[name] and not (self.silent and drops(module))
+            module.training = train and self.modes[name] and not (self.silent and drops(module))
         self._mode = train
 
     def silence(self, modules: bool, functions: bool = False) -> None:

@@ -114,6 +114,12 @@ class LastLayerPosterior(Posterior):
         kind = f"{what} of the last layer" if exact else f"Laplace estimate of {what} of the last layer"
         return Evidence(self._value, f"{kind}, given the other layers")
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Find the layer in the network that pickle made again."""
+        vars(self).update(state)
+        network: Any = self.target.network_model("LastLayer").network
+        self.layer = replace(self.layer, module=network.skeleton.get_submodule(self.layer.name))
+
     def tensors(self) -> dict[str, Tensor]:
         return {"w": self.w, PRECISION: self.belief.precision, "places": self.layer.places}
 
