@@ -14,11 +14,11 @@ from torch import nn
 
 from priory import penalties
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+EXPERIMENTS_FOLDER = Path(__file__).resolve().parents[2] / "experiments"
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXPERIMENTS / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, EXPERIMENTS_FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

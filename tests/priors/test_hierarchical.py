@@ -19,8 +19,8 @@ from priory.priors import Hierarchical
 from priory.testing import assert_mean_close
 
 F64 = torch.float64
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
-PRECISIONS = ["prior.0.weight.precision", "prior.2.weight.precision"]
+EXACT_TOLERANCE = {"rtol": 1e-12, "atol": 1e-12}
+PRECISION_NAMES = ["prior.0.weight.precision", "prior.2.weight.precision"]
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -52,9 +52,9 @@ def test_the_joint_density_is_normal_times_gamma_and_the_log_determinant(lead: t
         expected = expected + distributions.Normal(torch.zeros_like(scale), scale).log_prob(params[name]).sum((-1, -2))
         expected = expected + distributions.Gamma(torch.tensor(2.5, dtype=F64), 0.7).log_prob(tau)
         expected = expected + (tau.log() if jacobian else 0.0)
-    torch.testing.assert_close(model.prior.log_prob_of_others(w, jacobian), expected, **EXACT)
+    torch.testing.assert_close(model.prior.log_prob_of_others(w, jacobian), expected, **EXACT_TOLERANCE)
     if jacobian:
-        torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT)
+        torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT_TOLERANCE)
 
 
 def test_the_gradient_of_the_joint_density_matches_its_closed_form() -> None:
@@ -64,7 +64,7 @@ def test_the_gradient_of_the_joint_density_matches_its_closed_form() -> None:
     tau = w[:, 5:].exp()
     balance = 2.5 + 5 / 2 - tau * (0.7 + 0.5 * w[:, :5].square().sum(-1, keepdim=True))
     _, gradient = target.log_prior_and_grad(w)
-    torch.testing.assert_close(gradient, torch.cat([-tau * w[:, :5], balance], -1), **EXACT)
+    torch.testing.assert_close(gradient, torch.cat([-tau * w[:, :5], balance], -1), **EXACT_TOLERANCE)
 
 
 def test_the_weights_with_the_precision_integrated_out_have_a_multivariate_student_t() -> None:
@@ -100,14 +100,14 @@ def test_a_precision_starts_at_the_mean_of_its_gamma(shape: tuple[int, ...]) -> 
     model = model_with({"2.weight": Hierarchical(3.0, 0.5), "0.weight": Hierarchical(2.0, 8.0), "*": 1.0})
     w = model.start(normal(6), torch.Size(shape), torch.Generator().manual_seed(0))
     params = model.layout.constrain(w)
-    for name, start in zip(PRECISIONS, (0.25, 6.0), strict=True):
-        torch.testing.assert_close(params[name], torch.full(shape, start, dtype=F64), **EXACT)
+    for name, start in zip(PRECISION_NAMES, (0.25, 6.0), strict=True):
+        torch.testing.assert_close(params[name], torch.full(shape, start, dtype=F64), **EXACT_TOLERANCE)
 
 
 def test_typical_scales_are_those_of_the_starting_precision_and_of_log_tau_given_the_weights() -> None:
     model = model_with({"0.weight": Hierarchical(2.0, 0.5), "*": 3.0})
     scale = model.layout.constrain(model.prior.typical_scale())
-    torch.testing.assert_close(scale["0.weight"], torch.full((2, 3), 0.5, dtype=F64), **EXACT)
+    torch.testing.assert_close(scale["0.weight"], torch.full((2, 3), 0.5, dtype=F64), **EXACT_TOLERANCE)
     assert float(model.prior.typical_scale()[-1]) == pytest.approx((2.0 + 6 / 2) ** -0.5)
     assert float(scale["0.bias"][0]) == pytest.approx(3.0)
 
@@ -149,8 +149,8 @@ def test_invalid_options_are_rejected_in_one_sentence(options: dict[str, Any], s
 
 # The best precision under a q.
 
-MEAN, VARIANCE = normal(7, seed=1), normal(7, seed=2).exp()
-SQUARE = float((MEAN.square() + VARIANCE).sum())
+Q_MEAN, Q_VARIANCE = normal(7, seed=1), normal(7, seed=2).exp()
+EXPECTED_SQUARES = float((Q_MEAN.square() + Q_VARIANCE).sum())
 
 
 def best(function: Callable[[float], float]) -> float:
@@ -165,24 +165,24 @@ def test_the_empirical_precision_maximises_the_expected_log_density_plus_log_gam
     prior = pr.Model(
         nn.Linear(7, 1, bias=False).double(), pr.Gaussian(0.5), Hierarchical(shape, rate, "empirical")
     ).prior
-    u = best(lambda u: 3.5 * u - 0.5 * math.exp(u) * SQUARE + (shape - 1) * u - rate * math.exp(u))
-    found = prior.precisions(MEAN, VARIANCE)["prior.weight.precision"]
+    u = best(lambda u: 3.5 * u - 0.5 * math.exp(u) * EXPECTED_SQUARES + (shape - 1) * u - rate * math.exp(u))
+    found = prior.precisions(Q_MEAN, Q_VARIANCE)["prior.weight.precision"]
     assert float(found) == pytest.approx(math.exp(u), rel=1e-7)  # a maximum is flat, so half of the digits are known
     if rate == 0:
-        assert float(found) == pytest.approx(7 / SQUARE, rel=1e-14)
+        assert float(found) == pytest.approx(7 / EXPECTED_SQUARES, rel=1e-14)
 
 
 def test_the_variational_precision_is_the_mean_under_the_best_gaussian_of_its_logarithm() -> None:
     """Over q(log tau) = N(m, s^2), E_q[log p(w, log tau)] + log s is maximal where E_q[tau] is the Gamma's mean."""
     hierarchical = Hierarchical(2.5, 0.7)
     prior = pr.Model(nn.Linear(7, 1, bias=False).double(), pr.Gaussian(0.5), hierarchical).prior
-    a, b = 2.5 + 3.5, 0.7 + 0.5 * SQUARE
+    a, b = 2.5 + 3.5, 0.7 + 0.5 * EXPECTED_SQUARES
 
     def loss(at: Any) -> float:
         return -(a * at[0] - b * math.exp(at[0] + 0.5 * math.exp(2 * at[1])) + at[1])
 
     m, log_s = optimize.minimize(loss, [0.0, 0.0], method="BFGS", options={"gtol": 1e-9}).x
-    found = prior.precisions(torch.cat([MEAN, MEAN[:1]]), torch.cat([VARIANCE, VARIANCE[:1]]))
+    found = prior.precisions(torch.cat([Q_MEAN, Q_MEAN[:1]]), torch.cat([Q_VARIANCE, Q_VARIANCE[:1]]))
     assert float(found["prior.weight.precision"]) == pytest.approx(math.exp(m + 0.5 * math.exp(2 * log_s)), rel=1e-7)
 
 
@@ -200,10 +200,10 @@ def test_a_settled_prior_is_normal_with_the_optimal_precisions(lead: tuple[int, 
         scale = (square / math.prod(model.layout[name].shape)).sqrt()
         scale = scale if name.endswith("weight") else torch.full_like(scale, 0.5)
         expected = expected + distributions.Normal(0.0, scale).log_prob(value).sum(dims)
-    torch.testing.assert_close(model.prior.settled(mean, variance).log_prob(w), expected, **EXACT)
+    torch.testing.assert_close(model.prior.settled(mean, variance).log_prob(w), expected, **EXACT_TOLERANCE)
     # the prior itself is unchanged: precision 1 without a Gamma prior
     unit = distributions.Normal(0.0, torch.tensor([1.0] * 6 + [0.5] * 2 + [1.0] * 2 + [0.5], dtype=F64))
-    torch.testing.assert_close(model.prior.log_prob(w), unit.log_prob(w).sum(-1), **EXACT)
+    torch.testing.assert_close(model.prior.log_prob(w), unit.log_prob(w).sum(-1), **EXACT_TOLERANCE)
 
 
 def test_settling_a_prior_without_empirical_precisions_returns_itself() -> None:
@@ -219,33 +219,33 @@ def test_an_empirical_precision_is_not_a_coordinate_and_does_not_depend_on_the_i
     models = [pr.Model(small_net(seed), pr.Gaussian(0.5), empirical) for seed in (0, 1)]
     assert models[0].layout.size == 11
     assert models[0].prior.log_prob(torch.ones(11, dtype=F64)) == models[1].prior.log_prob(torch.ones(11, dtype=F64))
-    torch.testing.assert_close(models[0].prior.precision, torch.full((11,), 4.0, dtype=F64), **EXACT)
+    torch.testing.assert_close(models[0].prior.precision, torch.full((11,), 4.0, dtype=F64), **EXACT_TOLERANCE)
 
 
 # Linear regression: y = X w + noise, w ~ N(0, 1 / tau), where everything but tau is conjugate.
 
-ROWS, COLUMNS, NOISE, TRUTH = 60, 20, 0.5, 9.0
-X = normal(ROWS, COLUMNS, seed=3)
-Y = X @ (normal(COLUMNS, seed=4) / TRUTH**0.5) + NOISE * normal(ROWS, seed=5)
-GRAM, MOMENT = X.T @ X / NOISE**2, X.T @ Y / NOISE**2
+ROW_COUNT, COLUMN_COUNT, NOISE_SD, TRUE_PRECISION = 60, 20, 0.5, 9.0
+X = normal(ROW_COUNT, COLUMN_COUNT, seed=3)
+Y = X @ (normal(COLUMN_COUNT, seed=4) / TRUE_PRECISION**0.5) + NOISE_SD * normal(ROW_COUNT, seed=5)
+DATA_PRECISION, DATA_MOMENT = X.T @ X / NOISE_SD**2, X.T @ Y / NOISE_SD**2
 
 
 def line(prior: object) -> pr.Model:
     torch.manual_seed(0)
-    return pr.Model(nn.Linear(COLUMNS, 1, bias=False).double(), pr.Gaussian(NOISE), prior)
+    return pr.Model(nn.Linear(COLUMN_COUNT, 1, bias=False).double(), pr.Gaussian(NOISE_SD), prior)
 
 
 def optimum(tau: float) -> tuple[Tensor, Tensor]:
     """Return the mean and the variances of the best factorised q(w) at this precision."""
-    mean = torch.linalg.solve(GRAM + tau * torch.eye(COLUMNS, dtype=F64), MOMENT)
-    return mean, 1 / (GRAM.diagonal() + tau)
+    mean = torch.linalg.solve(DATA_PRECISION + tau * torch.eye(COLUMN_COUNT, dtype=F64), DATA_MOMENT)
+    return mean, 1 / (DATA_PRECISION.diagonal() + tau)
 
 
 def bound(log_tau: float) -> float:
     """Return the highest ELBO of a factorised q(w) at this precision, up to a constant."""
     tau, (mean, variance) = math.exp(log_tau), optimum(math.exp(log_tau))
-    fit = -0.5 * ((Y - X @ mean).square().sum() / NOISE**2 + (GRAM.diagonal() * variance).sum())
-    prior = 0.5 * COLUMNS * log_tau - 0.5 * tau * (mean.square() + variance).sum()
+    fit = -0.5 * ((Y - X @ mean).square().sum() / NOISE_SD**2 + (DATA_PRECISION.diagonal() * variance).sum())
+    prior = 0.5 * COLUMN_COUNT * log_tau - 0.5 * tau * (mean.square() + variance).sum()
     return float(fit + prior + 0.5 * variance.log().sum())
 
 
@@ -264,14 +264,14 @@ def test_empirical_precisions_converge_to_the_maximum_of_the_bound() -> None:
 def test_the_gradient_at_the_settled_precision_is_that_of_the_bound_maximised_over_it() -> None:
     """No gradient flows through tau, and none is needed: at a maximum over tau the derivative is zero."""
     prior = line(Hierarchical(2.0, 0.3, "empirical")).prior
-    loc, log_scale = normal(COLUMNS, seed=6).requires_grad_(), normal(COLUMNS, seed=7).requires_grad_()
+    loc, log_scale = normal(COLUMN_COUNT, seed=6).requires_grad_(), normal(COLUMN_COUNT, seed=7).requires_grad_()
     family = DiagonalFamily(loc, log_scale)
     square = (loc.square() + (2 * log_scale).exp()).sum()
-    profile = (2.0 - 1 + COLUMNS / 2) * (0.3 + 0.5 * square).log()
+    profile = (2.0 - 1 + COLUMN_COUNT / 2) * (0.3 + 0.5 * square).log()
     expected = torch.autograd.grad(profile, [loc, log_scale])
     cross = family.cross_entropy(prior.settled(loc, family.scale.square()))
     for found, wanted in zip(torch.autograd.grad(cross, [loc, log_scale]), expected, strict=True):
-        torch.testing.assert_close(found, wanted, **EXACT)
+        torch.testing.assert_close(found, wanted, **EXACT_TOLERANCE)
 
 
 def coordinate_ascent(shape: float, rate: float) -> tuple[Tensor, Tensor, float]:
@@ -279,28 +279,28 @@ def coordinate_ascent(shape: float, rate: float) -> tuple[Tensor, Tensor, float]
     tau = shape / rate
     for _ in range(2_000):
         mean, variance = optimum(tau)
-        tau = (shape + COLUMNS / 2) / (rate + 0.5 * float((mean.square() + variance).sum()))
+        tau = (shape + COLUMN_COUNT / 2) / (rate + 0.5 * float((mean.square() + variance).sum()))
     return mean, variance, tau
 
 
 @pytest.fixture(scope="module")
 def fitted() -> pr.posteriors.Posterior:
     method = pr.MeanField(samples=512, learning_rate=0.1)
-    return pr.fit(line(Hierarchical(2.0, 0.3)), (X, Y), method, steps=800, batch_size=ROWS, progress=False)
+    return pr.fit(line(Hierarchical(2.0, 0.3)), (X, Y), method, steps=800, batch_size=ROW_COUNT, progress=False)
 
 
 def test_the_gradient_of_the_bound_is_zero_on_average_at_the_fixed_point_of_coordinate_ascent() -> None:
     """With g at w = m + s eps, E[g] = 0 and E[g s eps] = -1; five standard errors, 42 entries (false alarms: 3e-5)."""
     mean, variance, tau = coordinate_ascent(2.0, 0.3)
-    spread = (2.0 + COLUMNS / 2) ** -0.5  # standard deviation of log tau
+    spread = (2.0 + COLUMN_COUNT / 2) ** -0.5  # standard deviation of log tau
     loc = torch.cat([mean, torch.tensor([math.log(tau) - 0.5 * spread**2], dtype=F64)])
     scale = torch.cat([variance.sqrt(), torch.tensor([spread], dtype=F64)])
     model = line(Hierarchical(2.0, 0.3))
     target = make_target(model, Data.of((X, Y)).prepared(model.prepare), 1.0, "likelihood")
-    noise = normal(20_000, COLUMNS + 1, seed=9)
+    noise = normal(20_000, COLUMN_COUNT + 1, seed=9)
     _, gradient = target.log_joint_and_grad(loc + scale * noise, model.prepare((X, Y)))
-    assert_mean_close(gradient, torch.zeros(COLUMNS + 1), sigmas=5)
-    assert_mean_close(gradient * scale * noise, -torch.ones(COLUMNS + 1), sigmas=5)
+    assert_mean_close(gradient, torch.zeros(COLUMN_COUNT + 1), sigmas=5)
+    assert_mean_close(gradient * scale * noise, -torch.ones(COLUMN_COUNT + 1), sigmas=5)
 
 
 def test_mean_field_reaches_the_fixed_point_of_coordinate_ascent(fitted: Any) -> None:
@@ -310,7 +310,7 @@ def test_mean_field_reaches_the_fixed_point_of_coordinate_ascent(fitted: Any) ->
     assert float(((loc[:-1] - mean) / variance.sqrt()).abs().max()) < 0.02
     assert float((scale[:-1] / variance.sqrt() - 1).abs().max()) < 0.03
     assert float(fitted.mean["prior.weight.precision"]) == pytest.approx(tau, rel=0.01)
-    assert float(scale[-1]) == pytest.approx((2.0 + COLUMNS / 2) ** -0.5, rel=0.03)
+    assert float(scale[-1]) == pytest.approx((2.0 + COLUMN_COUNT / 2) ** -0.5, rel=0.03)
 
 
 def test_the_posterior_of_the_precision_is_close_to_the_exact_one(fitted: Any) -> None:
@@ -318,11 +318,11 @@ def test_the_posterior_of_the_precision_is_close_to_the_exact_one(fitted: Any) -
 
     def log_joint(u: float) -> float:
         tau = math.exp(u)
-        covariance = NOISE**2 * torch.eye(ROWS, dtype=F64) + X @ X.T / tau
-        marginal = distributions.MultivariateNormal(torch.zeros(ROWS, dtype=F64), covariance).log_prob(Y)
+        covariance = NOISE_SD**2 * torch.eye(ROW_COUNT, dtype=F64) + X @ X.T / tau
+        marginal = distributions.MultivariateNormal(torch.zeros(ROW_COUNT, dtype=F64), covariance).log_prob(Y)
         return float(marginal) + 2.0 * u - 0.3 * tau
 
-    grid = torch.linspace(math.log(TRUTH) - 3, math.log(TRUTH) + 3, 241, dtype=F64)
+    grid = torch.linspace(math.log(TRUE_PRECISION) - 3, math.log(TRUE_PRECISION) + 3, 241, dtype=F64)
     weights = torch.tensor([log_joint(float(u)) for u in grid]).softmax(0)
     mean = float((weights * grid).sum())
     spread = float((weights * (grid - mean).square()).sum().sqrt())
@@ -376,7 +376,7 @@ def test_a_stored_posterior_restores_the_precisions_and_requires_a_hierarchical_
     model, posterior = short()
     posterior.save(tmp_path / "p.priory")
     again = pr.load(tmp_path / "p.priory", model)
-    for name in PRECISIONS:
+    for name in PRECISION_NAMES:
         assert torch.equal(again.mean[name], posterior.mean[name])
     with pytest.raises(
         pr.StoreError, match=r"'prior\.0\.weight\.precision' has the shape \(\) there and no place here"

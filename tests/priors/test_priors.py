@@ -13,8 +13,8 @@ from priory.distributions import ScaleMixture
 from priory.fitting.prepare import make_target
 from priory.priors.rules import by_rule
 
-EXACT = {"rtol": 0, "atol": 1e-10}
-LEADS = [(), (4,), (2, 3)]
+EXACT_TOLERANCE = {"rtol": 0, "atol": 1e-10}
+BATCH_SHAPES = [(), (4,), (2, 3)]
 
 
 def double(value: float | list[float]) -> Tensor:
@@ -36,7 +36,7 @@ def model_with(prior: object, likelihood: object = None) -> pr.Model:
 
 # One distribution for all parameters.
 
-SINGLE = {
+SINGLE_PRIORS = {
     "Normal": distributions.Normal(double(0.3), double(1.7)),
     "Laplace": distributions.Laplace(double(-0.2), double(0.6)),
     "StudentT": distributions.StudentT(double(3.5), double(0.1), double(0.8)),
@@ -49,33 +49,33 @@ SINGLE = {
 }
 
 
-@pytest.mark.parametrize("lead", LEADS)
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("lead", BATCH_SHAPES)
+@pytest.mark.parametrize("name", SINGLE_PRIORS)
 def test_log_prob_is_the_sum_of_the_log_probs_of_the_entries(name: str, lead: tuple[int, ...]) -> None:
-    model, w = model_with(SINGLE[name]), normal(*lead, 11)
+    model, w = model_with(SINGLE_PRIORS[name]), normal(*lead, 11)
     found = model.prior.log_prob(w)
     assert found.shape == lead
-    torch.testing.assert_close(found, SINGLE[name].log_prob(w).sum(-1), **EXACT)
+    torch.testing.assert_close(found, SINGLE_PRIORS[name].log_prob(w).sum(-1), **EXACT_TOLERANCE)
 
 
-@pytest.mark.parametrize("lead", LEADS)
+@pytest.mark.parametrize("lead", BATCH_SHAPES)
 def test_log_prob_of_a_correlated_normal_is_over_the_flattened_weight(lead: tuple[int, ...]) -> None:
     root = normal(6, 6, seed=5)
     joint = distributions.MultivariateNormal(normal(6, seed=6), root @ root.T + torch.eye(6))
     rest = distributions.Normal(double(0.0), double(1.0))
     model, w = model_with({"0.weight": joint, "*": rest}), normal(*lead, 11)
     expected = joint.log_prob(w[..., :6]) + rest.log_prob(w[..., 6:]).sum(-1)
-    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT)
+    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT_TOLERANCE)
 
 
-@pytest.mark.parametrize("lead", LEADS)
+@pytest.mark.parametrize("lead", BATCH_SHAPES)
 def test_a_joint_distribution_of_a_row_is_over_every_row(lead: tuple[int, ...]) -> None:
     root = normal(3, 3, seed=5)
     joint = distributions.MultivariateNormal(normal(3, seed=6), root @ root.T + torch.eye(3))
     model, w = model_with({"0.weight": joint, "*": 1.0}), normal(*lead, 11)
     expected = joint.log_prob(w[..., :6].unflatten(-1, (2, 3))).sum(-1)
     expected = expected + distributions.Normal(double(0.0), double(1.0)).log_prob(w[..., 6:]).sum(-1)
-    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT)
+    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT_TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", [distributions.Normal, distributions.Laplace])
@@ -87,7 +87,7 @@ def test_locations_and_scales_may_differ_by_entry(kind: type[distributions.Distr
     unit = distributions.Normal(double(0.0), double(1.0))
     expected = own.log_prob(params["0.weight"]).sum((-1, -2)) + row.log_prob(params["2.weight"]).sum((-1, -2))
     expected = expected + sum(unit.log_prob(params[name]).sum(-1) for name in ("0.bias", "2.bias"))
-    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT)
+    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT_TOLERANCE)
 
 
 @pytest.mark.parametrize("dims", [1, 2])
@@ -97,19 +97,21 @@ def test_independent_does_not_change_the_log_prob(dims: int) -> None:
     w = normal(4, 11)
     one = model_with({"0.weight": base, "*": 1.0}).prior.log_prob(w)
     other = model_with({"0.weight": wrapped, "*": 1.0}).prior.log_prob(w)
-    torch.testing.assert_close(one, other, **EXACT)
+    torch.testing.assert_close(one, other, **EXACT_TOLERANCE)
     laplace = distributions.Laplace(base.loc, base.scale)
     one = model_with({"0.weight": laplace, "*": 1.0}).prior.log_prob(w)
     other = model_with({"0.weight": distributions.Independent(laplace, dims), "*": 1.0}).prior.log_prob(w)
-    torch.testing.assert_close(one, other, **EXACT)
+    torch.testing.assert_close(one, other, **EXACT_TOLERANCE)
 
 
 def test_a_number_is_the_scale_of_a_centred_normal() -> None:
     w = normal(4, 11)
     expected = distributions.Normal(double(0.0), double(0.3)).log_prob(w).sum(-1)
-    torch.testing.assert_close(model_with(0.3).prior.log_prob(w), expected, **EXACT)
+    torch.testing.assert_close(model_with(0.3).prior.log_prob(w), expected, **EXACT_TOLERANCE)
     torch.testing.assert_close(
-        model_with(2).prior.log_prob(w), distributions.Normal(double(0.0), double(2.0)).log_prob(w).sum(-1), **EXACT
+        model_with(2).prior.log_prob(w),
+        distributions.Normal(double(0.0), double(2.0)).log_prob(w).sum(-1),
+        **EXACT_TOLERANCE,
     )
 
 
@@ -130,19 +132,19 @@ class Scaled(distributions.Distribution):
 def test_a_user_defined_distribution_is_used_unchanged() -> None:
     w = normal(4, 11)
     expected = distributions.Laplace(double(0.0), double(5.0)).log_prob(w).sum(-1)
-    torch.testing.assert_close(model_with(Scaled(5.0)).prior.log_prob(w), expected, **EXACT)
+    torch.testing.assert_close(model_with(Scaled(5.0)).prior.log_prob(w), expected, **EXACT_TOLERANCE)
 
 
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", SINGLE_PRIORS)
 def test_the_gradient_of_the_log_prior_matches_autograd(name: str) -> None:
-    model = model_with(SINGLE[name])
+    model = model_with(SINGLE_PRIORS[name])
     target = make_target(model, Data.of((normal(5, 3), normal(5))).prepared(model.prepare), 1.0, "likelihood")
     for shape in ((11,), (3, 11)):
         w = normal(*shape).requires_grad_()
         value, gradient = target.log_prior_and_grad(w.detach())
-        expected = SINGLE[name].log_prob(w).sum(-1)
-        torch.testing.assert_close(value, expected.detach(), **EXACT)
-        torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), w)[0], **EXACT)
+        expected = SINGLE_PRIORS[name].log_prob(w).sum(-1)
+        torch.testing.assert_close(value, expected.detach(), **EXACT_TOLERANCE)
+        torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), w)[0], **EXACT_TOLERANCE)
 
 
 def test_a_scale_mixture_is_the_sum_of_two_normals_by_pattern() -> None:
@@ -156,7 +158,7 @@ def test_a_scale_mixture_is_the_sum_of_two_normals_by_pattern() -> None:
     expected = sum(mixture.log_prob(params[f"{i}.weight"]).sum((-1, -2)) for i in (0, 2))
     unit = distributions.Normal(double(0.0), double(2.0))
     expected = expected + sum(unit.log_prob(params[f"{i}.bias"]).sum(-1) for i in (0, 2))
-    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT)
+    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT_TOLERANCE)
     single = pr.Model(small_net().float(), pr.Gaussian(0.5), prior=own)
     found = single.prior.log_prob(w.float())
     assert found.dtype == torch.float32
@@ -183,7 +185,7 @@ def test_patterns_accept_rules_distributions_numbers_and_flat() -> None:
     p = model.layout.constrain(w)
     he, three = distributions.Normal(double(0.0), double(2 / 3).sqrt()), distributions.Normal(double(0.0), double(3.0))
     expected = he.log_prob(p["0.weight"]).sum() + laplace.log_prob(p["2.weight"]).sum()
-    torch.testing.assert_close(model.prior.log_prob(w), expected + three.log_prob(p["2.bias"]).sum(), **EXACT)
+    torch.testing.assert_close(model.prior.log_prob(w), expected + three.log_prob(p["2.bias"]).sum(), **EXACT_TOLERANCE)
     assert model.prior.improper
 
 
@@ -260,14 +262,14 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], dict[str, object]]] = {
     "InstanceNorm1d": (lambda: nn.InstanceNorm1d(4, affine=True), {"weight": "norm", "bias": None}),
     "PReLU": (lambda: nn.PReLU(3), {"weight": None}),
 }
-VARIANCES = {
+RULE_VARIANCES = {
     "fan_in": lambda fan_in, fan_out: 1 / fan_in,
     "glorot": lambda fan_in, fan_out: 2 / (fan_in + fan_out),
     "he": lambda fan_in, fan_out: 2 / fan_in,
 }
 
 
-@pytest.mark.parametrize("rule", VARIANCES)
+@pytest.mark.parametrize("rule", RULE_VARIANCES)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_rule_gives_each_parameter_the_variance_of_its_fans(layer: str, rule: str) -> None:
     build, fans = LAYERS[layer]
@@ -275,13 +277,13 @@ def test_a_rule_gives_each_parameter_the_variance_of_its_fans(layer: str, rule: 
     expected = {}
     for name, fan in fans.items():
         mean = 1.0 if fan == "norm" else 0.0
-        expected[name] = (mean, VARIANCES[rule](*fan) if isinstance(fan, tuple) else 1.0)
+        expected[name] = (mean, RULE_VARIANCES[rule](*fan) if isinstance(fan, tuple) else 1.0)
     assert {name: (p.mean.item(), p.variance.item()) for name, p in found.items()} == {
         name: (mean, pytest.approx(variance, rel=1e-12)) for name, (mean, variance) in expected.items()
     }
 
 
-@pytest.mark.parametrize("rule", VARIANCES)
+@pytest.mark.parametrize("rule", RULE_VARIANCES)
 def test_a_models_prior_by_rule_is_the_product_of_its_layers_normals(rule: str) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten(), nn.LayerNorm(9), nn.Linear(9, 1)).double()
@@ -289,7 +291,7 @@ def test_a_models_prior_by_rule_is_the_product_of_its_layers_normals(rule: str) 
     w, expected = normal(4, model.layout.size), 0.0
     for name, d in by_rule(rule, net, torch.float64).items():
         expected = expected + d.log_prob(model.layout.constrain(w)[name]).flatten(1).sum(-1)
-    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT)
+    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT_TOLERANCE)
 
 
 def test_a_frozen_parameter_has_no_prior() -> None:
@@ -299,7 +301,7 @@ def test_a_frozen_parameter_has_no_prior() -> None:
     model = pr.Model(net, pr.Gaussian(0.5), prior=1.0)
     w = normal(model.layout.size)
     expected = distributions.Normal(double(0.0), double(1.0)).log_prob(w).sum()
-    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT)
+    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT_TOLERANCE)
 
 
 def test_a_shared_parameter_is_counted_once() -> None:
@@ -317,7 +319,7 @@ def test_a_shared_parameter_is_counted_once() -> None:
     w = normal(9)
     assert model.layout.names == ("one.weight",)
     expected = distributions.Normal(double(0.0), double(2 / 3).sqrt()).log_prob(w).sum()
-    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT)
+    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT_TOLERANCE)
 
 
 # Flat: maximum likelihood.
@@ -357,7 +359,7 @@ def test_the_gradient_under_weight_decay_is_that_of_mean_loss_plus_half_wd_times
     outputs = X[:batch] @ leaf[:9].view(3, 3).T + leaf[9:]
     objective = nn.functional.cross_entropy(outputs, y[:batch]) + decay / 2 * leaf.square().sum()
     (expected,) = torch.autograd.grad(objective, leaf)
-    torch.testing.assert_close(gradient, -40 * expected, **EXACT)
+    torch.testing.assert_close(gradient, -40 * expected, **EXACT_TOLERANCE)
 
 
 def test_map_under_weight_decay_is_the_ridge_solution() -> None:
@@ -384,9 +386,9 @@ def test_a_penalty_of_lambda_times_the_squares_is_the_normal_prior_of_precision_
     target = make_target(model, Data.of((X, y)).prepared(model.prepare), 1.0, "likelihood")
     for seed in range(3):
         w, v = normal(11, seed=seed), normal(11, seed=seed + 10)
-        torch.testing.assert_close(target.log_prior_and_grad(w)[1], -2 * penalty * w, **EXACT)
+        torch.testing.assert_close(target.log_prior_and_grad(w)[1], -2 * penalty * w, **EXACT_TOLERANCE)
         change = target.log_prior(w) - target.log_prior(v)
-        torch.testing.assert_close(change, penalty * (v.square().sum() - w.square().sum()), **EXACT)
+        torch.testing.assert_close(change, penalty * (v.square().sum() - w.square().sum()), **EXACT_TOLERANCE)
 
 
 def test_a_penalty_of_lambda_times_the_sizes_is_the_laplace_prior_of_scale_one_over_lambda() -> None:
@@ -394,14 +396,14 @@ def test_a_penalty_of_lambda_times_the_sizes_is_the_laplace_prior_of_scale_one_o
     prior = model_with(distributions.Laplace(double(0.0), double(1 / penalty))).prior
     w, v = normal(11), normal(11, seed=1)
     torch.testing.assert_close(
-        prior.log_prob(w) - prior.log_prob(v), penalty * (v.abs().sum() - w.abs().sum()), **EXACT
+        prior.log_prob(w) - prior.log_prob(v), penalty * (v.abs().sum() - w.abs().sum()), **EXACT_TOLERANCE
     )
 
 
 # Priors of a learnt noise, whose unconstrained coordinate is its logarithm.
 
 
-@pytest.mark.parametrize("lead", LEADS)
+@pytest.mark.parametrize("lead", BATCH_SHAPES)
 @pytest.mark.parametrize(
     "noise",
     [
@@ -419,8 +421,8 @@ def test_a_noise_prior_carries_the_log_determinant_of_its_logarithm(
     model = model_with("flat", pr.Gaussian(prior=noise))
     w = normal(*lead, 12)
     u = w[..., -1]
-    torch.testing.assert_close(model.layout.constrain(w)["likelihood.noise"], u.exp(), **EXACT)
-    torch.testing.assert_close(model.prior.log_prob(w), noise.log_prob(u.exp()) + u, **EXACT)
+    torch.testing.assert_close(model.layout.constrain(w)["likelihood.noise"], u.exp(), **EXACT_TOLERANCE)
+    torch.testing.assert_close(model.prior.log_prob(w), noise.log_prob(u.exp()) + u, **EXACT_TOLERANCE)
 
 
 def test_a_lognormal_noise_prior_is_a_normal_in_closed_form() -> None:
@@ -436,7 +438,7 @@ def test_the_default_prior_of_each_output_noise_is_lognormal_0_3() -> None:
     w = normal(4, 10)
     u = w[..., -2:]
     expected = (distributions.LogNormal(double(0.0), double(3.0)).log_prob(u.exp()) + u).sum(-1)
-    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT)
+    torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT_TOLERANCE)
 
 
 def test_the_density_of_a_noise_over_the_whole_line_integrates_to_one() -> None:
@@ -465,7 +467,7 @@ def test_typical_scales_are_the_priors_standard_deviations() -> None:
 
 
 def test_a_prior_takes_the_type_of_the_network() -> None:
-    model = pr.Model(small_net().float(), pr.Gaussian(0.5), prior=SINGLE["StudentT"])
+    model = pr.Model(small_net().float(), pr.Gaussian(0.5), prior=SINGLE_PRIORS["StudentT"])
     assert model.prior.log_prob(torch.zeros(11)).dtype == torch.float32
     wrapped = distributions.Independent(distributions.Laplace(torch.zeros(2).double(), torch.ones(2).double()), 1)
     model = pr.Model(small_net().float(), pr.Gaussian(0.5), prior={"0.bias": wrapped, "*": 1.0})

@@ -11,7 +11,7 @@ from priory.penalties import L1, L2, Bridge, ElasticNet, GroupLasso, Penalty, ex
 from priory.priors import edge_of_chaos, weight_decay
 
 # 3 x 3 convolutions: input and output channels, then P / 2, sqrt(2 P), sqrt(P (P + 1)) and sqrt(P (9 out + 1)).
-VGG = [
+VGG_LAYER_FACTORS = [
     (3, 64, 13.5, 7.35, 27.5, 124.8),
     (64, 64, 288, 33.9, 576.5, 576.5),
     (64, 128, 288, 33.9, 576.5, 814.9),
@@ -20,7 +20,7 @@ VGG = [
 ]
 
 
-@pytest.mark.parametrize("row", VGG, ids=[f"{r[0]}-{r[1]}" for r in VGG])
+@pytest.mark.parametrize("row", VGG_LAYER_FACTORS, ids=[f"{r[0]}-{r[1]}" for r in VGG_LAYER_FACTORS])
 def test_the_factors_of_vgg_match_the_published_table(row) -> None:
     with torch.device("meta"):
         layer = nn.Conv2d(row[0], row[1], 3)

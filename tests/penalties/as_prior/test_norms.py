@@ -24,7 +24,7 @@ from priory.penalties.as_prior.parameters import describe_parameters
 from priory.testing import assert_mean_close
 
 F64 = torch.float64
-EXACT = {"rtol": 0, "atol": 1e-10}
+EXACT_TOLERANCE = {"rtol": 0, "atol": 1e-10}
 
 
 def net() -> nn.Module:
@@ -57,17 +57,17 @@ def r_of(penalty: object, named: dict[str, Tensor]) -> Tensor:
     return total
 
 
-ALL = [L2(1.7), L1(1.7), GroupLasso(1.7), ReverseGroupLasso(1.7), Bridge(1.5, 1.7), Bridge(0.5, 1.7)]
-ALL += [ElasticNet(1.7, l1_ratio=0.3)]
+ALL_PENALTIES = [L2(1.7), L1(1.7), GroupLasso(1.7), ReverseGroupLasso(1.7), Bridge(1.5, 1.7), Bridge(0.5, 1.7)]
+ALL_PENALTIES += [ElasticNet(1.7, l1_ratio=0.3)]
 
 
-@pytest.mark.parametrize("penalty", ALL, ids=repr)
+@pytest.mark.parametrize("penalty", ALL_PENALTIES, ids=repr)
 def test_minus_the_log_prior_is_the_factor_times_the_penalty_up_to_a_constant(penalty) -> None:
     built = model(penalty)
     w = draws(2, built.layout.size)
     a, b = (r_of(penalty, built.layout.constrain(v)) for v in w)
     found = built.prior.log_prob(w)
-    torch.testing.assert_close(found[0] - found[1], -1.7 * (a - b), **EXACT)
+    torch.testing.assert_close(found[0] - found[1], -1.7 * (a - b), **EXACT_TOLERANCE)
 
 
 @pytest.mark.parametrize("penalty", [L2(1.7), L1(1.7), Bridge(1.5, 1.7), Bridge(0.5, 1.7), ElasticNet(1.7)], ids=repr)
@@ -99,7 +99,7 @@ def test_the_variance_of_an_elastic_net_is_its_integral(a: float, b: float) -> N
 def test_a_rule_gives_l2_the_prior_of_that_rule() -> None:
     w = draws(3, model("he").layout.size)
     for rule in ("glorot", "he", "fan_in"):
-        torch.testing.assert_close(model(L2(rule)).prior.log_prob(w), model(rule).prior.log_prob(w), **EXACT)
+        torch.testing.assert_close(model(L2(rule)).prior.log_prob(w), model(rule).prior.log_prob(w), **EXACT_TOLERANCE)
 
 
 def test_a_number_penalises_biases_too_and_a_rule_leaves_them_a_standard_normal() -> None:
@@ -114,7 +114,9 @@ def test_a_number_penalises_biases_too_and_a_rule_leaves_them_a_standard_normal(
 def test_a_dict_of_factors_names_the_penalised_parameters() -> None:
     factors = layer_factors(net(), "l1", "he")
     w = draws(2, model("he").layout.size)
-    torch.testing.assert_close(model(L1(factors)).prior.log_prob(w), model(L1("he")).prior.log_prob(w), **EXACT)
+    torch.testing.assert_close(
+        model(L1(factors)).prior.log_prob(w), model(L1("he")).prior.log_prob(w), **EXACT_TOLERANCE
+    )
 
 
 def test_a_penalty_can_be_used_in_a_dict_of_patterns() -> None:
@@ -162,7 +164,7 @@ def test_an_input_channel_affects_the_outputs_through_its_outgoing_group_only(ki
         with torch.no_grad():
             kept = layer.weight.clone()
             layer.weight.copy_(groups.join(cut))
-        torch.testing.assert_close(layer(x), wanted, **EXACT)
+        torch.testing.assert_close(layer(x), wanted, **EXACT_TOLERANCE)
         with torch.no_grad():
             layer.weight.copy_(kept)
 
@@ -221,7 +223,7 @@ def test_the_expected_penalty_under_its_prior_is_n_over_p() -> None:
 def test_a_user_defined_function_is_a_log_prior_up_to_a_constant_and_marked_improper(function) -> None:
     built = model(Penalty(function, factor=0.7))
     w = draws(2, 3, built.layout.size)
-    torch.testing.assert_close(built.prior.log_prob(w), -0.7 * w.square().log1p().sum(-1), **EXACT)
+    torch.testing.assert_close(built.prior.log_prob(w), -0.7 * w.square().log1p().sum(-1), **EXACT_TOLERANCE)
     assert built.prior.improper
 
 

@@ -18,7 +18,7 @@ from priory.penalties.as_prior.parameters import describe_parameters
 from priory.testing import assert_mean_close
 
 F64 = torch.float64
-NOISE, LAMBDA = 0.5, 8.0
+NOISE_SD, PENALTY_FACTOR = 0.5, 8.0
 
 
 def problem(outputs: int = 1) -> tuple[Tensor, Tensor]:
@@ -32,7 +32,7 @@ def problem(outputs: int = 1) -> tuple[Tensor, Tensor]:
 
 def model(prior: object, outputs: int = 1) -> pr.Model:
     torch.manual_seed(0)
-    return pr.Model(nn.Linear(6, outputs, bias=False).to(F64), pr.Gaussian(NOISE), prior=prior)
+    return pr.Model(nn.Linear(6, outputs, bias=False).to(F64), pr.Gaussian(NOISE_SD), prior=prior)
 
 
 def mode(prior: object, outputs: int = 1, steps: int = 550, temperature: float = 1.0) -> Tensor:
@@ -43,7 +43,7 @@ def mode(prior: object, outputs: int = 1, steps: int = 550, temperature: float =
 def least_squares(outputs: int = 1) -> tuple[Tensor, float]:
     """Return the solution without a penalty, (outputs, 6), and the precision of each weight given the data."""
     X, y = problem(outputs)
-    return (y.T @ X) / 9, 9 / NOISE**2
+    return (y.T @ X) / 9, 9 / NOISE_SD**2
 
 
 # Modes.
@@ -51,8 +51,8 @@ def least_squares(outputs: int = 1) -> tuple[Tensor, float]:
 
 def test_the_mode_under_l1_is_the_soft_threshold_with_exact_zeros() -> None:
     solution, precision = least_squares()
-    wanted = solution.sign() * (solution.abs() - LAMBDA / precision).clamp_min(0)
-    found = mode(L1(LAMBDA))
+    wanted = solution.sign() * (solution.abs() - PENALTY_FACTOR / precision).clamp_min(0)
+    found = mode(L1(PENALTY_FACTOR))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-8)
     assert bool(((found == 0) == (wanted == 0)).all())
     assert 0 < int((found == 0).sum()) < 6
@@ -60,9 +60,9 @@ def test_the_mode_under_l1_is_the_soft_threshold_with_exact_zeros() -> None:
 
 def test_the_mode_under_an_elastic_net_is_the_shrunken_soft_threshold() -> None:
     solution, precision = least_squares()
-    soft = solution.sign() * (solution.abs() - 0.5 * LAMBDA / precision).clamp_min(0)
-    wanted = soft / (1 + 2 * 0.5 * LAMBDA / precision)
-    found = mode(ElasticNet(LAMBDA, l1_ratio=0.5))
+    soft = solution.sign() * (solution.abs() - 0.5 * PENALTY_FACTOR / precision).clamp_min(0)
+    wanted = soft / (1 + 2 * 0.5 * PENALTY_FACTOR / precision)
+    found = mode(ElasticNet(PENALTY_FACTOR, l1_ratio=0.5))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-8)
     assert bool(((found == 0) == (wanted == 0)).all())
 
@@ -83,10 +83,10 @@ def test_the_mode_under_a_group_penalty_is_the_group_threshold_with_whole_groups
 @pytest.mark.parametrize(
     ("penalty", "prior"),
     [
-        (L1(LAMBDA), Laplace(torch.zeros((), dtype=F64), torch.tensor(1 / LAMBDA, dtype=F64))),
-        (L2(LAMBDA), Normal(torch.zeros((), dtype=F64), torch.tensor((2 * LAMBDA) ** -0.5, dtype=F64))),
-        (L2(LAMBDA), Penalty(lambda w: w.square(), factor=LAMBDA)),
-        (Bridge(1.0, LAMBDA), L1(LAMBDA)),
+        (L1(PENALTY_FACTOR), Laplace(torch.zeros((), dtype=F64), torch.tensor(1 / PENALTY_FACTOR, dtype=F64))),
+        (L2(PENALTY_FACTOR), Normal(torch.zeros((), dtype=F64), torch.tensor((2 * PENALTY_FACTOR) ** -0.5, dtype=F64))),
+        (L2(PENALTY_FACTOR), Penalty(lambda w: w.square(), factor=PENALTY_FACTOR)),
+        (Bridge(1.0, PENALTY_FACTOR), L1(PENALTY_FACTOR)),
     ],
     ids=["L1", "L2", "function", "bridge"],
 )
@@ -96,12 +96,12 @@ def test_the_mode_under_a_penalty_equals_the_mode_under_its_prior(penalty, prior
 
 def test_a_tempered_mode_has_its_penalty_multiplied() -> None:
     solution, precision = least_squares()
-    wanted = solution.sign() * (solution.abs() - 0.25 * LAMBDA / precision).clamp_min(0)
-    torch.testing.assert_close(mode(L1(LAMBDA), temperature=0.25), wanted, rtol=0, atol=1e-8)
+    wanted = solution.sign() * (solution.abs() - 0.25 * PENALTY_FACTOR / precision).clamp_min(0)
+    torch.testing.assert_close(mode(L1(PENALTY_FACTOR), temperature=0.25), wanted, rtol=0, atol=1e-8)
 
 
 def test_minibatches_leave_exact_zeros_too() -> None:
-    found = pr.fit(model(L1(4 * LAMBDA)), problem(), pr.MAP(0.05), steps=400, batch_size=10, progress=False)
+    found = pr.fit(model(L1(4 * PENALTY_FACTOR)), problem(), pr.MAP(0.05), steps=400, batch_size=10, progress=False)
     assert int((found.mean["weight"] == 0).sum()) >= 3
 
 
@@ -119,13 +119,13 @@ def one_step(prior: object, method: pr.MeanField, seed: int = 3):
 
 
 def test_the_bound_under_l1_has_no_noise_of_the_prior() -> None:
-    _, info, _ = one_step(L1(LAMBDA), pr.MeanField())
-    _, other, _ = one_step(L1(LAMBDA), pr.MeanField(), seed=4)
+    _, info, _ = one_step(L1(PENALTY_FACTOR), pr.MeanField())
+    _, other, _ = one_step(L1(PENALTY_FACTOR), pr.MeanField(), seed=4)
     assert float(info.metrics["kl"]) == pytest.approx(float(other.metrics["kl"]), abs=1e-10)
     assert float(info.metrics["nll"]) != pytest.approx(float(other.metrics["nll"]), abs=1e-6)
 
 
-@pytest.mark.parametrize("penalty", [L1(LAMBDA), ElasticNet(LAMBDA, l1_ratio=0.7)], ids=repr)
+@pytest.mark.parametrize("penalty", [L1(PENALTY_FACTOR), ElasticNet(PENALTY_FACTOR, l1_ratio=0.7)], ids=repr)
 def test_the_closed_form_divergence_equals_its_integral(penalty) -> None:
     _, info, target = one_step(penalty, pr.MeanField(initial_scale=0.9))
     m, s = target.model.network.initial, 0.9 * target.prior.typical_scale()
@@ -146,10 +146,10 @@ def cross_entropy(penalty: object, loc: Tensor, scale: Tensor) -> Tensor:
     """Return lambda E r(w) under N(loc, scale^2): |w| is a folded normal, w^2 follows from its moments."""
     absolute = scale * math.sqrt(2 / math.pi) * (-0.5 * (loc / scale) ** 2).exp() + loc * (loc / scale / 2**0.5).erf()
     l1, l2 = {L1: (1.0, 0.0), L2: (0.0, 1.0), ElasticNet: (0.5, 0.5)}[type(penalty)]
-    return LAMBDA * (l1 * absolute + l2 * (loc.square() + scale.square())).sum()
+    return PENALTY_FACTOR * (l1 * absolute + l2 * (loc.square() + scale.square())).sum()
 
 
-@pytest.mark.parametrize("penalty", [L1(LAMBDA), ElasticNet(LAMBDA), L2(LAMBDA)], ids=repr)
+@pytest.mark.parametrize("penalty", [L1(PENALTY_FACTOR), ElasticNet(PENALTY_FACTOR), L2(PENALTY_FACTOR)], ids=repr)
 def test_the_gradient_of_the_bound_is_that_of_the_loss_by_autograd(penalty) -> None:
     built = model(penalty)
     data = Data.of(problem(), 30).prepared(built.prepare)
@@ -160,14 +160,14 @@ def test_the_gradient_of_the_bound_is_that_of_the_loss_by_autograd(penalty) -> N
     loc, log_scale = (t.clone().requires_grad_() for t in start)
     w = loc + log_scale.exp() * state.noise[0]
     X, y = problem()
-    misfit = 0.5 * ((X @ w - y.squeeze(1)) / NOISE).square().sum()
+    misfit = 0.5 * ((X @ w - y.squeeze(1)) / NOISE_SD).square().sum()
     loss = misfit + cross_entropy(penalty, loc, log_scale.exp()) - log_scale.sum()
     slopes = torch.stack(torch.autograd.grad(loss, [loc, log_scale]))
     torch.testing.assert_close(state.gradient, slopes, rtol=0, atol=1e-8)
 
 
 def test_the_local_gradient_of_the_bound_is_the_mean_of_the_one_at_draws() -> None:
-    built = model(L1(LAMBDA))
+    built = model(L1(PENALTY_FACTOR))
     data = Data.of(problem(), 30).prepared(built.prepare)
     target, method = make_target(built, data, 1.0, "likelihood"), pr.MeanField(estimator="local")
     start = method.init(target, Plan(data, 10), stream(0, "start"))
@@ -187,7 +187,9 @@ def test_the_local_gradient_of_the_bound_is_the_mean_of_the_one_at_draws() -> No
     assert bool(((mean.mean(0) - at_draws.mean(0)).abs() <= 5 * error + 1e-10).all())
 
 
-@pytest.mark.parametrize("penalty", [GroupLasso(LAMBDA), Bridge(1.5, LAMBDA), Penalty(torch.abs)], ids=repr)
+@pytest.mark.parametrize(
+    "penalty", [GroupLasso(PENALTY_FACTOR), Bridge(1.5, PENALTY_FACTOR), Penalty(torch.abs)], ids=repr
+)
 def test_variational_inference_evaluates_the_other_penalties_at_its_draws(penalty) -> None:
     found = pr.fit(model(penalty), problem(), pr.MeanField(), steps=300, batch_size=30, progress=False)
     assert math.isfinite(found.evidence().value)
@@ -197,12 +199,14 @@ def test_variational_inference_evaluates_the_other_penalties_at_its_draws(penalt
 # Draws.
 
 
-@pytest.mark.parametrize("penalty", [L1(LAMBDA), ElasticNet(LAMBDA), Bridge(1.5, LAMBDA)], ids=repr)
+@pytest.mark.parametrize(
+    "penalty", [L1(PENALTY_FACTOR), ElasticNet(PENALTY_FACTOR), Bridge(1.5, PENALTY_FACTOR)], ids=repr
+)
 def test_a_sampler_finds_the_posterior_under_a_penalty(penalty) -> None:
     solution, precision = least_squares()
     found = pr.fit(model(penalty), problem(), pr.HMC(chains=64, warmup=100), steps=60, progress=False)
     draws = found.draws["weight"].reshape(64, -1, 6).mean(1)  # one mean per chain
-    prior = penalty.prior(LAMBDA, describe_parameters(nn.Linear(6, 1))["weight"], F64)
+    prior = penalty.prior(PENALTY_FACTOR, describe_parameters(nn.Linear(6, 1))["weight"], F64)
     wanted = []
     for centre in solution[0].tolist():
 
@@ -229,7 +233,7 @@ def test_a_sampler_finds_the_posterior_under_a_penalty(penalty) -> None:
 # Laplace.
 
 
-@pytest.mark.parametrize("penalty", [L1(LAMBDA), GroupLasso(LAMBDA)], ids=repr)
+@pytest.mark.parametrize("penalty", [L1(PENALTY_FACTOR), GroupLasso(PENALTY_FACTOR)], ids=repr)
 def test_laplace_rejects_a_prior_without_curvature_in_a_sentence(penalty) -> None:
     at = pr.fit(model(penalty), problem(), pr.MAP(), steps=20, progress=False)
     with pytest.raises(pr.InputError, match="prior of 'weight' must"):
@@ -237,9 +241,9 @@ def test_laplace_rejects_a_prior_without_curvature_in_a_sentence(penalty) -> Non
 
 
 def test_laplace_accepts_a_smooth_penalty_as_prior() -> None:
-    prior = Normal(torch.zeros((), dtype=F64), torch.tensor((2 * LAMBDA) ** -0.5, dtype=F64))
+    prior = Normal(torch.zeros((), dtype=F64), torch.tensor((2 * PENALTY_FACTOR) ** -0.5, dtype=F64))
     values = []
-    for built in (model(L2(LAMBDA)), model(prior)):
+    for built in (model(L2(PENALTY_FACTOR)), model(prior)):
         at = pr.fit(built, problem(), pr.MAP(0.1), steps=300, batch_size=30, progress=False)
         values.append(pr.fit(built, problem(), pr.Laplace(at=at), progress=False).evidence().value)
     assert values[0] == pytest.approx(values[1], abs=1e-8)

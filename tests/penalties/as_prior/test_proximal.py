@@ -37,7 +37,7 @@ def objective(x: Tensor, u: Tensor, stride: Tensor, r: Tensor) -> Tensor:
     return ((x - u).square() / (2 * stride)).sum() + r
 
 
-PENALTIES = {
+PENALTY_CASES = {
     "L1": (L1(2.0), lambda x: 2.0 * x.abs().sum()),
     "ElasticNet": (ElasticNet(2.0, l1_ratio=0.6), lambda x: 1.2 * x.abs().sum() + 0.8 * x.square().sum()),
     "GroupLasso": (GroupLasso(2.0), lambda x: 2.0 * x.square().sum(1).sqrt().sum()),
@@ -45,9 +45,9 @@ PENALTIES = {
 }
 
 
-@pytest.mark.parametrize("name", PENALTIES)
+@pytest.mark.parametrize("name", PENALTY_CASES)
 def test_no_other_point_has_a_lower_objective_than_the_proximal_point(name: str) -> None:
-    penalty, r = PENALTIES[name]
+    penalty, r = PENALTY_CASES[name]
     u, stride, x = stepped(penalty)
     best = objective(x, u, stride, 0.7 * r(x))
     assert bool((x == 0).any())
@@ -61,9 +61,9 @@ def test_no_other_point_has_a_lower_objective_than_the_proximal_point(name: str)
     torch.testing.assert_close(slope[x != 0], torch.zeros_like(slope[x != 0]), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", PENALTIES)
+@pytest.mark.parametrize("name", PENALTY_CASES)
 def test_a_batch_of_members_takes_the_same_steps_as_each_member_alone(name: str) -> None:
-    penalty, r = PENALTIES[name]
+    penalty, r = PENALTY_CASES[name]
     u, stride, x = stepped(penalty, lead=(2, 3))
     for i in range(2):
         for j in range(3):

@@ -14,8 +14,8 @@ from priory.penalties import Variational, penalty_from_prior
 from priory.penalties.as_prior.variational import with_unit_scale_penalties
 
 F64 = torch.float64
-NORMAL = Normal(torch.zeros((), dtype=F64), torch.tensor(0.7, dtype=F64))
-LAPLACE = Laplace(torch.zeros((), dtype=F64), torch.tensor(0.4, dtype=F64))
+NORMAL_PRIOR = Normal(torch.zeros((), dtype=F64), torch.tensor(0.7, dtype=F64))
+LAPLACE_PRIOR = Laplace(torch.zeros((), dtype=F64), torch.tensor(0.4, dtype=F64))
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -48,7 +48,7 @@ def stepped(
     return getattr(state, "variational", getattr(state, "theta", None)), losses
 
 
-@pytest.mark.parametrize("prior", [NORMAL, LAPLACE], ids=["Normal", "Laplace"])
+@pytest.mark.parametrize("prior", [NORMAL_PRIOR, LAPLACE_PRIOR], ids=["Normal", "Laplace"])
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 @pytest.mark.parametrize("estimator", ["pathwise", "local"])
 def test_the_penalty_of_a_prior_trains_as_the_prior_does(prior, temperature: float, estimator: str) -> None:
@@ -83,9 +83,9 @@ def test_the_gradient_equals_the_gradient_of_the_loss_by_autograd() -> None:
 @pytest.mark.parametrize("family", ["laplace", "logistic", "uniform"])
 def test_other_families_train_with_the_penalty_of_a_prior(family: str) -> None:
     """Steps agree up to noise: the prior is evaluated at draws, and its penalty in closed form."""
-    penalty = Variational(penalty_from_prior(NORMAL, family))
+    penalty = Variational(penalty_from_prior(NORMAL_PRIOR, family))
     method = pr.MeanField(family=family, samples=4_000)
-    wanted, losses = stepped(NORMAL, method, steps=1)
+    wanted, losses = stepped(NORMAL_PRIOR, method, steps=1)
     found, own = stepped(penalty, method, steps=1)
     assert own[0] == pytest.approx(losses[0], rel=5e-3)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)  # one step of Adam: the signs of all gradients agree
@@ -125,9 +125,9 @@ def test_each_member_has_its_own_penalty() -> None:
 
 
 def test_a_penalty_may_be_on_some_parameters_and_a_prior_on_others() -> None:
-    penalty = Variational(penalty_from_prior(NORMAL, "gaussian"))
-    wanted, losses = stepped(NORMAL, pr.MeanField())
-    found, own = stepped({"0.*": penalty, "*": NORMAL}, pr.MeanField())
+    penalty = Variational(penalty_from_prior(NORMAL_PRIOR, "gaussian"))
+    wanted, losses = stepped(NORMAL_PRIOR, pr.MeanField())
+    found, own = stepped({"0.*": penalty, "*": NORMAL_PRIOR}, pr.MeanField())
     assert own == pytest.approx(losses, abs=1e-8)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-8)
 
@@ -145,11 +145,11 @@ def test_a_posterior_carries_the_certificate_of_its_penalty() -> None:
     cold = fitted(Variational(lambda mu, s: 0.5 * (mu.square() + s.square() - 1) - s.log(), factor=0.1)).certificate
     assert not cold.valid
     assert "0.1" in cold.verdict
-    assert fitted(NORMAL).certificate is None
+    assert fitted(NORMAL_PRIOR).certificate is None
 
 
 def test_the_certificate_is_for_the_family_of_q() -> None:
-    penalty = Variational(penalty_from_prior(NORMAL, "laplace"))
+    penalty = Variational(penalty_from_prior(NORMAL_PRIOR, "laplace"))
     assert fitted(penalty, family="laplace").certificate.valid
     assert not fitted(penalty).certificate.valid
 
@@ -189,9 +189,9 @@ def test_a_scalar_parameter_is_penalised_too() -> None:
 def test_penalties_on_q_at_unit_scale_have_a_value_at_each_w() -> None:
     w = torch.randn(2, 21, generator=stream(0, "w"), dtype=F64)
     penalty = Variational(lambda mu, s: 0.5 * (mu.square() + s.square()) - s.log(), factor=3.0)
-    prior = model({"0.*": penalty, "*": NORMAL}).prior
+    prior = model({"0.*": penalty, "*": NORMAL_PRIOR}).prior
     found = with_unit_scale_penalties(prior).log_prob(w)
-    wanted = -1.5 * (w[:, :16].square() + 1).sum(-1) + NORMAL.log_prob(w[:, 16:]).sum(-1)
+    wanted = -1.5 * (w[:, :16].square() + 1).sum(-1) + NORMAL_PRIOR.log_prob(w[:, 16:]).sum(-1)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
     with pytest.raises(pr.InputError, match="has no density at a single w"):
         prior.log_prob(w)

@@ -16,7 +16,7 @@ from priory.penalties.equivalence.inputs import Table
 from .cases import PRIORS, d, grid
 
 MU, KEEP, THETA = grid(-8, 8, 321), d([0.2, 0.5, 0.9, 1.0]), grid(-3, 3, 120)
-SCALES = d([0.1, 0.2, 0.4])
+SLAB_SCALES = d([0.1, 0.2, 0.4])
 
 
 def noise_like(values: torch.Tensor, noise: float) -> torch.Tensor:
@@ -105,10 +105,10 @@ def test_a_noisy_dropout_table_gives_its_prior_within_the_noise() -> None:
 @pytest.mark.parametrize(("name", "noise", "atol"), [("gaussian", 0.0, 1e-7), ("gaussian", 1e-3, 2e-3)])
 def test_a_spike_and_slab_table_gives_back_the_slab_and_the_spike(name: str, noise: float, atol: float) -> None:
     keep, prior = 0.3, PRIORS[name]
-    p, s, mu = KEEP, SCALES[:, None], MU[::4, None, None]
+    p, s, mu = KEEP, SLAB_SCALES[:, None], MU[::4, None, None]
     coin = torch.special.xlogy(p, p / keep) + torch.special.xlogy(1 - p, (1 - p) / (1 - keep))
     values = coin + p * penalty_from_prior(prior)(mu, s) + 0.25
-    found = prior_from_penalty((MU[::4], SCALES, values + noise_like(values, noise), noise, KEEP), "spike_slab")
+    found = prior_from_penalty((MU[::4], SLAB_SCALES, values + noise_like(values, noise), noise, KEEP), "spike_slab")
     assert found.certificate.valid, found.certificate.verdict
     assert found.spike == pytest.approx(0.7, abs=atol)
     assert found.constant == pytest.approx(0.25, abs=atol)
@@ -118,8 +118,8 @@ def test_a_spike_and_slab_table_gives_back_the_slab_and_the_spike(name: str, noi
 
 
 def test_a_spike_and_slab_table_without_the_bernoulli_entropy_has_no_prior() -> None:
-    values = KEEP * penalty_from_prior(PRIORS["gaussian"])(MU[::4, None, None], SCALES[:, None])
-    found = prior_from_penalty(Table(MU[::4], SCALES, values, keep=KEEP), "spike_slab")
+    values = KEEP * penalty_from_prior(PRIORS["gaussian"])(MU[::4, None, None], SLAB_SCALES[:, None])
+    found = prior_from_penalty(Table(MU[::4], SLAB_SCALES, values, keep=KEEP), "spike_slab")
     assert found.certificate.kind == "no prior"
     assert "must be affine in p" in found.certificate.verdict
 

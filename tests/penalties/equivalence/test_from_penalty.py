@@ -15,8 +15,8 @@ from priory.penalties.equivalence.from_prior import penalty_from_prior
 
 from .cases import PRIORS, d, grid
 
-THETA = grid(-3, 3, 121)
-CORNER = 2e-4  # 0.622 s0 E|Z| J / 2 at the smallest scale of the ladder, 1e-4, for a logistic posterior
+THETA_GRID = grid(-3, 3, 121)
+CORNER_ERROR = 2e-4  # 0.622 s0 E|Z| J / 2 at the smallest scale of the ladder, 1e-4, for a logistic posterior
 
 
 @pytest.mark.parametrize("prior", PRIORS)
@@ -24,15 +24,15 @@ CORNER = 2e-4  # 0.622 s0 E|Z| J / 2 at the smallest scale of the ladder, 1e-4, 
 def test_the_prior_is_recovered_with_its_constant_and_certified(family: str, prior: str) -> None:
     forward, constant = penalty_from_prior(PRIORS[prior], family), 0.37
     found = prior_from_penalty(lambda mu, s: forward(mu, s) + constant, family)
-    off = (found.log_prior(THETA) - PRIORS[prior].log_prob(THETA)).abs()
+    off = (found.log_prior(THETA_GRID) - PRIORS[prior].log_prob(THETA_GRID)).abs()
     assert found.certificate.valid, found.certificate.verdict
     assert found.certificate.verdict.startswith("Valid: the penalty is the KL to a prior plus K = 0.3700")
     assert found.certificate.round_trip < 5.4e-5
     assert found.constant == pytest.approx(constant, abs=1e-8)
-    assert float(off[THETA.abs() > 1e-6].max()) < 1e-7
-    assert float(off.max()) < (CORNER if prior in ("laplace", "generalised") else 1e-7)
+    assert float(off[THETA_GRID.abs() > 1e-6].max()) < 1e-7
+    assert float(off.max()) < (CORNER_ERROR if prior in ("laplace", "generalised") else 1e-7)
     # the estimated error is an upper bound, up to rounding
-    assert bool((off <= 3 * found.error(THETA) + 1e-8).all())
+    assert bool((off <= 3 * found.error(THETA_GRID) + 1e-8).all())
 
 
 def gaussian(mu: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
@@ -45,7 +45,7 @@ def sparse(mu: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
     return 0.5 * torch.log1p((-log_ratio).exp()) - 0.63576 * torch.sigmoid(1.87320 + 1.48695 * log_ratio)
 
 
-PENALTIES = {
+PENALTY_CASES = {
     "KL to N(0, 1)": (gaussian, "valid", (0, 0)),
     "an oscillating prior": (lambda m, s: gaussian(m, s) + 0.1 * (-4.5 * s**2).exp() * (3 * m).cos(), "valid", (0, 0)),
     "KL + 0.1 cos 3 mu": (lambda m, s: gaussian(m, s) + 0.1 * (3 * m).cos(), "no prior", (-3.6, 3.6)),
@@ -62,9 +62,9 @@ PENALTIES = {
 }
 
 
-@pytest.mark.parametrize("name", PENALTIES)
+@pytest.mark.parametrize("name", PENALTY_CASES)
 def test_each_penalty_has_the_expected_verdict_and_heat_residual(name: str) -> None:
-    penalty, kind, heat = PENALTIES[name]
+    penalty, kind, heat = PENALTY_CASES[name]
     certificate = prior_from_penalty(penalty, "gaussian").certificate
     assert certificate.kind == kind, certificate.verdict
     assert certificate.valid == (kind == "valid")
@@ -86,7 +86,7 @@ def test_a_missing_entropy_is_detected_and_added() -> None:
     assert found.certificate.missing_entropy == pytest.approx(1, abs=1e-6)
     assert found.certificate.semigroup == pytest.approx(math.log(2), abs=1e-6)  # each scale is twice the previous one
     assert found.certificate.verdict.startswith("The entropy term is missing")
-    assert torch.allclose(found.log_prior(THETA), Normal(d(0.0), d(0.5)).log_prob(THETA), atol=1e-8)
+    assert torch.allclose(found.log_prior(THETA_GRID), Normal(d(0.0), d(0.5)).log_prob(THETA_GRID), atol=1e-8)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -96,7 +96,7 @@ def test_a_tempered_kl_is_detected_with_its_temperature_in_every_family(family: 
     assert found.certificate.kind == "tempered"
     assert found.certificate.temperature == pytest.approx(0.3, abs=1e-6)
     assert "T = 0.3 times the KL" in found.certificate.verdict
-    assert torch.allclose(found.log_prior(THETA), PRIORS["gaussian"].log_prob(THETA), atol=1e-5)
+    assert torch.allclose(found.log_prior(THETA_GRID), PRIORS["gaussian"].log_prob(THETA_GRID), atol=1e-5)
 
 
 def test_the_prior_of_a_penalty_that_is_not_integrable_is_given_up_to_a_factor() -> None:
@@ -151,7 +151,7 @@ def test_narrow_and_wide_priors_are_found_automatically_and_shifted_ones_by_thei
     shifted = Normal(d(50.0), d(2.0))
     found = prior_from_penalty(penalty_from_prior(shifted), "gaussian", centre=50.0)
     assert found.certificate.valid
-    assert torch.allclose(found.log_prior(50 + THETA), shifted.log_prob(50 + THETA), atol=1e-8)
+    assert torch.allclose(found.log_prior(50 + THETA_GRID), shifted.log_prob(50 + THETA_GRID), atol=1e-8)
 
 
 def test_the_log_prior_is_differentiable_and_keeps_the_dtype_of_its_input() -> None:

@@ -16,7 +16,7 @@ from .cases import PRIORS, d, grid
 
 MU, SCALES, THETA = grid(-6, 6, 481), d([0.05, 0.1, 0.2, 0.4, 0.8]), grid(-3, 3, 121)
 # largest error of the log prior on |theta| <= 3 after removing its mean: exact tables, noise 1e-3, noise 1e-2
-BOUNDS = {
+ERROR_BOUNDS = {
     "gaussian": (8e-8, 7.4e-4, 3.7e-3),
     "laplace": (2.7e-2, 2.9e-2, 6.9e-2),
     "student": (3.7e-6, 4.7e-4, 4.7e-3),
@@ -34,9 +34,9 @@ def from_noise(name: str, noise: float, factor: float = 1.0) -> Equivalence:
     return prior_from_penalty((MU, SCALES, values, noise), "gaussian")
 
 
-@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("name", ERROR_BOUNDS)
 def test_a_table_gives_back_its_prior_within_its_noise(name: str) -> None:
-    for noise, bound in zip((0.0, 1e-3, 1e-2), BOUNDS[name], strict=True):
+    for noise, bound in zip((0.0, 1e-3, 1e-2), ERROR_BOUNDS[name], strict=True):
         found = from_noise(name, noise)
         off = found.log_prior(THETA) - PRIORS[name].log_prob(THETA)
         assert float((off - off.mean()).abs().max()) < bound

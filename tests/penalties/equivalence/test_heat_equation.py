@@ -50,14 +50,14 @@ def test_one_scale_per_coordinate_is_tested_as_a_sum() -> None:
     assert float(heat_residual(lambda m, s: forward(m, s).sum(-1), mu, scale, vector=True).abs()) < 1e-6
 
 
-COVARIANCE = d(
+FULL_COVARIANCE = d(
     [[[1.0, 0.5, 0.0], [0.5, 0.8, -0.3], [0.0, -0.3, 0.5]], [[0.3, 0.1, 0.1], [0.1, 0.2, 0.0], [0.1, 0.0, 2.0]]]
 )
-PRIOR = MultivariateNormal(d([0.3, 0.0, -1.0]), d([[2.0, 0.4, 0.0], [0.4, 1.0, 0.2], [0.0, 0.2, 0.7]]))
+FULL_PRIOR = MultivariateNormal(d([0.3, 0.0, -1.0]), d([[2.0, 0.4, 0.0], [0.4, 1.0, 0.2], [0.0, 0.2, 0.7]]))
 
 
 def full(mu: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
-    return kl_divergence(MultivariateNormal(mu, covariance), PRIOR)
+    return kl_divergence(MultivariateNormal(mu, covariance), FULL_PRIOR)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def full(mu: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
 )
 def test_a_full_covariance_is_tested_as_a_matrix(penalty, residual: float) -> None:
     mu = d([[0.5, -1.0, 2.0], [0.0, 0.2, 0.1]])
-    found = heat_residual_matrix(penalty, mu, COVARIANCE)
+    found = heat_residual_matrix(penalty, mu, FULL_COVARIANCE)
     assert torch.allclose(found, residual * torch.eye(3, dtype=torch.float64).expand(2, 3, 3), atol=1e-5)
 
 
@@ -83,9 +83,11 @@ def test_a_penalty_on_the_variances_only_has_off_diagonal_residuals() -> None:
         return full(m, v) + 0.5 * v.logdet() - 0.5 * variances.log().sum(-1)
 
     mu = d([0.5, -1.0, 2.0])
-    found = heat_residual_matrix(penalty, mu, COVARIANCE)
-    factor = torch.linalg.cholesky(COVARIANCE)
-    wanted = torch.eye(3, dtype=torch.float64) - factor.mT @ (factor / COVARIANCE.diagonal(dim1=1, dim2=2)[..., None])
+    found = heat_residual_matrix(penalty, mu, FULL_COVARIANCE)
+    factor = torch.linalg.cholesky(FULL_COVARIANCE)
+    wanted = torch.eye(3, dtype=torch.float64) - factor.mT @ (
+        factor / FULL_COVARIANCE.diagonal(dim1=1, dim2=2)[..., None]
+    )
     assert torch.allclose(found, wanted, atol=1e-5)
     variances = torch.diag(d([0.3, 0.8, 2.0]))
     assert float(heat_residual_matrix(penalty, mu, variances).abs().max()) < 1e-5

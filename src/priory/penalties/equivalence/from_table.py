@@ -36,10 +36,8 @@ if TYPE_CHECKING:
     from priory.penalties.equivalence.result import InversionSettings
 
 TEMPERATURE_MARGIN = 1e-3  # T within this distance of 0 is a missing entropy, and of 1 an untempered KL
-NOISY_TEMPERATURE_MARGIN = 0.02  # the first margin for a table, whose noise shifts T
-MAX_CURVATURE_NATS = (
-    10.0  # nats within one scale: a log prior more bent than this can't be told from one that doesn't exist
-)
+NOISY_TEMPERATURE_MARGIN = 0.02  # margin around 0 for a table, whose noise shifts T
+MAX_CURVATURE_NATS = 10.0  # per squared scale; at a higher curvature, the existence of a prior can't be decided
 L_CURVE_CORNER_RATIO = 2.0  # residual at the corner of the L-curve, over the smallest residual
 LOCATION_COUNT = 241
 NOISE_SIGMAS = 5.0  # largest residual in standard deviations of the noise, among a few thousand values
