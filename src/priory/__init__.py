@@ -38,6 +38,7 @@ _WHERE = {
     "StoreError": "priory.core.errors",
     "StudentT": "priory.likelihoods",
     "average": "priory.analysis.stacking",
+    "cite": "priory.methods.citations",
     "compare": "priory.analysis.comparison",
     "explain_kl": "priory.divergences",
     "fit": "priory.fitting.fit",
@@ -87,6 +88,7 @@ __all__ = [
     "StudentT",
     "__version__",
     "average",
+    "cite",
     "compare",
     "constraints",
     "curvature",
@@ -144,6 +146,7 @@ if TYPE_CHECKING:
     from priory.fitting.store import load
     from priory.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
     from priory.methods import *  # noqa: F403 - what its __all__ lists
+    from priory.methods.citations import cite
     from priory.models.density import Density
     from priory.models.model import Model
     from priory.penalties import Certificate, Equivalence, layer_factors, penalty_from_prior, prior_from_penalty

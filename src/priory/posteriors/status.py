@@ -36,6 +36,7 @@ PARTS, BLOCKS = 6, 8  # of a history that are compared, and of each of them
 FEWEST_STEPS = PARTS * BLOCKS  # below, the noise of a history is not known
 STUDENT_T = 3.930  # 2 (BLOCKS - 2) = 12 degrees of freedom, one-sided at 1 in 1,000
 LEAST_GAIN = 0.1  # nats
+PLENTY_STEPS, TELLING_SHARE = 500, 0.05  # in fewer steps, noise above this share of the whole gain hides a trend
 LEAST_SHARE = 0.01  # of what was gained in all
 OBJECTIVES = {"loss": -1.0, "bound": 1.0, "elbo": 1.0}  # by name, and whether it goes up; the first that is there
 
@@ -134,7 +135,15 @@ def of_history(history: Mapping[str, Tensor]) -> Status:
             f"The {name} was still {falls} at the end of {n:,} steps, by {gain:.3g} nats over the last sixth of them: "
             "give the fit more steps.",
         )
+    if n < PLENTY_STEPS and STUDENT_T * error > max(LEAST_GAIN, TELLING_SHARE * total):
+        return too_few(n, name)
     return CONVERGED
+
+
+def too_few(steps: int, name: str) -> Status:
+    """What is said where a history is too short for its noise."""
+    are = "1 step is" if steps == 1 else f"{steps} steps are"
+    return Status("doubtful", f"{are} too few to tell whether the {name} has settled: give the fit more steps.")
 
 
 def of_few(values: Tensor, name: str, falls: str) -> Status:
@@ -146,7 +155,7 @@ def of_few(values: Tensor, name: str, falls: str) -> Status:
     if gain > LEAST_GAIN:
         reason = f"The {name} was still {falls} at the end of {steps}, by {gain:.3g} nats over the last third of them"
         return Status("not_converged", f"{reason}: give the fit more steps.")
-    return Status("doubtful", f"{steps} are too few to tell whether the {name} has settled: give the fit more steps.")
+    return too_few(n, name)
 
 
 def of_callback(step: int, steps: int) -> Status | None:
@@ -181,10 +190,10 @@ def of_ascent(converged: bool, history: Mapping[str, Tensor]) -> Status:
 
 
 def of_start(status: Status, what: str) -> Status:
-    """What a fit that was started by another says, of which `what` was taken as it is."""
+    """What a fit that takes something from another says; `what` is it with its verb, as "The mode comes"."""
     if status.name == "converged" or status is UNKNOWN:
         return CONVERGED
-    return Status("doubtful", f"{what} comes from a fit that is {status}")
+    return Status("doubtful", f"{what} from a fit that is {status}")
 
 
 def noise(blocks: Tensor) -> Tensor:

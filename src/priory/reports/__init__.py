@@ -114,7 +114,8 @@ def _method(comparison: Comparison, row: dict[str, Any], place: int) -> str:
     prediction, y = comparison.predictions[name], comparison.targets
     numbers = f'<div class="numbers">{"".join(_numbers(comparison, row, prediction, y))}</div>'
     figures = f'<div class="figures">{"".join(_figures(comparison, name, prediction, y))}</div>'
-    return f"{head}{numbers}{figures}</section>"
+    status = f'<p class="soft">Status: {escape(str(comparison.posteriors[name].status))}</p>'
+    return f"{head}{status}{numbers}{figures}</section>"
 
 
 def _numbers(comparison: Comparison, row: dict[str, Any], prediction: Any, y: Tensor) -> list[str]:

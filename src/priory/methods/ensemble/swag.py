@@ -117,7 +117,7 @@ class SWAG(Options):
         last = w.new_zeros(*shape, self.columns, target.size)
         zeros, every = torch.zeros_like(w), self._every(plan.data)
         buffers, factors = target.buffers(shape, start), factors_of(start)
-        begun = CONVERGED if start is None else of_start(start.status, "The mode")
+        begun = CONVERGED if start is None else of_start(start.status, "The mode comes")
         return State(w, adam, buffers, zeros, zeros.clone(), last, 0, every, factors, begun)
 
     def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:

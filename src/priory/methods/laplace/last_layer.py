@@ -111,7 +111,7 @@ class LastLayer(Options):
         precision = w.new_zeros(*shape, size, size, dtype=torch.float64)
         buffers = target.buffers(shape, start)
         value = torch.zeros_like(precision[..., 0, 0])
-        begun = CONVERGED if start is None else of_start(start.status, "The layers before the last")
+        begun = CONVERGED if start is None else of_start(start.status, "The layers before the last come")
         state = State(w, precision, value, buffers, layer, factors_of(start), begun)
         if start is None and learns(target):
             self._set_noise(target, plan, generator, state)
