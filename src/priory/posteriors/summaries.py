@@ -103,7 +103,11 @@ def from_draws(posterior: Posterior, entries: Mapping[str, Tensor]) -> tuple[dic
         draws = posterior.sample(min(some, wanted - start), seed=index)
         parts.append(
             {
-                name: draws[name].detach().flatten(1)[:, places.to(draws[name].device)].double().cpu()
+                name: draws[name]
+                .detach()
+                .reshape(len(draws[name]), -1)[:, places.to(draws[name].device)]
+                .double()
+                .cpu()
                 for name, places in entries.items()
             }
         )
