@@ -12,7 +12,7 @@ from priory.core.errors import require, whole
 from priory.core.streams import stream
 from priory.latent.base import has_latent
 from priory.posteriors.base import Evidence, Posterior
-from priory.posteriors.status import Status, of_ascent, worst
+from priory.posteriors.status import CONVERGED, Status, of_ascent, worst
 from priory.predictive import GaussianComponents, Prediction
 
 if TYPE_CHECKING:
@@ -42,6 +42,10 @@ class LatentPoint(Posterior):
         """Whether the bound has settled within the tolerance, and what the model thinks of where."""
         found = of_ascent(self.converged, self.history if history is None else history)
         return found if self._known is None else worst([found, self._known])
+
+    def quick_status(self) -> Status:
+        """Nothing that `fit` warns about: a cap on iterations is the user's to raise, and `status` says it."""
+        return CONVERGED
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         return self.latent.layout.unconstrain(self.theta).expand(n, -1)
