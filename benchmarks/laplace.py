@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.curvature import STRUCTURES, Gaussian, select
+from priory.curvature import STRUCTURES, PrecisionGaussian, select
 from priory.curvature.base import Kind
 from priory.curvature.layer_jacobians import jacobian_rows
 from priory.fitting.prepare import make_target
@@ -74,13 +74,13 @@ class Ours:
         self.target = make_target(self.model, self.data)
         self.w = self.model.start(y, torch.Size(), stream(0, "start"))
 
-    def fit(self, structure: str, over: str, kind: Kind) -> Gaussian:
+    def fit(self, structure: str, over: str, kind: Kind) -> PrecisionGaussian:
         selection = select(self.model, over)
         make = STRUCTURES[structure].of
         curvature = make(self.target, self.w, self.data, selection, kind, generator=stream(0, "labels"))
         return curvature.gaussian(self.model.prior.precision[selection.places])
 
-    def covariance(self, gaussian: Gaussian, over: str, x: Tensor) -> Tensor:
+    def covariance(self, gaussian: PrecisionGaussian, over: str, x: Tensor) -> Tensor:
         some = jacobian_rows(self.target, self.w, (x,), select(self.model, over))
         return torch.cat([gaussian.output_covariance(part) for part in some])
 

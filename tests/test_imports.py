@@ -271,3 +271,24 @@ def test_the_project_speaks_of_itself_alone():
         if (match := FOREIGN.search(line))
     ]
     assert found == []
+
+
+# Names that two classes share on purpose: each method's own `State`, and public names of different namespaces.
+SHARED = {
+    "State",
+    "BayesianGaussianMixture",  # a model, and an estimator with scikit-learn's name
+    "GaussianMixture",
+    "GroupLasso",  # a distribution and a penalty
+    "NormalGamma",  # a latent-variable model and an exact problem
+    "SWAGCallback",  # of Lightning and of Transformers
+    "Variational",  # a posterior and a penalty
+}
+
+
+def test_no_two_classes_share_a_name() -> None:
+    found: dict[str, list[str]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(path.name)
+    assert {name: files for name, files in found.items() if len(files) > 1 and name not in SHARED} == {}

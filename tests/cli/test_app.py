@@ -16,7 +16,7 @@ import priory
 from priory import methods
 from priory.cli import main
 from priory.cli.app import METHODS, app, build_model, print_rich, standardise
-from priory.cli.tables import Table, read_table
+from priory.cli.tables import DataTable, read_table
 
 
 def run(*arguments: str) -> Result:
@@ -131,7 +131,7 @@ def test_scores_are_in_the_units_of_the_table(tmp_path: Path) -> None:
 
 def test_only_the_rows_to_fit_set_the_scale() -> None:
     x = torch.randn(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    numbers = Table("numbers", 5 + 3 * x, 7 - 2 * x[:, 0], ["a", "b"], "y", None, [])
+    numbers = DataTable("numbers", 5 + 3 * x, 7 - 2 * x[:, 0], ["a", "b"], "y", None, [])
     (fit_x, fit_y), (held_x, held_y), units = standardise(numbers, 0.2, seed=0)
     torch.testing.assert_close(fit_x.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
     torch.testing.assert_close(fit_x.std(0, unbiased=False), torch.ones(2), atol=1e-6, rtol=0)
@@ -144,7 +144,7 @@ def test_only_the_rows_to_fit_set_the_scale() -> None:
 
 def test_a_column_that_is_constant_on_the_rows_to_fit_stays_finite() -> None:
     x = torch.zeros(20, 1, dtype=torch.float64)
-    numbers = Table("numbers", x, torch.arange(20.0, dtype=torch.float64), ["a"], "y", None, [])
+    numbers = DataTable("numbers", x, torch.arange(20.0, dtype=torch.float64), ["a"], "y", None, [])
     (fit_x, _), _, _ = standardise(numbers, 0.2, seed=0)
     assert fit_x.isfinite().all()
 

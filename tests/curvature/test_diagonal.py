@@ -12,7 +12,7 @@ import priory as pr
 from priory.core.data import Data
 from priory.core.errors import InputError
 from priory.curvature import Pass, select
-from priory.curvature.diagonal import Diagonal
+from priory.curvature.diagonal import DiagonalCurvature
 from priory.curvature.layer_jacobians import jacobian_rows
 from priory.testing import assert_covariance_close, assert_mean_close
 
@@ -26,12 +26,12 @@ def spread(p: int) -> torch.Tensor:
 
 def test_it_is_the_diagonal_of_the_whole_curvature(problem: Any) -> None:
     jacobian = problem.jacobian()
-    found = Diagonal.of(Pass(problem.target, problem.w, problem.data, problem.selection)).diagonal()
+    found = DiagonalCurvature.of(Pass(problem.target, problem.w, problem.data, problem.selection)).diagonal()
     torch.testing.assert_close(found, (jacobian / 0.5).square().sum((0, 1)), **EXACT)
 
 
 def test_the_covariance_of_the_outputs_is_that_of_the_dense_jacobian(problem: Any) -> None:
-    curvature = Diagonal.of(Pass(problem.target, problem.w, problem.data, problem.selection))
+    curvature = DiagonalCurvature.of(Pass(problem.target, problem.w, problem.data, problem.selection))
     gaussian = curvature.gaussian(spread(problem.selection.size), scale=0.7)
     jacobian = problem.jacobian()
     some = jacobian_rows(problem.target, problem.w, problem.inputs, problem.selection)
@@ -49,7 +49,7 @@ def small(make_problem: Any) -> Any:
 
 def test_its_gaussian_agrees_with_the_dense_precision(small: Any) -> None:
     p = small.selection.size
-    curvature = Diagonal.of(Pass(small.target, small.w, small.data, small.selection))
+    curvature = DiagonalCurvature.of(Pass(small.target, small.w, small.data, small.selection))
     gaussian = curvature.gaussian(spread(p), scale=0.7)
     q = 0.7 * curvature.dense() + torch.diag(spread(p))
     v = torch.randn(2, 3, p, dtype=torch.float64)
@@ -61,7 +61,7 @@ def test_its_gaussian_agrees_with_the_dense_precision(small: Any) -> None:
 
 def test_draws_have_the_inverse_precision_as_covariance(small: Any) -> None:
     # 31 means and 496 covariances at 5 standard errors: a false alarm in 3,000 seeds, and the seed is fixed
-    curvature = Diagonal.of(Pass(small.target, small.w, small.data, small.selection))
+    curvature = DiagonalCurvature.of(Pass(small.target, small.w, small.data, small.selection))
     gaussian = curvature.gaussian(spread(small.selection.size))
     draws = gaussian.draw(4000, torch.Generator().manual_seed(0))
     assert_mean_close(draws, 0.0)
@@ -71,8 +71,8 @@ def test_draws_have_the_inverse_precision_as_covariance(small: Any) -> None:
 def test_single_coordinates_have_the_same_numbers(small: Any) -> None:
     over = torch.tensor([0, 3, 13, 18, 29])
     selection = select(small.target.model, over)
-    part = Diagonal.of(Pass(small.target, small.w, small.data, selection))
-    every = Diagonal.of(Pass(small.target, small.w, small.data, small.selection))
+    part = DiagonalCurvature.of(Pass(small.target, small.w, small.data, selection))
+    every = DiagonalCurvature.of(Pass(small.target, small.w, small.data, small.selection))
     torch.testing.assert_close(part.diagonal(), every.diagonal()[over], **EXACT)
     gaussian = part.gaussian(spread(5))
     jacobian = small.jacobian()[..., over]
@@ -85,16 +85,18 @@ def test_single_coordinates_have_the_same_numbers(small: Any) -> None:
 def test_the_mean_of_sampled_fishers_is_the_exact_one(small: Any) -> None:
     # 31 numbers at 5 standard errors: a false alarm in 50,000 seeds, and the seed is fixed
     generator = torch.Generator().manual_seed(1)
-    exact = Diagonal.of(Pass(small.target, small.w, small.data, small.selection)).diagonal()
+    exact = DiagonalCurvature.of(Pass(small.target, small.w, small.data, small.selection)).diagonal()
     several = [
-        Diagonal.of(Pass(small.target, small.w, small.data, small.selection, "fisher", 2, generator)).diagonal()
+        DiagonalCurvature.of(
+            Pass(small.target, small.w, small.data, small.selection, "fisher", 2, generator)
+        ).diagonal()
         for _ in range(300)
     ]
     assert_mean_close(torch.stack(several), exact)
 
 
 def test_the_empirical_one_has_squares_of_gradients_at_the_observed_labels(small: Any) -> None:
-    found = Diagonal.of(Pass(small.target, small.w, small.data, small.selection, "empirical")).diagonal()
+    found = DiagonalCurvature.of(Pass(small.target, small.w, small.data, small.selection, "empirical")).diagonal()
     gradients = []
     for row in range(7):
         batch = tuple(t[row : row + 1] for t in small.data.tensors)
@@ -106,7 +108,7 @@ def test_rows_that_a_loader_drops_are_stood_for_by_the_others(small: Any) -> Non
     dataset = torch.utils.data.TensorDataset(*small.data.tensors)
     loader = torch.utils.data.DataLoader(dataset, batch_size=2, drop_last=True)
     data = Data.of(loader).prepared(small.target.model.prepare)
-    found = Diagonal.of(Pass(small.target, small.w, data, small.selection)).diagonal()
+    found = DiagonalCurvature.of(Pass(small.target, small.w, data, small.selection)).diagonal()
     jacobian, p = small.jacobian()[:6], torch.softmax(small.target.model.net(*small.inputs).detach()[:6], -1)
     information = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
     expected = 7 / 6 * torch.einsum("nci,ncd,ndi->i", jacobian, information, jacobian)
@@ -116,17 +118,17 @@ def test_rows_that_a_loader_drops_are_stood_for_by_the_others(small: Any) -> Non
 def test_a_flat_prior_where_the_data_say_nothing_is_refused(make_problem: Any) -> None:
     x = torch.tensor([[1.0, 0.0]]).double()
     made = make_problem(nn.Linear(2, 1).double(), pr.Gaussian(noise=1.0), x, x[:, :1])
-    curvature = Diagonal.of(Pass(made.target, made.w, made.data, made.selection))
+    curvature = DiagonalCurvature.of(Pass(made.target, made.w, made.data, made.selection))
     with pytest.raises(InputError, match="zero at 1 of 3 coordinates"):
         curvature.gaussian(torch.zeros(3).double())
 
 
 def test_the_hessian_is_refused(small: Any) -> None:
     with pytest.raises(InputError, match="'curvature' argument of Laplace must be 'ggn', 'fisher' or 'empirical'"):
-        Diagonal.of(Pass(small.target, small.w, small.data, small.selection, "hessian"))
+        DiagonalCurvature.of(Pass(small.target, small.w, small.data, small.selection, "hessian"))
 
 
 def test_a_file_gives_it_back(small: Any) -> None:
-    curvature = Diagonal.of(Pass(small.target, small.w, small.data, small.selection))
-    again = Diagonal.of_tensors(small.selection, curvature.tensors(), **curvature.own())
+    curvature = DiagonalCurvature.of(Pass(small.target, small.w, small.data, small.selection))
+    again = DiagonalCurvature.of_tensors(small.selection, curvature.tensors(), **curvature.own())
     assert torch.equal(again.diagonal(), curvature.diagonal())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import priory as pr
 from priory.core.data import Data
 from priory.core.errors import InputError
-from priory.curvature import Full, LowRank, Pass, select
+from priory.curvature import Full, LowRankCurvature, Pass, select
 from priory.curvature.base import Kind
 from priory.curvature.layer_jacobians import jacobian_rows
 from priory.fitting.prepare import make_target
@@ -34,7 +34,7 @@ def test_a_rank_that_is_enough_gives_the_whole_curvature() -> None:
     target, data, w = problem()
     selection = select(target.model)
     full = Full.of(Pass(target, w, data, selection)).dense()
-    found = LowRank.of(Pass(target, w, data, selection), rank=20)
+    found = LowRankCurvature.of(Pass(target, w, data, selection), rank=20)
     assert found.values.shape == (12,)  # two directions a datum of three classes
     torch.testing.assert_close(found.dense(), full, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(found.diagonal(), full.diagonal(), rtol=1e-8, atol=1e-10)
@@ -46,9 +46,9 @@ def test_a_lower_rank_keeps_the_largest_eigenvalues_from_below() -> None:
     target, data, w = problem(n=12)
     selection = select(target.model)
     exact = torch.linalg.eigvalsh(Full.of(Pass(target, w, data, selection)).dense()).flip(0)[:4]
-    found = LowRank.of(Pass(target, w, data, selection), rank=4, iterations=8)
+    found = LowRankCurvature.of(Pass(target, w, data, selection), rank=4, iterations=8)
     torch.testing.assert_close(found.values, exact, rtol=1e-6, atol=0)
-    once = LowRank.of(Pass(target, w, data, selection), rank=4, iterations=1)
+    once = LowRankCurvature.of(Pass(target, w, data, selection), rank=4, iterations=1)
     assert (once.values <= exact * (1 + 1e-10)).all()  # Ritz values lie below
     assert (found.values >= once.values).all()
 
@@ -57,11 +57,11 @@ def test_the_rest_makes_the_diagonal_exact() -> None:
     target, data, w = problem(n=12)
     selection = select(target.model)
     full = Full.of(Pass(target, w, data, selection))
-    found = LowRank.of(Pass(target, w, data, selection), rank=4, iterations=8, rest=True)
+    found = LowRankCurvature.of(Pass(target, w, data, selection), rank=4, iterations=8, rest=True)
     torch.testing.assert_close(found.diagonal(), full.diagonal(), rtol=1e-8, atol=1e-10)
     assert (found.rest >= 0).all()
     precision = torch.ones(selection.size, dtype=torch.float64)
-    wide = LowRank.of(Pass(target, w, data, selection), rank=4, iterations=8).gaussian(precision).variance()
+    wide = LowRankCurvature.of(Pass(target, w, data, selection), rank=4, iterations=8).gaussian(precision).variance()
     assert (wide >= found.gaussian(precision).variance() - 1e-12).all()
     assert (wide >= full.gaussian(precision).variance() - 1e-8).all()
 
@@ -69,7 +69,9 @@ def test_the_rest_makes_the_diagonal_exact() -> None:
 def test_a_sampled_fisher_has_the_same_labels_in_every_pass() -> None:
     target, data, w = problem()
     selection = select(target.model)
-    found = LowRank.of(Pass(target, w, data, selection, "fisher", 2, torch.Generator().manual_seed(3)), rank=20)
+    found = LowRankCurvature.of(
+        Pass(target, w, data, selection, "fisher", 2, torch.Generator().manual_seed(3)), rank=20
+    )
     same = Full.of(Pass(target, w, data, selection, "fisher", 2, torch.Generator().manual_seed(3)))
     torch.testing.assert_close(found.dense(), same.dense(), rtol=1e-8, atol=1e-10)
 
@@ -79,7 +81,7 @@ def test_a_sampled_fisher_has_the_same_labels_in_every_pass() -> None:
 def test_a_rank_of_all_weights_is_the_full_matrix(kind: Kind, dtype: torch.dtype) -> None:
     target, data, w = problem(dtype=dtype)
     selection = select(target.model)
-    found = LowRank.of(Pass(target, w, data, selection, kind), rank=50)
+    found = LowRankCurvature.of(Pass(target, w, data, selection, kind), rank=50)
     full = Full.of(Pass(target, w, data, selection, kind))
     torch.testing.assert_close(found.dense(), full.dense(), rtol=1e-8, atol=1e-10)
     precision = torch.full((50,), 30.0, dtype=dtype)  # more than the Hessian's most negative direction
@@ -95,7 +97,9 @@ def test_negative_eigenvalues_of_the_hessian_count_by_their_magnitude() -> None:
     values, vectors = torch.linalg.eigh(Full.of(Pass(target, w, data, selection, kind="hessian")).dense())
     order = values.abs().argsort(descending=True)[:45]
     assert values[order][:8].min() < -0.1
-    found = LowRank.of(Pass(target, w, data, selection, kind="hessian"), rank=45)  # ten directions more are all of them
+    found = LowRankCurvature.of(
+        Pass(target, w, data, selection, kind="hessian"), rank=45
+    )  # ten directions more are all of them
     matrix = (vectors[:, order] * values[order]) @ vectors[:, order].mT
     torch.testing.assert_close(found.dense(), matrix, rtol=1e-7, atol=1e-9)
     precision, v = 30.0 + numbers(50, seed=2).square(), numbers(3, 50)
@@ -114,14 +118,16 @@ def test_an_indefinite_hessian_is_refused_with_the_smallest_eigenvalue() -> None
     sentence = f"The curvature of kind 'hessian' plus .*got a smallest eigenvalue of {low:.3g}: w is no mode"
     for rank in (45, 50):
         with pytest.raises(InputError, match=sentence):
-            LowRank.of(Pass(target, w, data, selection, kind="hessian"), rank=rank).gaussian(precision)
+            LowRankCurvature.of(Pass(target, w, data, selection, kind="hessian"), rank=rank).gaussian(precision)
 
 
 def test_what_a_lower_rank_leaves_out_is_said_as_a_share_of_the_trace() -> None:
     target, data, w = problem(n=30)
     selection = select(target.model)
     values = torch.linalg.eigvalsh(Full.of(Pass(target, w, data, selection)).dense()).flip(0)
-    found = LowRank.of(Pass(target, w, data, selection), rank=41)  # ten directions more are all of them: no estimate
+    found = LowRankCurvature.of(
+        Pass(target, w, data, selection), rank=41
+    )  # ten directions more are all of them: no estimate
     share = float(values[41:].sum() / values.sum())
     assert found.share == pytest.approx(share, rel=1e-8)
     assert found.notes() == [f"rank 41 leaves out about {100 * share:.2g} % of the curvature's trace."]
@@ -131,7 +137,7 @@ def test_random_directions_outside_estimate_the_share() -> None:
     target, data, w = problem(n=30)
     selection = select(target.model)
     values = torch.linalg.eigvalsh(Full.of(Pass(target, w, data, selection)).dense()).flip(0)
-    found = LowRank.of(Pass(target, w, data, selection), rank=3)
+    found = LowRankCurvature.of(Pass(target, w, data, selection), rank=3)
     outside, trace = values[13:], values.sum()
     error = float((2 * outside.square().sum() / 10).sqrt() / trace)  # ten Gaussian probes
     assert found.share == pytest.approx(float(values[3:].sum() / trace), abs=4 * error + 1e-3)  # false alarm 1e-4
@@ -141,7 +147,7 @@ def test_random_directions_outside_estimate_the_share() -> None:
 @pytest.mark.parametrize("rest", [False, True])
 def test_the_gaussian_is_that_of_scale_times_h_plus_the_precision(rest: bool) -> None:
     target, data, w = problem(n=12)
-    curvature = LowRank.of(Pass(target, w, data, select(target.model)), rank=5, rest=rest)
+    curvature = LowRankCurvature.of(Pass(target, w, data, select(target.model)), rank=5, rest=rest)
     precision = 0.5 + numbers(curvature.selection.size, seed=2).square()
     gaussian = curvature.gaussian(precision, scale=0.25)
     matrix = 0.25 * curvature.dense() + torch.diag(precision)
@@ -164,7 +170,7 @@ def test_draws_have_the_covariance_of_the_gaussian() -> None:
     model = pr.Model(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)).double(), Gaussian(0.2), prior=1.0)
     data = Data.of((numbers(5, 2), numbers(5))).prepared(model.prepare)
     target = make_target(model, data)
-    curvature = LowRank.of(Pass(target, model.network.initial, data, select(model)), rank=3)
+    curvature = LowRankCurvature.of(Pass(target, model.network.initial, data, select(model)), rank=3)
     precision = 0.5 + numbers(9, seed=2).square()
     draws = curvature.gaussian(precision).draw(20_000, torch.Generator().manual_seed(9))
     inverse = torch.linalg.inv(curvature.dense() + torch.diag(precision))
@@ -175,7 +181,7 @@ def test_draws_have_the_covariance_of_the_gaussian() -> None:
 def test_a_symmetric_root_makes_the_draws() -> None:
     """Noise e gives R e with R R' = Q^-1, exactly."""
     target, data, w = problem()
-    curvature = LowRank.of(Pass(target, w, data, select(target.model)), rank=20)
+    curvature = LowRankCurvature.of(Pass(target, w, data, select(target.model)), rank=20)
     p = curvature.selection.size
     precision = 0.5 + numbers(p, seed=2).square()
     gaussian = curvature.gaussian(precision)
@@ -192,7 +198,7 @@ def test_large_and_small_curvature_keep_their_digits_in_float32() -> None:
     x = torch.randn(20, 4)
     data = Data.of((x, torch.randn(20))).prepared(model.prepare)
     target = make_target(model, data)
-    curvature = LowRank.of(Pass(target, model.network.initial, data, select(model)))
+    curvature = LowRankCurvature.of(Pass(target, model.network.initial, data, select(model)))
     variance = curvature.gaussian(torch.ones(4)).variance()
     exact = torch.linalg.inv(1e6 * x.double().mT @ x.double() + torch.eye(4, dtype=torch.float64)).diagonal()
     assert variance.dtype == torch.float32
@@ -201,8 +207,8 @@ def test_large_and_small_curvature_keep_their_digits_in_float32() -> None:
 
 def test_a_stored_curvature_comes_back() -> None:
     target, data, w = problem()
-    curvature = LowRank.of(Pass(target, w, data, select(target.model), kind="hessian"), rank=5)
-    again = LowRank.of_tensors(curvature.selection, curvature.tensors(), **curvature.own())
+    curvature = LowRankCurvature.of(Pass(target, w, data, select(target.model), kind="hessian"), rank=5)
+    again = LowRankCurvature.of_tensors(curvature.selection, curvature.tensors(), **curvature.own())
     precision = torch.full((curvature.selection.size,), 30.0, dtype=torch.float64)
     assert torch.equal(again.gaussian(precision).variance(), curvature.gaussian(precision).variance())
     assert again.notes() == curvature.notes() != []
@@ -210,7 +216,7 @@ def test_a_stored_curvature_comes_back() -> None:
 
 def test_a_prior_of_zero_precision_is_refused_in_a_sentence() -> None:
     target, data, w = problem()
-    curvature = LowRank.of(Pass(target, w, data, select(target.model)), rank=20)
+    curvature = LowRankCurvature.of(Pass(target, w, data, select(target.model)), rank=20)
     precision = torch.ones(curvature.selection.size, dtype=torch.float64)
     precision[:2] = 0
     sentence = "structure='lowrank', which has curvature in 12 of 50 directions only, got zero at 2 coordinates"
@@ -225,7 +231,7 @@ def test_weights_that_diverged_are_refused_in_a_sentence() -> None:
         match=r"'curvature' argument of Laplace must be finite at the weights, got "
         r"NaN or infinity",
     ):
-        LowRank.of(Pass(target, torch.full_like(w, torch.nan), data, select(target.model)))
+        LowRankCurvature.of(Pass(target, torch.full_like(w, torch.nan), data, select(target.model)))
 
 
 @pytest.mark.parametrize(
@@ -240,4 +246,4 @@ def test_weights_that_diverged_are_refused_in_a_sentence() -> None:
 def test_bad_options_are_refused_in_a_sentence(options, sentence: str) -> None:
     target, data, w = problem()
     with pytest.raises(InputError, match=sentence):
-        LowRank.of(Pass(target, w, data, kind=options.pop("kind", "ggn")), **options)
+        LowRankCurvature.of(Pass(target, w, data, kind=options.pop("kind", "ggn")), **options)

@@ -21,7 +21,7 @@ from priory.fitting.run import Run
 from priory.latent import (
     BernoulliMixture,
     GaussianMixture,
-    Mixture,
+    MixtureModel,
     MultinomialMixture,
     PoissonMixture,
     RegressionMixture,
@@ -36,7 +36,9 @@ from priory.methods.em.em import EM
 KINDS = ["full", "tied", "diagonal", "spherical", "column", "bernoulli", "poisson", "multinomial", "regression"]
 
 
-def example(kind: str, rows: int = 40, seed: int = 0, k: int = 3, given: tuple[str, ...] = ()) -> tuple[Mixture, tuple]:
+def example(
+    kind: str, rows: int = 40, seed: int = 0, k: int = 3, given: tuple[str, ...] = ()
+) -> tuple[MixtureModel, tuple]:
     """A model and data for it."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 2, generator=generator, dtype=torch.float64)

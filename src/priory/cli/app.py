@@ -20,7 +20,7 @@ from rich.text import Text
 import priory
 from priory import methods
 from priory.analysis.comparison import TITLES, Comparison, Units, compare, counted, split_rows
-from priory.cli.tables import SHIPPED, Table, read_table
+from priory.cli.tables import SHIPPED, DataTable, read_table
 from priory.core.errors import InputError, MissingExtra, extra, require, whole
 from priory.methods.em.ascent import Ascent
 from priory.priors.base import FLAT
@@ -138,7 +138,7 @@ def run(
     return comparison
 
 
-def standardise(table: Table, test: float, seed: int) -> tuple[tuple[Any, Any], tuple[Any, Any], Units | None]:
+def standardise(table: DataTable, test: float, seed: int) -> tuple[tuple[Any, Any], tuple[Any, Any], Units | None]:
     """Part the rows, in float32, and take the mean and spread of the rows to fit out of both parts."""
     kept, (x_held, y_held) = split_rows((table.x, table.y), test, seed)
     x, y = next(iter(kept.blocks(kept.num_data or 1)))
@@ -157,7 +157,7 @@ def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values.mean(0), torch.where(spread > 0, spread, torch.ones_like(spread))
 
 
-def build_model(table: Table, widths: list[int], prior: str | float, seed: int) -> Any:
+def build_model(table: DataTable, widths: list[int], prior: str | float, seed: int) -> Any:
     """Make a network of dense layers, its start a function of the seed, with the task's likelihood."""
     from priory.likelihoods import Categorical, Gaussian
     from priory.models.model import Model

@@ -37,7 +37,7 @@ DATES = {  # each with the words for it; the first that reads every row is taken
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """Inputs (N, D) and targets (N,), real numbers or class numbers, with their names."""
 
     name: str
@@ -49,7 +49,7 @@ class Table:
     notes: list[str]
 
 
-def read_table(source: str, target: str | None = None, task: str = "auto") -> Table:
+def read_table(source: str, target: str | None = None, task: str = "auto") -> DataTable:
     """Read a data set by its name or a CSV file by its path; the target is the last column unless named."""
     require(
         task in ("auto", "regression", "classification"),
@@ -76,7 +76,7 @@ def read_table(source: str, target: str | None = None, task: str = "auto") -> Ta
     frame = _complete_rows(frame, source, notes)
     y, classes = _targets(frame[target], task, target, notes)
     x, columns = _inputs(frame.drop(columns=[target]), source, notes)
-    return Table(Path(source).name, x, y, columns, target, classes, notes)
+    return DataTable(Path(source).name, x, y, columns, target, classes, notes)
 
 
 def _shipped(name: str) -> tuple[Any, str]:

@@ -314,7 +314,7 @@ class Curvature(ABC):
         """H from one pass over the data, or a few; subclasses have options of their own beside it."""
 
     @abstractmethod
-    def gaussian(self, precision: Tensor, scale: float = 1.0) -> Gaussian:
+    def gaussian(self, precision: Tensor, scale: float = 1.0) -> PrecisionGaussian:
         """N(0, (scale H + diag(precision))^-1) for a precision (p,)."""
 
     @abstractmethod
@@ -355,7 +355,7 @@ class Curvature(ABC):
         return precision, float(scale)
 
 
-class Gaussian(ABC):
+class PrecisionGaussian(ABC):
     """N(0, Q^-1) over p coordinates, by its precision Q."""
 
     log_det: Tensor  # log det Q, float64, ()

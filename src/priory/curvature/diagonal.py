@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import InputError
-from priory.curvature.base import Curvature, Gaussian, Pass, Selection
+from priory.curvature.base import Curvature, Pass, PrecisionGaussian, Selection
 from priory.curvature.layer_jacobians import curvature_rows
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from priory.curvature.jacobian_parts import JacobianRows
 
 
-class Diagonal(Curvature):
+class DiagonalCurvature(Curvature):
     """H without its entries off the diagonal."""
 
     structure: ClassVar[str] = "diag"
@@ -33,7 +33,7 @@ class Diagonal(Curvature):
         self.selection, self.values = selection, values
 
     @classmethod
-    def of(cls, given: Pass) -> Diagonal:
+    def of(cls, given: Pass) -> DiagonalCurvature:
         """The diagonal of H by one pass over the data."""
         total, among, seen = given.w.new_zeros(0), None, 0
         for rows in curvature_rows(given):
@@ -44,7 +44,7 @@ class Diagonal(Curvature):
         total = total if among is None else total[among]
         return cls(given.selection, total * given.target.scale(seen))
 
-    def gaussian(self, precision: Tensor, scale: float = 1.0) -> DiagonalGaussian:
+    def gaussian(self, precision: Tensor, scale: float = 1.0) -> IndependentGaussian:
         precision, scale = self.checked(precision, scale)
         total = scale * self.values + precision
         none = int((total <= 0).sum())
@@ -53,7 +53,7 @@ class Diagonal(Curvature):
                 f"The prior's precision must be above zero where the data say nothing, got zero and a curvature of "
                 f"zero at {none} of {len(total)} coordinates: give the weights a Normal prior."
             )
-        return DiagonalGaussian(total)
+        return IndependentGaussian(total)
 
     def diagonal(self) -> Tensor:
         return self.values
@@ -65,11 +65,11 @@ class Diagonal(Curvature):
         return {"values": self.values}
 
     @classmethod
-    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> Diagonal:
+    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> DiagonalCurvature:
         return cls(selection, tensors["values"], **own)
 
 
-class DiagonalGaussian(Gaussian):
+class IndependentGaussian(PrecisionGaussian):
     """N(0, Q^-1) with a diagonal Q."""
 
     def __init__(self, precision: Tensor) -> None:

@@ -22,12 +22,12 @@ from priory.models.base import has_network
 from priory.priors.hierarchical import Hierarchical, precision_name
 
 if TYPE_CHECKING:
-    from priory.curvature.base import Gaussian, Selection
+    from priory.curvature.base import PrecisionGaussian, Selection
     from priory.models.target import Target
 
 
 def log_evidence(
-    target: Target, w: Tensor, gaussian: Gaussian, log_likelihood: Tensor | float, selection: Selection
+    target: Target, w: Tensor, gaussian: PrecisionGaussian, log_likelihood: Tensor | float, selection: Selection
 ) -> Tensor:
     """a log p(D|w) + b log p(w) + p/2 log 2 pi - 1/2 log det Q, float64, ().
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from priory.core.errors import InputError
 from priory.core.linalg import NotPositiveDefiniteError, cholesky, try_cholesky
-from priory.curvature.base import Curvature, Gaussian, Kind, Pass, Selection, check_curvature
+from priory.curvature.base import Curvature, Kind, Pass, PrecisionGaussian, Selection, check_curvature
 from priory.curvature.jacobian_parts import LayerPart
 from priory.curvature.layer_jacobians import curvature_rows
 from priory.curvature.products import product
@@ -83,7 +83,7 @@ class Full(Curvature):
         return cls(selection, tensors["matrix"], **own)
 
 
-class FullGaussian(Gaussian):
+class FullGaussian(PrecisionGaussian):
     """N(0, Q^-1) by the Cholesky factor of Q; results are in the model's type."""
 
     def __init__(self, root: Tensor, dtype: torch.dtype) -> None:

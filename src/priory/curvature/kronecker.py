@@ -34,7 +34,7 @@ from torch import Tensor
 
 from priory.core.errors import InputError, require
 from priory.core.linalg import eigh, try_cholesky
-from priory.curvature.base import Curvature, Gaussian, Pass, Selection
+from priory.curvature.base import Curvature, Pass, PrecisionGaussian, Selection
 from priory.curvature.jacobian_parts import DensePart, EmbeddingPart, LayerPart, MatrixSlice
 from priory.curvature.layer_jacobians import curvature_rows
 
@@ -336,7 +336,7 @@ class Piece:
         return part.covariance(1 / self.values)
 
 
-class KroneckerGaussian(Gaussian):
+class KroneckerGaussian(PrecisionGaussian):
     """N(0, Q^-1), block by block."""
 
     def __init__(self, pieces: list[Piece], precision: Tensor, scale: float) -> None:

@@ -27,8 +27,8 @@ from torch import Tensor
 from priory.core.errors import InputError, require, whole
 from priory.core.linalg import eigh
 from priory.core.streams import stream
-from priory.curvature.base import Curvature, Gaussian, Kind, Pass, Selection, check_curvature
-from priory.curvature.diagonal import Diagonal
+from priory.curvature.base import Curvature, Kind, Pass, PrecisionGaussian, Selection, check_curvature
+from priory.curvature.diagonal import DiagonalCurvature
 from priory.curvature.full import Full, indefinite
 from priory.curvature.products import product
 
@@ -42,7 +42,7 @@ EXTRA = 10  # directions beyond the rank, which make the wanted ones accurate
 BISECTIONS = 30
 
 
-class LowRank(Curvature):
+class LowRankCurvature(Curvature):
     """U (p, r) with orthonormal columns, s (r,), the diagonal of the rest (p,), and the `share` of the trace beyond."""
 
     structure: ClassVar[str] = "lowrank"
@@ -61,7 +61,7 @@ class LowRank(Curvature):
         self.share = share
 
     @classmethod
-    def of(cls, given: Pass, rank: int = RANK, iterations: int = 4, rest: bool = False) -> LowRank:
+    def of(cls, given: Pass, rank: int = RANK, iterations: int = 4, rest: bool = False) -> LowRankCurvature:
         """H by `iterations` passes over the data; a sampled Fisher has the same labels in each."""
         w, selection, kind, generator = given.w, given.selection, given.kind, given.generator
         for name, value in (("rank", rank), ("iterations", iterations)):
@@ -95,7 +95,7 @@ class LowRank(Curvature):
         kept = min(rank, int((values.abs() > rounding).sum()))
         found = cls(selection, vectors[:, :kept], values[:kept], none, kind)
         if rest:
-            exact = Diagonal.of(given).diagonal()
+            exact = DiagonalCurvature.of(given).diagonal()
             found.rest = (exact.double() - found.diagonal()).clamp_min(0)
             return found
         outside = 0.0
@@ -108,7 +108,7 @@ class LowRank(Curvature):
             found.share = dropped / (dropped + float(found.values.abs().sum()))
         return found
 
-    def gaussian(self, precision: Tensor, scale: float = 1.0) -> Gaussian:
+    def gaussian(self, precision: Tensor, scale: float = 1.0) -> PrecisionGaussian:
         precision, scale = self.checked(precision, scale)
         if len(self.values) == len(precision):
             return Full(self.selection, self.dense(), self.kind).gaussian(precision, scale)
@@ -137,7 +137,7 @@ class LowRank(Curvature):
         return {"kind": self.kind, "share": self.share}
 
     @classmethod
-    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> LowRank:
+    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> LowRankCurvature:
         # copied, as numbers that lie askew in a file's memory give products with other last bits
         return cls(selection, tensors["vectors"].clone(), tensors["values"], tensors["rest"], **own)
 
@@ -147,7 +147,7 @@ class LowRank(Curvature):
         return [f"rank {len(self.values)} leaves out about {100 * self.share:.2g} % of the curvature's trace."]
 
 
-class LowRankGaussian(Gaussian):
+class LowRankGaussian(PrecisionGaussian):
     """N(0, Q^-1) with Q = diag(d) + U diag(s) U', U (p, r); results are in the model's type."""
 
     def __init__(self, vectors: Tensor, values: Tensor, diagonal: Tensor, dtype: torch.dtype) -> None:

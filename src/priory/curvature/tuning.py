@@ -34,7 +34,7 @@ from priory.priors.hierarchical import Hierarchical, precision_name
 
 if TYPE_CHECKING:
     from priory.core.data import Data
-    from priory.curvature.base import Curvature, Gaussian, Kind, Selection
+    from priory.curvature.base import Curvature, Kind, PrecisionGaussian, Selection
     from priory.models.target import Target
 
 By = Literal["scalar", "layer", "parameter"]
@@ -56,7 +56,7 @@ class Tuned:
     curvature: Curvature
     scale: float  # Q = scale H + diag(precision), with the noise's part and 1/T in it
     precision: Tensor  # (p,), of the prior, with its temperature
-    gaussian: Gaussian  # N(0, Q^-1)
+    gaussian: PrecisionGaussian  # N(0, Q^-1)
     log_evidence: float
     trace: list[float]  # the evidence before, and after each update
     notes: list[str]  # sentences on what was left as it is
@@ -251,7 +251,7 @@ class EvidencePoint:
     theta: Tensor  # log delta of each group, then log s^2 of each noise
     curvature: Curvature
     scale: float
-    gaussian: Gaussian
+    gaussian: PrecisionGaussian
     value: Tensor
 
 

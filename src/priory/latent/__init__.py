@@ -11,7 +11,7 @@ from priory.latent.factor_analysis_mixture import FactorAnalysisMixture
 from priory.latent.gaussian_mixture import GaussianMixture
 from priory.latent.hidden_markov import HiddenMarkov
 from priory.latent.linear_gaussian import LinearGaussian
-from priory.latent.mixture import Mixture, bounds
+from priory.latent.mixture import MixtureModel, bounds
 from priory.latent.mixture_of_experts import MixtureOfExperts
 from priory.latent.multinomial_mixture import MultinomialMixture
 from priory.latent.normal_gamma import NormalGamma
@@ -20,6 +20,8 @@ from priory.latent.principal_components import PrincipalComponents
 from priory.latent.principal_components_mixture import PrincipalComponentsMixture
 from priory.latent.regression_mixture import RegressionMixture
 from priory.latent.vae import VAE
+
+Mixture = MixtureModel  # its name in this namespace
 
 __all__ = [
     "VAE",
@@ -37,6 +39,7 @@ __all__ = [
     "Latent",
     "LinearGaussian",
     "Mixture",
+    "MixtureModel",
     "MixtureOfExperts",
     "MultinomialMixture",
     "NormalGamma",

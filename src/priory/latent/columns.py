@@ -15,13 +15,13 @@ from torch import Tensor
 
 from priory.core.errors import require
 from priory.latent.base import Rows, Theta
-from priory.latent.mixture import Mixture
+from priory.latent.mixture import MixtureModel
 
 if TYPE_CHECKING:
     from priory.core.flat import Param
 
 
-class ColumnMixture(Mixture):
+class ColumnMixture(MixtureModel):
     """A mixture whose components say, for each column, one parameter, which is the mean of that column."""
 
     missing: ClassVar[bool] = True

@@ -26,7 +26,7 @@ from priory.core.flat import Param
 from priory.latent.base import Expectation, Rows, Theta
 from priory.latent.factor_analysis import principal, residuals
 from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, GaussianMixture, conditional, matrices, patterns
-from priory.latent.mixture import Mixture, log_weights
+from priory.latent.mixture import MixtureModel, log_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -179,7 +179,7 @@ class FactorAnalysisMixture(GaussianMixture):
         """Components that have lost their rows, or whose factors explain a column whole."""
         least = self.lines(theta)[2].amin(1)
         held = ((least <= AT_FLOOR * self.floor) & (theta["weights"] > 0)).nonzero()[:, 0].tolist()
-        sentences = Mixture.doubts(self, theta, statistics)
+        sentences = MixtureModel.doubts(self, theta, statistics)
         if held:
             which = f"component{'s' * (len(held) > 1)} {', '.join(map(str, held))}"
             sentences.append(

@@ -29,7 +29,7 @@ from priory.core.flat import Param
 from priory.core.linalg import eigh
 from priory.latent.base import Expectation, Rows, Theta
 from priory.latent.frames import frame
-from priory.latent.mixture import Mixture, assigned, log_weights
+from priory.latent.mixture import MixtureModel, assigned, log_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ SHARP = 1e-4  # of the data's variance: a component below it has its distances t
 AT_FLOOR = 1.001  # times the floor: a variance below this is held up by it
 
 
-class GaussianMixture(Mixture):
+class GaussianMixture(MixtureModel):
     """K Gaussians. `covariance` is "full", "tied" (one for all), "diagonal" ("diag") or "spherical".
 
     Parameters are `weights` (K,), `means` (K, D) and `covariances`: (K, D, D), (D, D), (K, D) or (K,). For data that

@@ -32,7 +32,7 @@ from priory.core.flat import Param
 from priory.latent.base import Expectation, Generated, Rows, Theta, warn_of_silent
 from priory.latent.forward_backward import Smoothed, cuts, laid, smooth
 from priory.latent.gaussian_mixture import GaussianMixture, filled_sums
-from priory.latent.mixture import EMPTY, Mixture, check_known, named_parts, restricted
+from priory.latent.mixture import EMPTY, MixtureModel, check_known, named_parts, restricted
 from priory.latent.multinomial_mixture import MultinomialMixture, raised_shares
 from priory.latent.poisson_mixture import PoissonMixture
 from priory.latent.sequences import SequenceModel, seen, sequences_of
@@ -92,7 +92,7 @@ class HiddenMarkov(SequenceModel):
             "categorical": lambda: MultinomialMixture(k),
             "poisson": lambda: PoissonMixture(k),
         }
-        self.emission: Mixture = makers[emissions]()
+        self.emission: MixtureModel = makers[emissions]()
         self.emission.speaks = False
 
     def __repr__(self) -> str:

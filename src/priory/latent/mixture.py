@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 EMPTY = 1e-10  # rows' worth of responsibility below which a component has none
 
 
-class Mixture(Latent):
+class MixtureModel(Latent):
     """A mixture of K components of an exponential family, with weights pi.
 
     A family says `components`, `features`, `natural` and `maximise`.
@@ -265,7 +265,7 @@ def restricted(logits: Tensor, z: Tensor | None) -> Tensor:
     return logits.masked_fill(other & (z >= 0), -torch.inf)
 
 
-def bounds(model: Mixture, theta: Theta, rows: Rows, q: Tensor) -> dict[str, Tensor]:
+def bounds(model: MixtureModel, theta: Theta, rows: Rows, q: Tensor) -> dict[str, Tensor]:
     """L(q, theta) for any responsibilities q (n, K), in its three textbook forms, which agree.
 
     "joint"     sum_n  E_q[log p(y_n, z | theta)] + H(q_n)

@@ -16,12 +16,12 @@ from torch.distributions import constraints
 from priory.core.errors import InputError, require
 from priory.core.flat import Param
 from priory.latent.base import Rows, Theta
-from priory.latent.mixture import Mixture
+from priory.latent.mixture import MixtureModel
 
 LEAST = 1e-12  # a probability of exactly 0 could never change again
 
 
-class MultinomialMixture(Mixture):
+class MultinomialMixture(MixtureModel):
     """K components over D categories, `probs` (K, D). Data are counts (n, D); a row of one 1 is a single draw.
 
     >>> MultinomialMixture(2, given="prior")

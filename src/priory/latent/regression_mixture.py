@@ -18,13 +18,13 @@ from priory.core.flat import Param
 from priory.latent.base import Rows, Theta
 from priory.latent.frames import frame
 from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, SHARP, columns, matrices, pairs
-from priory.latent.mixture import Mixture
+from priory.latent.mixture import MixtureModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class RegressionMixture(Mixture):
+class RegressionMixture(MixtureModel):
     """K lines with Gaussian noise: `coefficients` (K, D), `intercepts` (K,) and `variances` (K,). Data are (x, y).
 
     Variances are kept above `floor` times that of y: a line through few rows wants none.

@@ -22,7 +22,7 @@ from torch import Tensor
 from priory.constraints import gaussian_mean
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
-from priory.curvature import STRUCTURES, Curvature, Gaussian, select
+from priory.curvature import STRUCTURES, Curvature, PrecisionGaussian, select
 from priory.curvature.evidence import log_evidence
 from priory.curvature.layer_jacobians import LayerJacobians, picks
 from priory.models.base import has_network
@@ -61,7 +61,7 @@ class LaplacePosterior(Posterior):
         curvature: Curvature,
         precision: Tensor,
         scale: float,
-        gaussian: Gaussian | None = None,
+        gaussian: PrecisionGaussian | None = None,
         log_evidence: float | None = None,
         buffers: Mapping[str, Tensor] | None = None,
         through: Through = "linear",

@@ -8,7 +8,7 @@ from torch.func import jacrev
 from priory.core.streams import stream
 from priory.methods.mcmc.integrators import INTEGRATORS, integrate, kinetic
 from priory.methods.mcmc.joint import Joint
-from priory.methods.mcmc.metrics import METRICS, Dense, Diagonal, LowRank, Metric
+from priory.methods.mcmc.metrics import METRICS, DenseMetric, DiagonalMetric, LowRankMetric, Metric
 
 DOUBLE, SIZE = torch.float64, 4
 
@@ -20,12 +20,12 @@ def randn(*shape: int, name: str = "noise") -> Tensor:
 def metric_of(name: str) -> Metric:
     scale = randn(1, SIZE, name="scale").exp()
     if name == "diagonal":
-        return Diagonal(scale)
+        return DiagonalMetric(scale)
     if name == "low_rank":
-        return LowRank(scale, torch.linalg.qr(randn(SIZE, 2)).Q, randn(1, 2, name="spread").exp())
+        return LowRankMetric(scale, torch.linalg.qr(randn(SIZE, 2)).Q, randn(1, 2, name="spread").exp())
     root = randn(SIZE, SIZE, name="root")
     covariance = root @ root.mT + torch.eye(SIZE, dtype=DOUBLE)
-    return Dense(covariance, torch.linalg.cholesky(covariance))
+    return DenseMetric(covariance, torch.linalg.cholesky(covariance))
 
 
 def quartic(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ def test_halving_the_step_divides_the_error_of_the_energy_by_four(integrator):
 
 def test_one_leapfrog_step_is_the_formula():
     w, p = torch.tensor([[1.0]], dtype=DOUBLE), torch.tensor([[2.0]], dtype=DOUBLE)
-    m = Diagonal(torch.tensor([[3.0]], dtype=DOUBLE))
+    m = DiagonalMetric(torch.tensor([[3.0]], dtype=DOUBLE))
     # g = -w^3 here: half a kick of -0.05, a drift of 0.1 * 3 * 1.95, half a kick at 1.585
     step = torch.tensor(0.1, dtype=DOUBLE)
     single = Joint(lambda v: (-(v[..., 0] ** 4) / 4, -(v**3)), lambda v: -(v**3))

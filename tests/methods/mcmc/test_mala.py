@@ -10,7 +10,7 @@ from priory import Param
 from priory.core.data import Data
 from priory.core.streams import stream
 from priory.methods.mcmc import MALA
-from priory.methods.mcmc.metrics import Diagonal
+from priory.methods.mcmc.metrics import DiagonalMetric
 from priory.models.target import Target
 
 
@@ -21,7 +21,7 @@ def test_the_proposal_and_its_acceptance_are_langevins():
     method = MALA(chains=50, warmup=0)
     state = method.init(target, method.plan(target, data, 1, 0), stream(0, "mala"))
     variance = torch.tensor([[0.5, 2.0]], dtype=torch.float64)
-    state.metric, state.step_size.log = Diagonal(variance), torch.tensor(math.log(e), dtype=torch.float64)
+    state.metric, state.step_size.log = DiagonalMetric(variance), torch.tensor(math.log(e), dtype=torch.float64)
     w = state.w
     generator = stream(1, "mala")
     noise = torch.randn(w.shape, generator=generator, dtype=w.dtype)

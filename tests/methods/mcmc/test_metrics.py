@@ -6,7 +6,7 @@ from torch import Tensor
 
 from priory.core.streams import stream
 from priory.methods.mcmc.adaptation import RECENT, Moments
-from priory.methods.mcmc.metrics import METRICS, PLAIN, RANK, Dense, Diagonal, LowRank
+from priory.methods.mcmc.metrics import METRICS, PLAIN, RANK, DenseMetric, DiagonalMetric, LowRankMetric
 
 DOUBLE = torch.float64
 SIZE = 5
@@ -26,7 +26,7 @@ def heard(w: Tensor, metric: str) -> Moments:
     return moments
 
 
-def applied(metric: Diagonal | Dense | LowRank) -> Tensor:
+def applied(metric: DiagonalMetric | DenseMetric | LowRankMetric) -> Tensor:
     """C of each member, (2, P, P), from the velocities of unit momenta."""
     return metric.velocity(torch.eye(SIZE, dtype=DOUBLE).expand(2, -1, -1))
 
@@ -44,14 +44,14 @@ def test_moments_are_those_of_all_draws_of_all_chains():
 
 def test_a_diagonal_metric_has_the_variances():
     w = draws()
-    metric = Diagonal.unit(w[0]).learnt(heard(w, "diagonal"))
+    metric = DiagonalMetric.unit(w[0]).learnt(heard(w, "diagonal"))
     every = w.movedim(0, 1).flatten(1, 2)
     torch.testing.assert_close(metric.variance[:, 0], every.var(1), rtol=1e-12, atol=1e-12)
 
 
 def test_a_dense_metric_has_the_covariance_drawn_towards_its_diagonal():
     w = draws()
-    metric = Dense.unit(w[0]).learnt(heard(w, "dense"))
+    metric = DenseMetric.unit(w[0]).learnt(heard(w, "dense"))
     weight = 240 / (240 + SIZE + PLAIN)
     for member in (0, 1):
         full = torch.cov(w[:, member].flatten(0, 1).mT)
@@ -61,7 +61,7 @@ def test_a_dense_metric_has_the_covariance_drawn_towards_its_diagonal():
 
 def test_a_low_rank_metric_of_full_rank_has_the_covariance_of_the_last_draws_drawn_towards_one():
     w = draws(steps=8, chains=RECENT // 8)  # all of them are the last ones
-    metric = LowRank.unit(w[0]).learnt(heard(w, "low_rank"))
+    metric = LowRankMetric.unit(w[0]).learnt(heard(w, "low_rank"))
     for member in (0, 1):
         full = torch.cov(w[:, member].flatten(0, 1).mT)
         d = full.diagonal().sqrt()
@@ -73,7 +73,7 @@ def test_a_low_rank_metric_of_full_rank_has_the_covariance_of_the_last_draws_dra
 def test_a_low_rank_metric_hears_of_no_draws_but_those_of_its_window():
     """160 draws about 100, fewer than it has room for: all of their covariance, as that of draws about zero."""
     w = draws(steps=4)
-    near, far = (LowRank.unit(w[0]).learnt(heard(x, "low_rank")) for x in (w, w + 100))
+    near, far = (LowRankMetric.unit(w[0]).learnt(heard(x, "low_rank")) for x in (w, w + 100))
     torch.testing.assert_close(applied(far), applied(near), rtol=1e-9, atol=1e-9)
     for member in (0, 1):
         full = torch.cov(w[:, member].flatten(0, 1).mT)
@@ -85,7 +85,7 @@ def test_a_low_rank_metric_hears_of_no_draws_but_those_of_its_window():
 def test_independent_coordinates_have_spreads_near_one_however_many_they_are():
     """Of 256 draws of 1000 the spreads found are up to (1 + sqrt(1000 / 255))^2 = 8.9, drawn towards one by 1005."""
     w = torch.randn(64, 4, 1000, generator=stream(4, "metrics"), dtype=DOUBLE)
-    metric = LowRank.unit(w[0]).learnt(heard(w, "low_rank"))
+    metric = LowRankMetric.unit(w[0]).learnt(heard(w, "low_rank"))
     assert float(metric.spread.min()) > 0.75
     assert float(metric.spread.max()) < (RECENT * 8.9 + 1005) / (RECENT + 1005)
     every = w.flatten(0, 1)
@@ -98,7 +98,7 @@ def test_independent_coordinates_have_spreads_near_one_however_many_they_are():
 def test_a_low_rank_metric_of_few_draws_has_their_directions_alone(count):
     """n draws in 30 coordinates span n - 1 directions about their mean; all others keep a spread of one."""
     w = torch.randn(1, 2, count, 30, generator=stream(2, "metrics"), dtype=DOUBLE)
-    metric = LowRank.unit(w[0]).learnt(heard(w, "low_rank"))
+    metric = LowRankMetric.unit(w[0]).learnt(heard(w, "low_rank"))
     assert metric.basis.shape == (2, 30, RANK)
     assert metric.spread.shape == (2, 1, RANK)
     assert ((metric.spread - 1).abs() > 1e-9).sum(-1).max() <= count - 1
@@ -145,7 +145,7 @@ def test_a_coordinate_that_did_not_move_keeps_its_scale(name):
 def test_a_dense_metric_keeps_the_scale_of_a_coordinate_that_never_moves_through_every_window():
     w = draws().clone()
     w[..., 2] = 0.1
-    metric = Dense.unit(w[0])
+    metric = DenseMetric.unit(w[0])
     rest = [0, 1, 3, 4]
     for _ in range(3):
         metric = metric.learnt(heard(w, "dense"))
@@ -164,9 +164,9 @@ def test_what_moves_by_a_few_roundings_of_its_place_has_moved_and_what_is_only_r
     noise = torch.randn(20, 256, 1, generator=stream(5, "metrics"), dtype=DOUBLE)
     width = 40 * 1000 * torch.finfo(dtype).eps
     w = (1000 + width * noise).to(dtype)
-    found = Diagonal.unit(w[0]).learnt(heard(w, "diagonal"))
+    found = DiagonalMetric.unit(w[0]).learnt(heard(w, "diagonal"))
     assert float(found.variance.sqrt()) == pytest.approx(width, rel=0.1)
     place = (10 * torch.rand(500, generator=stream(6, "metrics"), dtype=DOUBLE) - 5).exp().to(dtype)
     for chains in (256, 1000):
         still = place.expand(10, chains, 500).clone()
-        assert bool((Diagonal.unit(still[0]).learnt(heard(still, "diagonal")).variance == 1).all())
+        assert bool((DiagonalMetric.unit(still[0]).learnt(heard(still, "diagonal")).variance == 1).all())

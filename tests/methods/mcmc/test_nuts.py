@@ -14,7 +14,7 @@ from priory.core.streams import stream
 from priory.methods.mcmc import NUTS, nuts
 from priory.methods.mcmc.integrators import integrate, kinetic
 from priory.methods.mcmc.joint import Joint
-from priory.methods.mcmc.metrics import Diagonal
+from priory.methods.mcmc.metrics import DiagonalMetric
 from priory.methods.mcmc.nuts import level, walk
 from priory.methods.mcmc.sampler import State
 from priory.models.target import Target
@@ -141,7 +141,7 @@ def compare_trees(log_prob: Any, step: float) -> list[Recursion]:
     state.w = torch.randn(CHAINS, 3, generator=stream(1, "nuts"), dtype=DOUBLE)
     state.value, state.gradient = state.joint(state.w)
     state.step_size.log = torch.tensor(math.log(step), dtype=DOUBLE)
-    state.metric = Diagonal(torch.tensor([[1.0, 2.0, 5.0]], dtype=DOUBLE))
+    state.metric = DiagonalMetric(torch.tensor([[1.0, 2.0, 5.0]], dtype=DOUBLE))
     p = state.metric.momentum(torch.randn(CHAINS, 3, generator=stream(2, "nuts"), dtype=DOUBLE))
     tree = walk(state, p, DEEPEST, stream(3, "nuts"))
     move = tree.move()

@@ -12,7 +12,7 @@ from priory.core.data import Data
 from priory.core.streams import stream
 from priory.diagnostics import bfmi
 from priory.methods.mcmc import RandomWalk
-from priory.methods.mcmc.metrics import Diagonal
+from priory.methods.mcmc.metrics import DiagonalMetric
 from priory.models.target import Target
 from priory.testing import assert_mean_close
 
@@ -23,7 +23,7 @@ def test_the_proposal_is_a_normal_step_and_its_acceptance_the_ratio_of_densities
     method = RandomWalk(chains=50, warmup=0)
     state = method.init(target, method.plan(target, data, 1, 0), stream(0, "walk"))
     variance = torch.tensor([[0.5, 2.0]], dtype=torch.float64)
-    state.metric, state.step_size.log = Diagonal(variance), torch.tensor(math.log(e), dtype=torch.float64)
+    state.metric, state.step_size.log = DiagonalMetric(variance), torch.tensor(math.log(e), dtype=torch.float64)
     w = state.w
     noise = torch.randn(w.shape, generator=stream(1, "walk"), dtype=w.dtype)
     proposal = w + e * variance.sqrt() * noise

@@ -17,7 +17,7 @@ from priory.fitting.prepare import make_target
 from priory.methods.mcmc import HMC, MALA, NUTS, RandomWalk
 from priory.methods.mcmc.adaptation import Moments, StepSize, windows
 from priory.methods.mcmc.drift import warn_of_divergences, warn_of_drift
-from priory.methods.mcmc.metrics import METRICS, Dense, Diagonal, LowRank
+from priory.methods.mcmc.metrics import METRICS, DenseMetric, DiagonalMetric, LowRankMetric
 from priory.methods.mcmc.sampler import Sampler, State, number_of_chains, rescue
 from priory.models.target import Target
 from priory.posteriors import Draws
@@ -65,11 +65,11 @@ def state_at(method: Sampler, density: pr.Density, w: Tensor, step: float, metri
 def metric_of(name: str) -> Any:
     scale, basis = torch.tensor([[0.8, 4.0]], dtype=DOUBLE), torch.tensor([[0.6], [0.8]], dtype=DOUBLE)
     if name == "diagonal":
-        return Diagonal(scale)
+        return DiagonalMetric(scale)
     if name == "low_rank":
-        return LowRank(scale.sqrt(), basis, torch.tensor([[2.5]], dtype=DOUBLE))
+        return LowRankMetric(scale.sqrt(), basis, torch.tensor([[2.5]], dtype=DOUBLE))
     covariance = torch.tensor([[0.9, 0.4], [0.4, 3.0]], dtype=DOUBLE)
-    return Dense(covariance, torch.linalg.cholesky(covariance))
+    return DenseMetric(covariance, torch.linalg.cholesky(covariance))
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -159,7 +159,7 @@ def test_the_warm_up_finds_the_metric_and_the_acceptance():
         state, info = method.step(target, state, data, generator)
         accepted.append(float(torch.as_tensor(info.metrics["acceptance"])))
         assert (info.draw is None) == (len(accepted) <= 200)
-    assert isinstance(state.metric, Dense)
+    assert isinstance(state.metric, DenseMetric)
     ratio = torch.linalg.eigvals(torch.linalg.solve(covariance, state.metric.covariance)).real
     assert 0.6 < float(ratio.min()) < float(ratio.max()) < 1.7
     assert 0.9 < sum(accepted[200:]) / 30 < 0.985  # 0.95 is wanted
@@ -244,7 +244,7 @@ def test_the_first_metric_is_the_covariance_of_what_chains_start_from():
     target, data = Target(density, None), Data.of(None)
     method = HMC(chains=32, metric="diagonal")
     state = method.init(target, method.plan(target, data, 1, 0), stream(0, "samplers"), start=start)
-    assert isinstance(state.metric, Diagonal)
+    assert isinstance(state.metric, DiagonalMetric)
     ratio = state.metric.variance.squeeze() / covariance.diagonal()
     assert float((ratio - 1).abs().max()) < 5 * math.sqrt(2 / 256)
     assert state.scaled
@@ -256,7 +256,7 @@ def test_a_point_to_start_from_teaches_no_metric():
     target, data = Target(density, None), Data.of(None)
     method = HMC(chains=32, metric="diagonal")
     state = method.init(target, method.plan(target, data, 1, 0), stream(0, "samplers"), start=start)
-    assert isinstance(state.metric, Diagonal)
+    assert isinstance(state.metric, DiagonalMetric)
     assert bool((state.metric.variance == 1).all())
     assert not state.scaled
 
@@ -418,7 +418,7 @@ def test_members_have_step_sizes_and_metrics_of_their_own():
     state = method.init(target, method.plan(target, data, 2, 0), stream(5, "samplers"), torch.Size([2]))
     assert state.w.shape == (2, 4, 3)
     assert state.step_size.log.shape == (2,)
-    assert isinstance(state.metric, Diagonal)
+    assert isinstance(state.metric, DiagonalMetric)
     assert state.metric.variance.shape == (2, 1, 3)
 
 
@@ -428,7 +428,7 @@ def test_members_learn_their_step_sizes_and_metrics_from_their_own_chains():
     method, noise = HMC(chains=4, warmup=40), stream(5, "samplers")
     state = method.init(target, method.plan(target, data, 2, 0), noise, torch.Size([2]))
     alone = [StepSize.at(step) for step in state.step_size.log.exp()]
-    heard = [Moments.none(w, "Diagonal") for w in state.w]
+    heard = [Moments.none(w, "DiagonalMetric") for w in state.w]
     end = windows(40)[0]
     for now in range(1, end + 1):
         state, info = method.step(target, state, data, noise)
@@ -440,9 +440,9 @@ def test_members_learn_their_step_sizes_and_metrics_from_their_own_chains():
                 heard[member].hear(state.w[member])
             if now < end:
                 torch.testing.assert_close(state.step_size.log[member], alone[member].log, rtol=1e-12, atol=1e-12)
-    assert isinstance(state.metric, Diagonal)
+    assert isinstance(state.metric, DiagonalMetric)
     for member in range(2):
-        wanted = Diagonal.unit(state.w[member]).learnt(heard[member])
+        wanted = DiagonalMetric.unit(state.w[member]).learnt(heard[member])
         torch.testing.assert_close(state.metric.variance[member], wanted.variance, rtol=1e-12, atol=1e-12)
 
 
@@ -493,5 +493,5 @@ def test_a_lost_chain_is_brought_back_in_a_warm_up_of_any_length(warmup) -> None
     for _ in range(windows(warmup)[0]):
         state, _ = method.step(target, state, data, generator)
     assert float(state.w.abs().max()) < 10
-    assert isinstance(state.metric, Diagonal)
+    assert isinstance(state.metric, DiagonalMetric)
     assert float(state.metric.variance) < 10  # nothing is heard of where it was

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from priory.core.linalg import eigh
 from priory.curvature import select
-from priory.curvature.diagonal import Diagonal
+from priory.curvature.diagonal import DiagonalCurvature
 from priory.curvature.evidence import log_evidence
 from priory.curvature.full import Full
 from priory.methods.base import Info
@@ -93,7 +93,7 @@ def posterior_at_mode(target: Target, state: NewtonState, over: Any, diagonal: b
     """The Gaussian of a density: its curvature is that of the whole tempered log joint, prior included."""
     selection = select(target.model, over)
     bend = -state.hessian[selection.places][:, selection.places]
-    curvature = Diagonal(selection, bend.diagonal()) if diagonal else Full(selection, bend.double(), "hessian")
+    curvature = DiagonalCurvature(selection, bend.diagonal()) if diagonal else Full(selection, bend.double(), "hessian")
     none = torch.zeros_like(state.w[selection.places])
     gaussian = curvature.gaussian(none)
     evidence = float(log_evidence(target, state.w, gaussian, state.log_likelihood, selection))

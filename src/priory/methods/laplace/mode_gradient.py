@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from priory.core.data import Batch, Data
-    from priory.curvature import Gaussian
+    from priory.curvature import PrecisionGaussian
     from priory.models.target import Target
 
 BLOCK_ROWS = 1024  # read at a time
@@ -38,7 +38,13 @@ class ModeGradient:
 
     @classmethod
     def of(
-        cls, target: Target, w: Tensor, data: Data, buffers: Mapping[str, Tensor], gaussian: Gaussian, at: Tensor
+        cls,
+        target: Target,
+        w: Tensor,
+        data: Data,
+        buffers: Mapping[str, Tensor],
+        gaussian: PrecisionGaussian,
+        at: Tensor,
     ) -> ModeGradient:
         """From every row, or from two sets of random rows, g_1 and g_2.
 

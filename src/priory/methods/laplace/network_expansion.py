@@ -17,7 +17,7 @@ from torch.distributions import Distribution, Independent
 
 from priory.core.data import Data
 from priory.core.errors import InputError, warn
-from priory.curvature import STRUCTURES, Curvature, Gaussian, Pass, Selection, select
+from priory.curvature import STRUCTURES, Curvature, Pass, PrecisionGaussian, Selection, select
 from priory.curvature.evidence import prior_precision, prior_second_derivative
 from priory.curvature.tuning import tune
 from priory.methods.laplace.mode_gradient import ModeGradient
@@ -53,7 +53,7 @@ class LocalGaussian:
     curvature: Curvature
     precision: Tensor  # (p,), of the prior, with its temperature
     scale: float  # of the curvature: 1/T, and what a tuned noise makes of it
-    gaussian: Gaussian
+    gaussian: PrecisionGaussian
     mode: ModeGradient  # before a prior or a noise was tuned
     log_prior: float
     notes: tuple[str, ...]

@@ -103,8 +103,8 @@ class Moments:
     def none(cls, w: Tensor, metric: str) -> Moments:
         """Before the first draw of the chains w (*B, K, P), for a metric of this class."""
         zeros, size = torch.zeros_like(w[..., 0, :]), w.shape[-1]
-        scatter = w.new_zeros(*w.shape[:-2], size, size) if metric == "Dense" else w.new_zeros(*w.shape[:-2], 0)
-        recent = w.new_zeros(*w.shape[:-2], RECENT, size) if metric == "LowRank" else None
+        scatter = w.new_zeros(*w.shape[:-2], size, size) if metric == "DenseMetric" else w.new_zeros(*w.shape[:-2], 0)
+        recent = w.new_zeros(*w.shape[:-2], RECENT, size) if metric == "LowRankMetric" else None
         return cls(0, zeros, zeros.clone(), scatter, recent)
 
     def hear(self, w: Tensor) -> None:

@@ -31,19 +31,19 @@ PLAIN = 5.0  # draws' worth of belief that directions are independent, beside on
 
 
 @dataclass(frozen=True)
-class Diagonal:
+class DiagonalMetric:
     """Each coordinate has a scale of its own."""
 
     variance: Tensor  # (*B, 1, P)
 
     @classmethod
-    def unit(cls, w: Tensor) -> Diagonal:
+    def unit(cls, w: Tensor) -> DiagonalMetric:
         """The metric before anything is known of w (*B, K, P)."""
         return cls(torch.ones_like(w[..., :1, :]))
 
-    def learnt(self, moments: Moments) -> Diagonal:
+    def learnt(self, moments: Moments) -> DiagonalMetric:
         """The metric of the draws of a window; a coordinate that didn't move keeps its scale."""
-        return Diagonal(spread(moments, self.variance))
+        return DiagonalMetric(spread(moments, self.variance))
 
     def velocity(self, p: Tensor) -> Tensor:
         """C p, (*B, K, P)."""
@@ -59,18 +59,18 @@ class Diagonal:
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseMetric:
     """Every pair of coordinates has its covariance."""
 
     covariance: Tensor  # (*B, P, P)
     factor: Tensor  # its lower Cholesky factor
 
     @classmethod
-    def unit(cls, w: Tensor) -> Dense:
+    def unit(cls, w: Tensor) -> DenseMetric:
         one = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device).expand(*w.shape[:-2], -1, -1)
         return cls(one.clone(), one.clone())
 
-    def learnt(self, moments: Moments) -> Dense:
+    def learnt(self, moments: Moments) -> DenseMetric:
         """The covariance of a window, drawn towards its diagonal by as many draws as there are coordinates and 5.
 
         A coordinate that didn't move keeps its scale, and has no covariance with the others.
@@ -83,7 +83,7 @@ class Dense:
         covariance = weight * scatter + torch.where(still, diagonal, (1 - weight) * diagonal)
         factor, definite = try_cholesky(covariance)
         lost = ~definite[..., None, None] | ~torch.isfinite(factor).all(-1).all(-1)[..., None, None]
-        return Dense(torch.where(lost, diagonal, covariance), torch.where(lost, diagonal.sqrt(), factor))
+        return DenseMetric(torch.where(lost, diagonal, covariance), torch.where(lost, diagonal.sqrt(), factor))
 
     def velocity(self, p: Tensor) -> Tensor:
         return product(p, self.covariance)
@@ -96,7 +96,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRankMetric:
     """Each coordinate has a scale, and a few directions across them one more."""
 
     scale: Tensor  # D, (*B, 1, P)
@@ -104,12 +104,12 @@ class LowRank:
     spread: Tensor  # L (*B, 1, r)
 
     @classmethod
-    def unit(cls, w: Tensor) -> LowRank:
+    def unit(cls, w: Tensor) -> LowRankMetric:
         rank = min(RANK, w.shape[-1])
         basis = torch.eye(w.shape[-1], rank, dtype=w.dtype, device=w.device).expand(*w.shape[:-2], -1, -1).clone()
         return cls(torch.ones_like(w[..., :1, :]), basis, w.new_ones(*w.shape[:-2], 1, rank))
 
-    def learnt(self, moments: Moments) -> LowRank:
+    def learnt(self, moments: Moments) -> LowRankMetric:
         """The scales of a window, and of its last draws the directions in which a unit scale is most wrong.
 
         The spreads are drawn towards one by as many draws as there are coordinates and 5: the largest of n independent
@@ -131,7 +131,7 @@ class LowRank:
         wrong = found.log().abs()
         chosen = wrong.topk(rank, dim=-1).indices  # (*B, r)
         basis = directions.gather(-2, chosen[..., None].expand(*chosen.shape, directions.shape[-1])).mT
-        return LowRank(scale, basis.contiguous(), found.gather(-1, chosen)[..., None, :])
+        return LowRankMetric(scale, basis.contiguous(), found.gather(-1, chosen)[..., None, :])
 
     def velocity(self, p: Tensor) -> Tensor:
         return self.scale * self._stretched(self.scale * p, self.spread - 1)
@@ -147,11 +147,11 @@ class LowRank:
         return x + product(product(x, self.basis) * by, self.basis.mT)
 
 
-Metric = Diagonal | Dense | LowRank
-METRICS: dict[str, type[Diagonal] | type[Dense] | type[LowRank]] = {
-    "diagonal": Diagonal,
-    "dense": Dense,
-    "low_rank": LowRank,
+Metric = DiagonalMetric | DenseMetric | LowRankMetric
+METRICS: dict[str, type[DiagonalMetric] | type[DenseMetric] | type[LowRankMetric]] = {
+    "diagonal": DiagonalMetric,
+    "dense": DenseMetric,
+    "low_rank": LowRankMetric,
 }
 
 
