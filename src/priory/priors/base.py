@@ -1,11 +1,12 @@
-"""A prior over the flat vector: Gaussian coordinates in closed form, the others through their own log
-density.
+"""Priors over the flat vector of parameters.
 
-p(w) is a product over the named parameters. Coordinates whose prior is Normal (or LogNormal, for a positive
-parameter stored as its logarithm) are kept as two vectors, location and precision, so that log densities,
-gradients and divergences over millions of them are a few passes. Flat coordinates have precision 0 and
-contribute nothing. A `Hierarchical` prior learns a precision: as a coordinate beside the weights, or, by
-empirical Bayes, as a number in the vector of precisions that `settled` replaces.
+p(w) is a product over the named parameters. Coordinates with a Normal prior (or LogNormal, for a positive parameter
+stored as its logarithm) are kept as two vectors, location and precision, so log densities, gradients and divergences
+over millions of them take a few passes. All other priors are evaluated through their own log density. Flat coordinates
+have precision 0 and contribute nothing.
+
+A `Hierarchical` prior learns a precision: either as a coordinate beside the weights, or, by empirical Bayes, as a
+number in the vector of precisions, which `settled` replaces.
 """
 
 from __future__ import annotations
@@ -33,20 +34,35 @@ if TYPE_CHECKING:
     from priory.core.flat import Block, Layout
 
 FLAT = "flat"
-Belief = Distribution | Hierarchical | str  # of one named parameter; the string is FLAT
+Belief = Distribution | Hierarchical | str  # prior of one named parameter; the string is FLAT
 
 
 @runtime_checkable
 class Believes(Protocol):
-    """What looks at a network to say what is believed of each parameter: a penalty, an edge of chaos."""
+    """Protocol of objects that set the prior of each parameter of a network: a penalty, an edge of chaos."""
 
     def beliefs(self, net: nn.Module, dtype: torch.dtype) -> Mapping[str, Belief]:
-        """The belief of every trainable parameter, by its name."""
+        """Return the prior of every trainable parameter, by name."""
         ...
 
 
 class Prior:
-    """log p(w) for w (*B, P), in nats with every constant, in unconstrained coordinates (log-determinants included)."""
+    """The log prior of the flat vector w (*B, P), in unconstrained coordinates.
+
+    Values are in nats and include every normalising constant and the log-determinants of the constraints.
+
+    Args:
+        layout: Names, shapes and positions of the parameters in the flat vector.
+        by_name: Prior of each parameter: a distribution, a `Hierarchical` or "flat".
+        like: Tensor whose data type and device the prior takes.
+
+    Attributes:
+        loc: Means of the Gaussian coordinates, (P,) or (*B, P).
+        precision: Precisions of the Gaussian coordinates, 0 for all others, (P,) or (*B, P).
+        others: Parameters without a Gaussian prior, with their distributions.
+        hierarchical: Parameters whose precision is learnt, with their `Hierarchical` priors.
+        improper: Whether log p(w) is known up to a constant only.
+    """
 
     def __init__(self, layout: Layout, by_name: Mapping[str, Belief], like: Tensor) -> None:
         self.layout = layout
@@ -58,7 +74,7 @@ class Prior:
         log_normaliser = 0.0
         for block in layout.blocks:
             distribution = by_name.get(block.name)
-            if distribution is None:  # a precision, which comes with its weights
+            if distribution is None:  # a precision is handled together with its weights
                 continue
             if isinstance(distribution, str):
                 self.improper = True
@@ -83,23 +99,32 @@ class Prior:
             log_normaliser -= float((scale.double().log() + 0.5 * math.log(2 * math.pi)).sum())
         self.centred = not bool(self.loc.any())
         self.empirical = [(block, believed) for block, believed in self.hierarchical if believed.empirical]
-        self._fixed = (self.precision, log_normaliser)  # without what empirical Bayes sets
+        self._fixed = (self.precision, log_normaliser)  # before empirical Bayes
         self.log_normaliser: float | Tensor = log_normaliser
-        self.factors: dict[str, Tensor] = {}  # what `scaled` has multiplied precisions by
+        self.factors: dict[str, Tensor] = {}  # by which `scaled` has multiplied the precisions
         self._given: Prior | None = None
         if self.empirical:
             self._set({precision_name(block.name): like.new_tensor(b.start) for block, b in self.empirical})
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """log p(w), (*B,)."""
+        """Return log p(w), (*B,).
+
+        Args:
+            w: Unconstrained coordinates, (*B, P).
+        """
         deviation = w - self.loc
         gaussian = self.log_normaliser - 0.5 * (self.precision * deviation * deviation).sum(-1)
         return gaussian + self.log_prob_of_others(w) if self.others else gaussian
 
     def log_prob_of_others(self, w: Tensor, jacobian: bool = True) -> Tensor:
-        """The part of log p(w) that is not Gaussian, (*B,); without `jacobian`, no log-determinants."""
+        """Return the part of log p(w) that is not Gaussian, (*B,).
+
+        Args:
+            w: Unconstrained coordinates, (*B, P).
+            jacobian: Whether to include the log-determinants of the constraints. Default: True.
+        """
         total = w.new_zeros(w.shape[:-1])
-        # cut once: the gradient is then put together in one pass, where each slice alone would fill a whole vector
+        # split once: the gradient is assembled in one pass, whereas each slice alone would allocate a whole vector
         cut = w.split([block.stop - block.start for block in self.layout.blocks], -1)
         pieces = dict(zip(self.layout.names, cut, strict=True))
         for block, believed in self.others:
@@ -119,26 +144,43 @@ class Prior:
     # Variants.
 
     def centred_at(self, loc: Tensor) -> Prior:
-        """The prior with other centres for its Gaussian coordinates, (*B, P)."""
+        """Return the prior with other means for its Gaussian coordinates.
+
+        Args:
+            loc: Means, (*B, P).
+        """
         other = copy.copy(self)
         other.loc, other.centred = loc, not bool(loc.any())
         return other
 
     def with_others(self, keep: Callable[[Block, Distribution | Hierarchical], bool]) -> Prior:
-        """The prior with only those of its parameters without a closed form that `keep` is true of."""
+        """Return the prior restricted, among the parameters without a Gaussian prior, to those selected by `keep`.
+
+        Args:
+            keep: Function from a parameter's block and prior to whether it is kept.
+        """
         other = copy.copy(self)
         other.others = [(block, believed) for block, believed in self.others if keep(block, believed)]
         return other
 
-    # Precisions that are learnt.
+    # Learnt precisions.
 
     def start(self, like: Tensor) -> Tensor:
-        """Where the coordinates that are precisions begin, in unconstrained coordinates, (k,)."""
+        """Return the initial values of the precisions that are coordinates, unconstrained, (k,).
+
+        Args:
+            like: Tensor whose data type and device the result takes.
+        """
         starts = [math.log(believed.start) for _, believed in self.hierarchical if not believed.empirical]
         return torch.tensor(starts, dtype=like.dtype, device=like.device)
 
     def precisions(self, mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
-        """The best precision of each hierarchical prior under weights of this mean and variance, (*B, P) -> (*B,)."""
+        """Return the optimal precision of each hierarchical prior under q, by name, (*B,).
+
+        Args:
+            mean: Means of q(w), (*B, P).
+            variance: Variances of q(w), (*B, P).
+        """
         found = {}
         for block, believed in self.hierarchical:
             m, v = (t[..., block.start : block.stop] for t in (mean, variance))
@@ -147,7 +189,12 @@ class Prior:
         return found
 
     def settled(self, mean: Tensor, variance: Tensor) -> Prior:
-        """The prior with the precisions that empirical Bayes gives under a q of this mean and variance, (*B, P)."""
+        """Return the prior with the precisions that empirical Bayes sets under q.
+
+        Args:
+            mean: Means of q(w), (*B, P).
+            variance: Variances of q(w), (*B, P).
+        """
         if not self.empirical:
             return self
         other = copy.copy(self.given)
@@ -157,19 +204,25 @@ class Prior:
 
     @property
     def given(self) -> Prior:
-        """The prior as the person gave it, before any factor."""
+        """The user's prior, before any factor."""
         return self._given or self
 
     @functools.cached_property
     def gaussian(self) -> list[Block]:
-        """The parameters whose coordinates all have a Gaussian precision, which `scaled` can multiply."""
+        """Parameters whose coordinates all have a Gaussian precision, which `scaled` can multiply."""
         return [b for b in self.layout.blocks if bool((self.precision[..., b.start : b.stop] > 0).all())]
 
     def scaled(self, factors: Mapping[str, Tensor | float]) -> Prior:
-        """The prior with the precisions of some Gaussian parameters multiplied, and its normaliser with them.
+        """Return the prior with the precisions of some Gaussian parameters multiplied, and its normaliser adjusted.
 
-        Each factor is a number, (n,) for the n coordinates of the parameter, or, with one prior a member, (*B, 1) or
-        (*B, n). Factors of an earlier call stay: they multiply.
+        Factors of an earlier call remain: they multiply.
+
+        Args:
+            factors: Factor of each parameter, by name: a number, (n,) for the n coordinates of the parameter, or (*B,
+                1) or (*B, n) with one prior per member.
+
+        Raises:
+            InputError: If a parameter has no Gaussian prior, or a factor is not positive and finite.
         """
         given = self.given
         blocks = {block.name: block for block in given.gaussian}
@@ -202,7 +255,7 @@ class Prior:
         return other
 
     def _set(self, precisions: Mapping[str, Tensor]) -> None:
-        """Put the precisions (*B,) of empirical Bayes where those of a Normal are."""
+        """Write the precisions (*B,) of empirical Bayes into the vector of precisions, and update the normaliser."""
         fixed, constant = self._fixed
         lead = next(iter(precisions.values())).shape
         self.precision, log_normaliser = fixed.expand((*lead, -1)).clone(), fixed.new_full(lead, constant).double()
@@ -213,13 +266,15 @@ class Prior:
         self.log_normaliser = log_normaliser.to(fixed) if lead else float(log_normaliser)
 
     def typical_scale(self) -> Tensor:
-        """A standard deviation for each coordinate, 1 where the prior has none to offer, (P,)."""
+        """Return a standard deviation per coordinate, 1 where the prior has none, (P,)."""
         scale = torch.where(self.precision > 0, self.precision, torch.ones_like(self.precision)).rsqrt()
         for block, believed in self.others:
             if isinstance(believed, Hierarchical):
                 at = self.layout[precision_name(block.name)]
                 scale[block.start : block.stop] = believed.start**-0.5
-                scale[at.start] = (believed.shape + 0.5 * (block.stop - block.start)) ** -0.5  # of log tau given w
+                scale[at.start] = (
+                    believed.shape + 0.5 * (block.stop - block.start)
+                ) ** -0.5  # standard deviation of log tau given w
                 continue
             try:
                 variance = believed.variance
@@ -231,7 +286,7 @@ class Prior:
 
 
 def as_normal(distribution: Distribution, block: Block) -> tuple[Tensor, Tensor] | None:
-    """The location and scale of the block's unconstrained coordinates, if their prior is Normal."""
+    """Return the location and scale of the block's unconstrained coordinates, or None if not Normal."""
     base = distribution.base_dist if isinstance(distribution, Independent) else distribution
     if isinstance(base, Normal) and block.bijector.identity:
         return _broadcast(base.loc, base.scale, block)
@@ -241,6 +296,7 @@ def as_normal(distribution: Distribution, block: Block) -> tuple[Tensor, Tensor]
 
 
 def _broadcast(loc: Tensor, scale: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+    """Return the location and scale, or raise an InputError if they do not broadcast to the block's shape."""
     for t in (loc, scale):
         fits = t.ndim <= len(block.shape) and all(
             a in (1, b) for a, b in zip(reversed(t.shape), reversed(block.shape), strict=False)
@@ -256,12 +312,12 @@ def _broadcast(loc: Tensor, scale: Tensor, block: Block) -> tuple[Tensor, Tensor
 
 
 def flattens(distribution: Distribution, block: Block) -> bool:
-    """Whether one joint distribution is over all entries of a matrix, as a vector."""
+    """Return whether a joint distribution covers all entries of a matrix as one vector."""
     return len(block.shape) > 1 and tuple(distribution.event_shape) == (math.prod(block.shape),)
 
 
 def fitting(distribution: Distribution, block: Block) -> Distribution:
-    """Refuse a distribution that can't be over this block."""
+    """Return the distribution, or raise an InputError if its shapes do not fit the block."""
     event, batch = tuple(distribution.event_shape), tuple(distribution.batch_shape)
     if flattens(distribution, block) and batch == ():
         return distribution
@@ -279,7 +335,7 @@ def fitting(distribution: Distribution, block: Block) -> Distribution:
 
 
 def moved(distribution: Distribution, like: Tensor) -> Distribution:
-    """The distribution with its tensors in the model's type, where it can be rebuilt from its named parameters."""
+    """Return the distribution with the dtype and device of `like`, if it can be rebuilt from its parameters."""
     if isinstance(distribution, Independent):
         return Independent(moved(distribution.base_dist, like), distribution.reinterpreted_batch_ndims)
     names = [name for name in distribution.arg_constraints if name in vars(distribution)]
@@ -293,7 +349,18 @@ def moved(distribution: Distribution, like: Tensor) -> Distribution:
 
 
 def read_prior(spec: Any, names: Sequence[str], net: nn.Module, dtype: torch.dtype) -> dict[str, Belief]:
-    """What is believed of each parameter: from a distribution, a number (a normal's scale), a rule, patterns."""
+    """Return the prior of each parameter, by name.
+
+    Args:
+        spec: A distribution, a number (the scale of a centred normal), the name of a rule, "flat", a penalty, an edge
+            of chaos, a `Hierarchical`, or a dict from name patterns to these; the first matching pattern applies.
+        names: Names of the parameters.
+        net: The network.
+        dtype: Data type of the priors' tensors.
+
+    Raises:
+        InputError: If `spec` is not valid, matches no parameter, or does not cover every parameter.
+    """
     chosen: dict[str, Any] = {}
     if isinstance(spec, dict):
         require(bool(spec), "prior", "Model", "name at least one pattern", spec)
@@ -317,7 +384,7 @@ def read_prior(spec: Any, names: Sequence[str], net: nn.Module, dtype: torch.dty
     else:
         chosen = dict.fromkeys(names, spec)
     by_name: dict[str, Belief] = {}
-    read: dict[int, Mapping[str, Belief]] = {}  # by identity: what speaks of all parameters is asked once
+    read: dict[int, Mapping[str, Belief]] = {}  # by identity: a rule for all parameters is evaluated once
     for name, value in chosen.items():
         if id(value) not in read:
             if isinstance(value, str) and value in RULES:
@@ -329,7 +396,11 @@ def read_prior(spec: Any, names: Sequence[str], net: nn.Module, dtype: torch.dty
 
 
 def declared(by_name: Mapping[str, Belief]) -> dict[str, Param]:
-    """The parameters that a prior brings with it: the precisions that are coordinates."""
+    """Return the parameters that a prior adds to the model: the precisions that are coordinates.
+
+    Args:
+        by_name: Prior of each parameter.
+    """
     return {
         precision_name(name): Param((), constraints.positive)
         for name, believed in by_name.items()
@@ -338,6 +409,7 @@ def declared(by_name: Mapping[str, Belief]) -> dict[str, Param]:
 
 
 def _one(value: Any) -> Belief:
+    """Return the prior of one parameter given by the user."""
     if isinstance(value, Hierarchical):
         return value
     if isinstance(value, str):
@@ -372,7 +444,8 @@ def _one(value: Any) -> Belief:
 
 
 def _covers_the_line(distribution: Distribution) -> bool:
+    """Return whether the support of a distribution is the whole real line."""
     support: Any = distribution.support
-    while hasattr(support, "base_constraint"):  # of an Independent, of a mixture
+    while hasattr(support, "base_constraint"):  # of an Independent or a mixture
         support = support.base_constraint
     return support in (constraints.real, constraints.real_vector)
