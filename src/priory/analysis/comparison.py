@@ -75,7 +75,7 @@ class Comparison:
         for name in (first, second):
             require(name in self.pointwise, "methods", "difference", f"be among {sorted(self.pointwise)}", name)
         gap = self.pointwise[first] - self.pointwise[second]
-        return gap.mean().item(), _standard_error(gap)
+        return gap.mean().item(), standard_error(gap)
 
     @property
     def verdict(self) -> str:
@@ -336,13 +336,14 @@ def _scores(prediction: Any, targets: Tensor) -> dict[str, float]:
     quality = "accuracy" if prediction.classes else "rmse"
     return {
         "nll": losses.mean().item(),
-        "nll_error": _standard_error(losses),
+        "nll_error": standard_error(losses),
         quality: getattr(evaluate, quality)(prediction, targets),
         "calibration": evaluate.calibration_error(prediction, targets),
     }
 
 
-def _standard_error(values: Tensor) -> float:
+def standard_error(values: Tensor) -> float:
+    """The standard error of a mean; NaN for one value."""
     return (values.std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
 
 
@@ -366,7 +367,7 @@ def _baseline(model: Any, data: Data, targets: Tensor, units: Units) -> dict[str
         guess = torch.distributions.Normal(seen.mean(), seen.std(unbiased=False).clamp_min(1e-12))
         losses = -guess.log_prob(targets.double())
         row["rmse"] = math.sqrt((targets.double() - seen.mean()).square().mean().item())
-    return row | {"nll": losses.mean().item(), "nll_error": _standard_error(losses)}
+    return row | {"nll": losses.mean().item(), "nll_error": standard_error(losses)}
 
 
 def _about(

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from priory import evaluate
-from priory.analysis.comparison import counted, split_rows
+from priory.analysis.comparison import counted, split_rows, standard_error
 from priory.core.errors import require, whole
 from priory.core.streams import stream
 from priory.core.tables import text_table
@@ -317,11 +317,6 @@ def scored(prediction: Prediction, targets: Tensor) -> dict[str, tuple[float, fl
         rmse = squares.mean().sqrt().item()
         found["rmse"] = (rmse, standard_error(squares) / (2 * rmse) if rmse > 0 else 0.0)
     return found
-
-
-def standard_error(values: Tensor) -> float:
-    """The standard error of a mean; NaN for one value."""
-    return (values.std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
 
 
 def resampled_error(confidence: Tensor, correct: Tensor, bins: int = 15) -> float:

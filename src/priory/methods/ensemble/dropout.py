@@ -39,7 +39,7 @@ from priory.distributions import LogUniform
 from priory.divergences import kl
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
-from priory.methods.point.held_out import HELD_ROWS, fraction_held, learns, settled, settles
+from priory.methods.point.held_out import HELD_ROWS, learns, plan_with_held_rows, settled, settles
 from priory.models.base import has_network
 from priory.models.model import Model
 from priory.network.dropout_off import DropoutOff
@@ -143,8 +143,7 @@ class Dropout(Options):
             )
         if not learns(target) and not isinstance(self.rate, tuple):
             return Plan(data, steps)
-        early, held = data.split(self.holdout or fraction_held(data), seed)
-        return Plan(data, steps, turn=max(1, 2 * steps // 3), early=early, held=held)
+        return plan_with_held_rows(data, steps, self.holdout, seed)
 
     def init(
         self,

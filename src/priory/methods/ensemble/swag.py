@@ -101,9 +101,6 @@ class SWAG(Options):
     def _every(self, data: Data) -> int:
         return self.every or data.steps_per_epoch
 
-    def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
-        return Plan(data, steps)
-
     def init(
         self,
         target: Target,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from priory.methods.base import Plan
 from priory.methods.optimise import Adam, rates
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ def fraction_held(data: Data) -> float:
     that is lost in nats a row: on 200 rows 0.0025 where errors are Gaussian (k = 3), 0.01 where their tails are long.
     """
     return min(0.3, max(0.1, 200 / (data.num_data or 1)))
+
+
+def plan_with_held_rows(data: Data, steps: int, holdout: float | None, seed: int) -> Plan:
+    """Hold out a share of the rows for the first two thirds of the steps, and then read all of them."""
+    early, held = data.split(holdout or fraction_held(data), seed)
+    return Plan(data, steps, turn=max(1, 2 * steps // 3), early=early, held=held)
 
 
 def learns(target: Target) -> bool:

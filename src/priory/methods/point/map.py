@@ -29,7 +29,7 @@ from priory.curvature import STRUCTURES, Pass, select
 from priory.curvature.tuning import tune
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
-from priory.methods.point.held_out import HELD_ROWS, fraction_held, learns, settled_at, settles
+from priory.methods.point.held_out import HELD_ROWS, learns, plan_with_held_rows, settled_at, settles
 from priory.penalties.as_prior.proximal import ProximalBlock, proximal_blocks
 from priory.posteriors import Point, Posterior
 
@@ -107,8 +107,7 @@ class MAP(Options):
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
         if not learns(target) or self.evidence_every is not None:
             return Plan(data, steps)
-        early, held = data.split(self.holdout or fraction_held(data), seed)
-        return Plan(data, steps, turn=max(1, 2 * steps // 3), early=early, held=held)
+        return plan_with_held_rows(data, steps, self.holdout, seed)
 
     def init(
         self,

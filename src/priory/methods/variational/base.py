@@ -169,9 +169,6 @@ class VariationalMethod(Options):
     def length(self, data: Data) -> int:
         return default_steps(data.steps_per_epoch, epochs=200, least=4_000, most=50_000)
 
-    def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
-        return Plan(data, steps)
-
     def init(
         self,
         target: Target,

@@ -153,9 +153,6 @@ class Pathfinder(Options):
     def length(self, data: Data) -> int:
         return self.iterations
 
-    def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
-        return Plan(data, steps)
-
     def init(
         self,
         target: Target,
