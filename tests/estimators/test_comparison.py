@@ -198,7 +198,7 @@ def test_the_picture_has_a_bar_for_each_and_takes_given_axes():
     assert [text.get_text() for text in ax.get_yticklabels()] == [row.name for row in found.rows]
     assert ax.get_xscale() == "log"
     labels = [text.get_text() for text in ax.texts]
-    assert labels[0] == "none but rounding"  # sticking, at the optimum
+    assert labels[0] == "rounding error only"  # sticking, at the optimum
     ax.figure.canvas.draw()
 
 

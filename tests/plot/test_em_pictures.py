@@ -74,7 +74,7 @@ def line(ax: Axes, label: str) -> tuple[list[float], list[float]]:
 
 
 @pytest.mark.parametrize("name", SLICES)
-def test_the_bound_lies_below_touches_at_theta_t_and_is_highest_at_the_next_theta(name: str):
+def test_the_bound_is_below_touches_at_theta_t_and_is_highest_at_the_next_theta(name: str):
     found = sliced(name)
     for turn, following in zip(found, [*found[1:], None], strict=True):
         size = abs(turn.at_here)
@@ -103,7 +103,7 @@ def test_the_curves_are_the_models_log_likelihood_and_the_bound_of_q_at_theta_t(
         forms = latent.bounds(model, theta, y, q)
         assert float(turn.bound[i]) == pytest.approx(float(forms["joint"]), rel=1e-11)
         assert float(turn.log_likelihood[i]) == pytest.approx(float(model.log_marginal(theta, y).sum()), rel=1e-11)
-    # a mean's M-step doesn't read the other parameters
+    # the M-step of a mean does not depend on the other parameters
     assert float(turn.after) == pytest.approx(float((q[:, 0] @ rows()) / q[:, 0].sum()), rel=1e-7)
     forms = latent.bounds(model, along(turn.after), y, q)
     assert turn.at_after - turn.top == pytest.approx(
@@ -122,7 +122,7 @@ def test_a_slice_may_be_any_function_of_one_number():
     assert found[-1].at_after == pytest.approx(highest, abs=0.05)
 
 
-def test_entries_that_add_up_to_one_leave_the_others_their_shares():
+def test_entries_of_a_simplex_rescale_the_others_in_proportion():
     theta = em.entries({"weights": [0.5, 0.3, 0.2], "transitions": [[0.5, 0.5], [0.1, 0.9]]}, ("weights", 0))(
         torch.tensor([0.8])
     )
@@ -134,19 +134,19 @@ def test_entries_that_add_up_to_one_leave_the_others_their_shares():
     torch.testing.assert_close(moved["transitions"], expected, rtol=1e-7, atol=0)
 
 
-def test_the_picture_of_a_turn_draws_its_numbers():
+def test_the_plot_of_a_turn_shows_its_values():
     (turn,) = sliced("a mean")[:1]
     ax = em.bound(turn, ["the first mean"])
-    assert line(ax, em.CURVE) == (turn.grids[0].tolist(), turn.log_likelihood.tolist())
-    assert line(ax, em.BELOW) == (turn.grids[0].tolist(), turn.bound.tolist())
-    assert line(ax, em.TOUCH) == ([float(turn.here)], [turn.at_here])
-    assert line(ax, em.NEXT) == ([float(turn.after)], [turn.at_after])
-    assert line(ax, em.GAP)[1] == [turn.top, turn.at_after]
+    assert line(ax, em.LIKELIHOOD_LABEL) == (turn.grids[0].tolist(), turn.log_likelihood.tolist())
+    assert line(ax, em.BOUND_LABEL) == (turn.grids[0].tolist(), turn.bound.tolist())
+    assert line(ax, em.CURRENT_LABEL) == ([float(turn.here)], [turn.at_here])
+    assert line(ax, em.NEXT_LABEL) == ([float(turn.after)], [turn.at_after])
+    assert line(ax, em.GAP_LABEL)[1] == [turn.top, turn.at_after]
     flat = em.bound(sliced("two means")[0], ["first", "second"])
-    assert line(flat, em.TOUCH) == ([1.0], [3.0])
+    assert line(flat, em.CURRENT_LABEL) == ([1.0], [3.0])
 
 
-def test_frames_are_one_panel_a_turn():
+def test_frames_have_one_panel_per_turn():
     found = sliced("a mean")
     figure = em.frames(found, ["mean"], columns=2)
     assert len(figure.axes) == 3
@@ -155,7 +155,7 @@ def test_frames_are_one_panel_a_turn():
 
 
 @pytest.mark.parametrize(("values", "weights"), [((0.3, 3.2), (0.55, 0.45)), ((0.5, 1.0, 4.0), (0.2, 0.5, 0.3))])
-def test_jensens_gap_is_what_it_draws(values: tuple[float, ...], weights: tuple[float, ...]):
+def test_the_plotted_gap_is_that_of_jensens_inequality(values: tuple[float, ...], weights: tuple[float, ...]):
     ax = em.jensen(values, weights)
     mean = sum(q * x for q, x in zip(weights, values, strict=True))
     inside = sum(q * math.log(x) for q, x in zip(weights, values, strict=True))
@@ -164,13 +164,13 @@ def test_jensens_gap_is_what_it_draws(values: tuple[float, ...], weights: tuple[
     assert ax.texts[0].get_text() == f"gap {math.log(mean) - inside:.3g}"
 
 
-def test_jensens_gap_closes_where_all_values_are_equal():
+def test_jensens_gap_is_zero_where_all_values_are_equal():
     ax = em.jensen((2.0, 2.0), (0.5, 0.5))
     assert line(ax, "log E[x]")[1] == pytest.approx(line(ax, "E[log x]")[1], abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["full", "tied", "diagonal", "spherical"])
-def test_ellipses_are_the_components_and_colours_their_responsibilities(kind: str):
+def test_ellipses_show_the_components_and_colours_the_responsibilities(kind: str):
     y = torch.stack([rows(), rows(seed=1) * 0.5 + 1], 1)
     posterior = pr.fit(latent.GaussianMixture(2, kind), y, pr.EM(), progress=False)
     ax = em.components(posterior, y)
@@ -188,7 +188,7 @@ def test_ellipses_are_the_components_and_colours_their_responsibilities(kind: st
     torch.testing.assert_close(pure[0], torch.tensor([0x00, 0x72, 0xB2]) / 255, rtol=1e-6, atol=1e-6)
 
 
-def test_factors_make_ellipses_too():
+def test_factor_models_have_ellipses():
     y = torch.stack([rows(), 0.8 * rows() + 0.3 * rows(seed=1), rows(seed=2)], 1)
     posterior = pr.fit(latent.FactorAnalysisMixture(2, 1), y, pr.EM(), progress=False)
     theta = posterior.mean
@@ -197,7 +197,7 @@ def test_factors_make_ellipses_too():
     assert len(em.components(posterior, y).get_lines()) == 4
 
 
-def test_a_row_with_a_missing_value_is_left_out_of_the_picture():
+def test_a_row_with_a_missing_value_is_left_out_of_the_plot():
     y = torch.stack([rows(), rows(seed=1), rows(seed=2)], 1)
     y[3, 2] = torch.nan
     posterior = pr.fit(latent.GaussianMixture(2, "diagonal"), y, pr.EM(), progress=False)
@@ -227,7 +227,7 @@ def test_the_highest_bound_is_marked():
     assert f"highest with {best} component" in ax.get_title(loc="left")
 
 
-def test_every_picture_has_a_title_and_names_and_can_be_saved():
+def test_every_plot_has_a_title_and_labels_and_can_be_saved():
     posterior = pr.fit(latent.GaussianMixture(2), rows(), pr.EM(), progress=False)
     for ax in (em.jensen(), em.components(posterior, rows()), em.bound(sliced("a mean")[0])):
         assert ax.get_title(loc="left")
@@ -238,7 +238,7 @@ def test_every_picture_has_a_title_and_names_and_can_be_saved():
         assert buffer.getvalue().startswith(b"\x89PNG")
 
 
-def test_what_cannot_be_drawn_is_refused_in_one_sentence():
+def test_invalid_arguments_raise_an_error_that_names_them():
     along, mixture = em.entries(THETA, ("means", 0)), latent.GaussianMixture(2)
     cases = [
         (lambda: em.entries(THETA), "The 'which' argument of entries must be one entry or two, got 0."),
@@ -246,7 +246,7 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence():
         (lambda: em.entries(THETA, ("means", 9)), "The 'which' argument of entries must be entries of weights, means"),
         (
             lambda: em.turns(mixture, rows(), em.entries(THETA, ("covariances", 0)), [1.0], [(-1, 4)]),
-            "The 'span' argument of turns must stay where theta is inside the supports of the parameters",
+            "The 'span' argument of turns must contain only values at which theta is valid",
         ),
         (
             lambda: em.turns(None, rows(), along, [0.0], [(-1, 1)]),
@@ -260,20 +260,20 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence():
         (lambda: em.turns(mixture, rows(), along, [3.0], [(-1, 1)]), "The 'span' argument of turns must be one pair"),
         (
             lambda: em.turns(mixture, rows(), along, [3.0], [(2, 5)]),
-            "The 'span' argument of turns must reach to both sides",
+            "The 'span' argument of turns must extend to both sides",
         ),
         (
             lambda: em.bound(sliced("a mean")[0], ["a", "b"]),
-            "The 'names' argument of plot.em.bound must be 1, one a number",
+            "The 'names' argument of plot.em.bound must be 1, one per entry of u",
         ),
-        (lambda: em.frames([]), "The 'found' argument of plot.em.frames must have at least one turn, got none."),
+        (lambda: em.frames([]), "The 'found' argument of plot.em.frames must hold at least one turn, got none."),
         (
             lambda: em.jensen((1.0,), (1.0,)),
-            "The 'values' argument of plot.em.jensen must be two positive numbers or more",
+            "The 'values' argument of plot.em.jensen must be at least two positive numbers",
         ),
         (
             lambda: em.jensen((1.0, 2.0), (0.5, 0.6)),
-            "The 'weights' argument of plot.em.jensen must be one a value, from 0",
+            "The 'weights' argument of plot.em.jensen must be one per value, >= 0",
         ),
         (
             lambda: em.components(None, rows()),
@@ -288,6 +288,6 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence():
     y = torch.stack([rows(), rows(seed=1)], 1)
     posterior = pr.fit(mixture, y, pr.EM(), progress=False)
     with pytest.raises(
-        InputError, match=r"The 'columns' argument of plot.em.components must be two different numbers from 0 to 1"
+        InputError, match=r"The 'columns' argument of plot.em.components must be two different integers from 0 to 1"
     ):
         em.components(posterior, y, (0, 2))

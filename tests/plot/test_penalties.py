@@ -30,7 +30,7 @@ MAKE: dict[str, Callable[[], Equivalence]] = {
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_the_penalty_is_left_the_prior_right_and_the_verdict_below(name: str) -> None:
+def test_the_penalty_is_on_the_left_the_prior_on_the_right_and_the_verdict_below(name: str) -> None:
     found = MAKE[name]()
     figure = equivalence(found)
     left, right = figure.axes
@@ -56,6 +56,6 @@ def test_the_nearest_penalty_is_dashed_where_the_penalty_is_not_bayesian() -> No
     assert not any(line.get_linestyle() == "--" for line in left.get_lines())
 
 
-def test_only_an_equivalence_is_drawn() -> None:
+def test_only_an_equivalence_can_be_plotted() -> None:
     with pytest.raises(InputError, match=r"The 'found' argument of plot.penalties.equivalence must be an Equivalence"):
         equivalence(3)  # pyright: ignore[reportArgumentType]

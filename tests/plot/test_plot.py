@@ -62,7 +62,7 @@ def all_pictures() -> list[Axes]:
     ]
 
 
-def test_every_picture_has_a_title_and_names_on_its_axes_and_can_be_saved() -> None:
+def test_every_plot_has_a_title_and_axis_labels_and_can_be_saved() -> None:
     for ax in all_pictures():
         assert ax.get_title(loc="left")
         assert ax.get_xlabel()
@@ -72,7 +72,7 @@ def test_every_picture_has_a_title_and_names_on_its_axes_and_can_be_saved() -> N
         assert buffer.getvalue().startswith(b"\x89PNG")
 
 
-def test_the_axes_given_are_drawn_on_and_given_back() -> None:
+def test_given_axes_are_used_and_returned() -> None:
     fit = SimpleNamespace(history={"loss": normal(50)})
     for draw in (
         lambda ax: plot.history(fit, ax=ax),
@@ -84,7 +84,7 @@ def test_the_axes_given_are_drawn_on_and_given_back() -> None:
         assert draw(ax) is ax
 
 
-def test_the_elbo_is_shown_where_there_is_one_and_else_the_loss() -> None:
+def test_the_elbo_is_shown_if_there_is_one_and_otherwise_the_loss() -> None:
     both = SimpleNamespace(history={"nll": normal(9), "loss": normal(9), "elbo": normal(9)})
     loss = SimpleNamespace(history={"nll": normal(9), "loss": normal(9)})
     assert plot.history(both).get_title(loc="left").startswith("Evidence lower bound")
@@ -92,7 +92,7 @@ def test_the_elbo_is_shown_where_there_is_one_and_else_the_loss() -> None:
     assert texts(plot.history({"a": both, "b": loss})) == ["a", "b"]
 
 
-def test_a_short_history_is_drawn_value_by_value() -> None:
+def test_a_short_history_is_plotted_value_by_value() -> None:
     values = normal(20)
     ax = plot.history(SimpleNamespace(history={"loss": values}))
     assert list(ax.get_lines()[-1].get_ydata()) == values.tolist()
@@ -107,7 +107,7 @@ def test_the_strong_line_of_a_long_history_is_its_running_mean() -> None:
     assert means == pytest.approx([values[k : k + 4].mean().item() for k in range(197)], rel=1e-10)
 
 
-def test_a_few_far_steps_do_not_flatten_a_history_and_its_end_is_inside() -> None:
+def test_a_few_extreme_steps_do_not_flatten_a_history_and_its_end_is_visible() -> None:
     values = 100 + normal(500)
     values[:10], values[300], values[-10:] = 1e6, float("inf"), 140.0
     low, high = plot.history(SimpleNamespace(history={"loss": values})).get_ylim()
@@ -115,21 +115,21 @@ def test_a_few_far_steps_do_not_flatten_a_history_and_its_end_is_inside() -> Non
     assert 140 < high < 150
 
 
-def test_a_history_that_falls_evenly_is_shown_from_its_first_step() -> None:
+def test_a_steadily_falling_history_is_shown_from_its_first_step() -> None:
     values = torch.linspace(30, 10, 20, dtype=torch.float64)
     low, high = plot.history(SimpleNamespace(history={"loss": values})).get_ylim()
     assert low < 10
     assert high > 30
 
 
-def test_every_curve_of_a_picture_ends_inside_it_however_short() -> None:
+def test_the_end_of_every_curve_is_visible_however_short_it_is() -> None:
     long, short = (SimpleNamespace(history={"nll": value + normal(count)}) for value, count in ((0, 900), (50, 9)))
     low, high = plot.history({"long": long, "short": short}, "nll").get_ylim()
     assert low < -1
     assert high > 50
 
 
-def test_ticks_have_their_own_digits_and_no_offset() -> None:
+def test_ticks_have_full_labels_and_no_offset() -> None:
     ax = plot.history(SimpleNamespace(history={"loss": 118.7 + 1e-4 * normal(50)}))
     ax.get_figure().draw_without_rendering()
     assert ax.yaxis.get_offset_text().get_text() == ""
@@ -156,7 +156,7 @@ def test_along_one_input_the_mean_is_sorted_by_it() -> None:
     assert means == mixture.mean[order].tolist()
 
 
-def test_targets_outside_their_intervals_are_told_apart() -> None:
+def test_targets_outside_their_intervals_are_marked() -> None:
     mixture, y = numbers(), normal(30, seed=3)
     ax = plot.predictive(mixture, normal(30, 4), y, level=0.5)
     low, high = mixture.interval(0.5)
@@ -166,11 +166,11 @@ def test_targets_outside_their_intervals_are_told_apart() -> None:
     assert ax.get_title(loc="left") == f"50 % intervals hold {percent} % of 30 targets"
 
 
-def test_many_rows_are_thinned_and_the_axis_says_so() -> None:
+def test_many_rows_are_thinned_and_the_axis_label_says_so() -> None:
     mixture, y = prediction(Gaussian(noise=0.5), normal(2, 500)), normal(500, seed=1)
     ax = plot.predictive(mixture, None, y)
-    assert f"{plot.MOST_ROWS} of 500 shown" in ax.get_xlabel()
-    assert len(line(ax, "target inside")[0]) + len(line(ax, "target outside")[0]) == plot.MOST_ROWS
+    assert f"{plot.MAX_INTERVALS} of 500 shown" in ax.get_xlabel()
+    assert len(line(ax, "target inside")[0]) + len(line(ax, "target outside")[0]) == plot.MAX_INTERVALS
 
 
 def test_the_calibration_curve_is_the_coverage() -> None:
@@ -179,7 +179,7 @@ def test_the_calibration_curve_is_the_coverage() -> None:
     assert inside == evaluate.coverage(mixture, y, levels).tolist()
 
 
-def test_wrong_arguments_get_one_sentence() -> None:
+def test_invalid_arguments_raise_an_error_that_names_them() -> None:
     fit = SimpleNamespace(history={"loss": normal(9)})
     with pytest.raises(InputError, match=r"'quantity' argument of plot.history must be one of \['loss'\], got elbo"):
         plot.history(fit, "elbo")
@@ -205,13 +205,13 @@ assert "matplotlib.pyplot" not in sys.modules
 """
 
 
-def test_drawing_never_loads_pyplot_and_importing_never_loads_matplotlib() -> None:
+def test_plotting_never_loads_pyplot_and_importing_never_loads_matplotlib() -> None:
     source = str(Path(plot.__file__).resolve().parents[2])
     done = subprocess.run([sys.executable, "-c", QUIET], capture_output=True, text=True, env={"PYTHONPATH": source})
     assert done.returncode == 0, done.stderr
 
 
-def test_without_matplotlib_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"needs 'matplotlib': pip install 'priory\[plot\]'"):
         plot.calibration(numbers(), normal(30))

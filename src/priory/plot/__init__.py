@@ -1,8 +1,8 @@
-"""Pictures of a fit, of its predictions and of their calibration; each function returns matplotlib Axes.
+"""Plots of a fit, of its predictions and of their calibration; each function returns matplotlib Axes.
 
-The figures are made without pyplot, so nothing global is opened, changed or left behind: in a notebook end
-the cell with `plot.predictive(...).figure`, in a script call `.figure.savefig(path)`. Colours are those of
-Okabe and Ito (2008), which people with any kind of colour vision can tell apart.
+Figures are made without pyplot, so no global state is opened or changed. In a notebook end the cell with
+`plot.predictive(...).figure`; in a script call `.figure.savefig(path)`. The colours are the palette of Okabe and Ito
+(2008), which is safe for all kinds of colour vision.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["COLOURS", "calibration", "history", "predictive"]
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 INK, GREY = "#222222", "#8a8a8a"
-MOST_ROWS = 120  # more intervals than this side by side can't be told apart
-MOST_STEPS = 1_000  # about as many points as a picture is wide
-QUANTITIES = {
+MAX_INTERVALS = 120  # more intervals side by side cannot be distinguished
+MAX_POINTS = 1_000  # points per curve, about one per pixel of width
+HISTORY_TITLES = {
     "elbo": "Evidence lower bound, step by step (higher is better)",
     "loss": "Loss, step by step (lower is better)",
     "nll": "Negative log-likelihood of the fitted rows, step by step",
@@ -40,10 +40,21 @@ QUANTITIES = {
 
 
 def history(posterior: Any, quantity: str | None = None, *, ax: Axes | None = None) -> Axes:
-    """Draw how the fit went, step by step: the `quantity` named, or the ELBO, or the loss if there is none.
+    """Plot a metric of the fit against the step.
 
-    `posterior` is one posterior or a dict of them by name. The faint line is every step, the strong one a
-    running mean. Values are in nats for the whole data set.
+    The faint line shows every step, the strong line a running mean. Values are in nats for the whole data set.
+
+    Args:
+        posterior: A posterior, or a dict of posteriors by name.
+        quantity: Name of the metric in `posterior.history`. Default: None, for the ELBO, or the loss if there is no
+            ELBO.
+        ax: Axes to draw on. Default: None, for a new figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        InputError: If there is no posterior, or if not every posterior has recorded this metric.
     """
     named = dict(posterior) if isinstance(posterior, Mapping) else {"": posterior}
     require(len(named) > 0, "posterior", "plot.history", "hold at least one posterior", "an empty dict")
@@ -52,22 +63,22 @@ def history(posterior: Any, quantity: str | None = None, *, ax: Axes | None = No
         quantity = next((name for name in ("elbo", "loss", *sorted(shared)) if name in shared), None)
     require(quantity in shared, "quantity", "plot.history", f"be one of {sorted(shared)}", quantity)
     name = str(quantity)
-    ax = _axes(ax, QUANTITIES.get(name, name), "step", "nats, whole data")
+    ax = _axes(ax, HISTORY_TITLES.get(name, name), "step", "nats, whole data")
 
-    frame, whole = [], []
+    needed, everything = [], []  # values that must be visible, and all values
     for (label, one), colour in zip(named.items(), _cycle(len(named)), strict=True):
         values = torch.as_tensor(one.history[name]).double().cpu()
         steps = torch.arange(1, len(values) + 1)
         window = max(1, len(values) // 50)
-        some = slice(None, None, max(1, len(values) // MOST_STEPS))
+        thinned = slice(None, None, max(1, len(values) // MAX_POINTS))
         if window > 1:
-            ax.plot(_list(steps[some]), _list(values[some]), color=colour, alpha=0.25, linewidth=0.6)
+            ax.plot(_list(steps[thinned]), _list(values[thinned]), color=colour, alpha=0.25, linewidth=0.6)
         smooth = values.unfold(0, window, 1).mean(-1)
         ends = steps[window - 1 :]
-        ax.plot(_list(ends[some]), _list(smooth[some]), color=colour, linewidth=1.8, label=label or None)
-        frame += _span(values) + _span(smooth[len(smooth) // 5 :], 0.0) + [smooth[-1].item()]
-        whole += _span(smooth, 0.0)
-    _frame(ax, frame, whole)
+        ax.plot(_list(ends[thinned]), _list(smooth[thinned]), color=colour, linewidth=1.8, label=label or None)
+        needed += _span(values) + _span(smooth[len(smooth) // 5 :], 0.0) + [smooth[-1].item()]
+        everything += _span(smooth, 0.0)
+    _limit_height(ax, needed, everything)
     if isinstance(posterior, Mapping):
         ax.legend(frameon=False, fontsize=9)
     return ax
@@ -76,12 +87,24 @@ def history(posterior: Any, quantity: str | None = None, *, ax: Axes | None = No
 def predictive(
     prediction: Prediction, x: Any = None, y: Any = None, *, level: float = 0.9, ax: Axes | None = None
 ) -> Axes:
-    """Draw a prediction, with the part of its uncertainty that comes from the weights and all of it.
+    """Plot a prediction with its epistemic uncertainty (from the weights) and its total uncertainty.
 
-    With inputs of one column: the mean and its bands along x (and the targets, if given). With any other
-    inputs, or none: the rows in the order of their predicted mean, each with its interval and its target.
-    Predictions of classes: how sure the model was of the class it named, where it was right and where it
-    was wrong.
+    With inputs of one column, the plot shows the mean and its bands along x, and the targets if given. With other
+    inputs, or none, it shows the rows in order of their predicted mean, each with its interval and its target. For
+    predictions of classes it shows histograms of the confidence in the most probable class, for correct and wrong rows.
+
+    Args:
+        prediction: A prediction of numbers or classes.
+        x: Inputs of the prediction. Default: None.
+        y: Targets. Default: None; required for predictions of classes and unless `x` has one column.
+        level: Probability of the intervals, between 0 and 1. Default: 0.9.
+        ax: Axes to draw on. Default: None, for a new figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        InputError: If `level` is out of range, if targets are missing, or if shapes do not match.
     """
     require(0 < level < 1, "level", "plot.predictive", "lie strictly between 0 and 1", level)
     if prediction.classes:
@@ -97,10 +120,19 @@ def predictive(
 
 
 def calibration(prediction: Prediction, y: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw promise against frequency: on the diagonal is perfect, in the grey as good as the rows can tell.
+    """Plot predicted probabilities against observed frequencies; a calibrated prediction lies on the diagonal.
 
-    Numbers: how many targets fell inside the central interval of each level. Classes: how often the named
-    class was right, by the confidence in it (a reliability diagram).
+    The grey band is two standard errors of a frequency: deviations inside it may be chance. For numbers, the plot shows
+    the fraction of targets inside the central interval of each level. For classes, it is a reliability diagram: the
+    accuracy of the most probable class against the confidence in it.
+
+    Args:
+        prediction: A prediction of numbers or classes.
+        y: Targets, one per row of the prediction.
+        ax: Axes to draw on. Default: None, for a new figure.
+
+    Returns:
+        The axes.
     """
     if prediction.classes:
         return _reliability(prediction, y, ax)
@@ -116,7 +148,7 @@ def calibration(prediction: Prediction, y: Any, *, ax: Axes | None = None) -> Ax
 
 
 def _along_input(prediction: Prediction, x: Tensor, y: Tensor | None, level: float, ax: Axes | None) -> Axes:
-    """Mean and bands along one input column."""
+    """Plot the mean and its bands along one input column."""
     shape = tuple(prediction.mean.shape)
     one = prediction.mean.numel() == len(x)
     require(one, "prediction", "plot.predictive", "have one output for each of its inputs", shape)
@@ -138,13 +170,13 @@ def _along_input(prediction: Prediction, x: Tensor, y: Tensor | None, level: flo
 
 
 def _row_by_row(prediction: Prediction, y: Tensor, level: float, ax: Axes | None) -> Axes:
-    """Rows in the order of their predicted mean, each with its intervals and its target."""
+    """Plot the rows in order of their predicted mean, each with its intervals and its target."""
     ends = [end.detach().cpu().reshape(-1) for band in _bands(prediction, level) for end in band]
     low, high, inner_low, inner_high = ends
     mean, y = prediction.mean.detach().cpu().reshape(-1), y.detach().cpu().reshape(-1)
     inside = (low <= y) & (y <= high)
     title = f"{_percent(level)} intervals hold {100 * inside.double().mean():.0f} % of {len(y)} targets"
-    shown = min(len(y), MOST_ROWS)
+    shown = min(len(y), MAX_INTERVALS)
     pick = mean.argsort()[torch.linspace(0, len(y) - 1, shown, dtype=torch.float64).round().long()]
     few = "" if shown == len(y) else f" ({shown} of {len(y)} shown)"
     ax = _axes(ax, title, f"rows, by predicted mean{few}", "target")
@@ -164,28 +196,28 @@ def _row_by_row(prediction: Prediction, y: Tensor, level: float, ax: Axes | None
 
 
 def _confidences(prediction: Prediction, y: Any, ax: Axes | None) -> Axes:
-    """Histogram of the confidence in the named class, right and wrong apart."""
+    """Plot a stacked histogram of the confidence in the most probable class, for correct and wrong rows."""
     confidence, correct = (part.cpu() for part in top_class(prediction, y, "plot.predictive"))
-    title = f"How sure, and how often right: {100 * correct.double().mean():.1f} % of {len(correct)}"
-    ax = _axes(ax, title, "confidence in the named class", "number of rows")
-    confidence = confidence.clamp(max=1.0)  # a sum of probabilities can round to more
+    title = f"Confidence; {100 * correct.double().mean():.1f} % of {len(correct)} rows are correct"
+    ax = _axes(ax, title, "confidence in the most probable class", "number of rows")
+    confidence = confidence.clamp(max=1.0)  # a sum of probabilities can round to more than 1
     edges = [k / 20 for k in range(21)]
     parts = [_list(confidence[correct]), _list(confidence[~correct])]
-    ax.hist(parts, bins=edges, stacked=True, color=[BLUE, VERMILION], label=["right", "wrong"], edgecolor="white")
-    ax.set_xlim(min(0.5, math.floor(20 * float(confidence.min())) / 20), 1)  # whole bars
+    ax.hist(parts, bins=edges, stacked=True, color=[BLUE, VERMILION], label=["correct", "wrong"], edgecolor="white")
+    ax.set_xlim(min(0.5, math.floor(20 * float(confidence.min())) / 20), 1)  # starts at a bin edge
     ax.legend(frameon=False, fontsize=9, loc="upper left")
     return ax
 
 
 def _reliability(prediction: Prediction, y: Any, ax: Axes | None) -> Axes:
-    """Frequency of being right against confidence, in ten bins, the size of a point by the number of rows."""
+    """Plot accuracy against confidence in ten bins, with the area of a point by its number of rows."""
     curve = evaluate.reliability(prediction, y, bins=10)
     count, promised, happened = (part.cpu() for part in (curve.count, curve.confidence, curve.frequency))
     title = f"Reliability: expected calibration error {evaluate.expected_calibration_error(prediction, y):.3f}"
-    ax = _axes(ax, title, "confidence in the named class", "frequency of being right")
+    ax = _axes(ax, title, "confidence in the most probable class", "accuracy")
     ax.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="perfect")
     full = count > 0
-    # Two standard errors of a frequency, each bin from its own rows.
+    # Two standard errors of a frequency, from the rows of each bin.
     error = 2 * (promised * (1 - promised) / count).sqrt()
     low, high = (promised - error)[full], (promised + error)[full]
     label = "two standard errors"
@@ -198,7 +230,7 @@ def _reliability(prediction: Prediction, y: Any, ax: Axes | None) -> Axes:
 
 
 def _axes(ax: Axes | None, title: str, xlabel: str, ylabel: str) -> Axes:
-    """Style the axes given, or new ones on a figure of their own."""
+    """Style the given axes, or those of a new figure."""
     if ax is None:
         figure = extra("matplotlib.figure", "plot").Figure(figsize=(6.4, 4.0), dpi=120, layout="constrained")
         return _axes(figure.subplots(), title, xlabel, ylabel)
@@ -210,14 +242,14 @@ def _axes(ax: Axes | None, title: str, xlabel: str, ylabel: str) -> Axes:
     ax.set_axisbelow(True)
     for axis in (ax.xaxis, ax.yaxis):
         form: Any = axis.get_major_formatter()
-        if hasattr(form, "set_useOffset"):  # each tick with its own digits, none with a number to add or multiply
+        if hasattr(form, "set_useOffset"):  # full tick labels, without a common offset or factor
             form.set_useOffset(False)
             form.set_scientific(False)
     return ax
 
 
 def _diagonal(ax: Axes, rows: int) -> None:
-    """Draw the diagonal of perfect calibration and two standard errors of a frequency around it."""
+    """Plot the diagonal of perfect calibration and two standard errors of a frequency around it."""
     level = torch.linspace(0, 1, 101, dtype=torch.float64)
     error = 2 * (level * (1 - level) / rows).sqrt()
     low, high = (level - error).clamp(0, 1), (level + error).clamp(0, 1)
@@ -227,45 +259,48 @@ def _diagonal(ax: Axes, rows: int) -> None:
 
 
 def _unit_square(ax: Axes) -> None:
+    """Set both axes to [0, 1] and add a legend."""
     ax.set_xlim(0, 1.02)
     ax.set_ylim(0, 1.02)
     ax.legend(frameon=False, fontsize=9, loc="upper left")
 
 
 def _span(values: Tensor, tail: float = 0.05) -> list[float]:
-    """Two quantiles of the values that are finite: a few steps that come from far away don't flatten the rest."""
+    """A lower and an upper quantile of the finite values, so that a few extreme steps do not flatten the rest."""
     values = values[values.isfinite()].sort().values
     last = len(values) - 1
     return [values[round(tail * last)].item(), values[round((1 - tail) * last)].item()] if last >= 0 else []
 
 
-def _frame(ax: Axes, needed: list[float], whole: list[float]) -> None:
-    """Limit the height to what must be seen, or to everything where that takes at most three times the room."""
+def _limit_height(ax: Axes, needed: list[float], everything: list[float]) -> None:
+    """Limit the height to the needed values, or to all values if that takes at most three times the height."""
     needed = [value for value in needed if math.isfinite(value)]
     if not needed:
         return
     low, high = min(needed), max(needed)
-    if max(*whole, high) - min(*whole, low) <= 3 * (high - low):
-        low, high = min(*whole, low), max(*whole, high)
+    if max(*everything, high) - min(*everything, low) <= 3 * (high - low):
+        low, high = min(*everything, low), max(*everything, high)
     margin = 0.08 * (high - low) or 1.0
     ax.set_ylim(low - margin, high + margin)
 
 
 def _cycle(count: int) -> list[str]:
+    """The first `count` colours of the palette, repeated if necessary."""
     return [COLOURS[k % len(COLOURS)] for k in range(count)]
 
 
 def _bands(prediction: Prediction, level: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Ends of the interval, and inside it those of a normal with the epistemic variance alone."""
+    """The ends of the interval, and within it those of a normal with the epistemic variance alone."""
     low, high = prediction.interval(level)
     reach = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item() * prediction.epistemic.sqrt()
     return (low, high), (torch.maximum(low, prediction.mean - reach), torch.minimum(high, prediction.mean + reach))
 
 
 def _percent(level: float) -> str:
+    """A probability as a percentage."""
     return f"{100 * level:g} %"
 
 
 def _list(values: Tensor) -> list[float]:
-    """Plain numbers: matplotlib then needs no numpy from torch."""
+    """A tensor as a list of numbers, so that matplotlib does not convert torch tensors by numpy."""
     return values.tolist()

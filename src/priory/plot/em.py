@@ -1,12 +1,13 @@
-"""Pictures of EM: the bound that touches the log-likelihood, Jensen's inequality, components, and how many of them.
+"""Plots of EM: the bound that touches the log-likelihood, Jensen's inequality, mixture components and their number.
 
-Along one or two numbers u of theta, with all else held, the log-likelihood is a curve or a surface. `turns` finds, for
-any latent model, what EM does on it (Neal and Hinton, 1998):
+Along one or two entries u of theta, with all other parameters fixed, the log-likelihood is a curve or a surface.
+`turns` computes the iterations of EM on it for any latent model (Neal and Hinton, 1998, "A View of the EM Algorithm
+that Justifies Incremental, Sparse, and Other Variants"). A turn is one E-step and one M-step:
 
     E-step   q_t = p(z | y, theta(u_t)):  Q(theta(u), theta(u_t)) + H(q_t) touches log p(y | theta(u)) at u_t
-    M-step   u_{t+1}, where the bound is highest; the log-likelihood there is no lower than the bound
+    M-step   u_{t+1} maximises the bound; the log-likelihood there is at least as high as the bound
 
-`bound` draws one of these turns, `frames` several of them side by side.
+`bound` plots one turn, `frames` several turns side by side.
 """
 
 from __future__ import annotations
@@ -33,32 +34,54 @@ if TYPE_CHECKING:
     from priory.latent.base import Theta
 
 Entry = tuple[str, int | tuple[int, ...]]
-POINTS = {1: 201, 2: 31}  # of a grid, along each of its one or two numbers
-SHARES = ("weights", "initial", "transitions", "probs")  # parameters whose last dimension adds up to one
-MOST_ROWS = 2_000  # more points than this hide each other
-CURVE, BELOW = r"$\log p(y \mid \theta)$", r"the bound $Q(\theta, \theta_t) + H(q_t)$"
-TOUCH, NEXT = r"$\theta_t$, where they touch", r"$\theta_{t+1}$, above the bound's top"
-GAP = r"KL$(q_t\,\Vert\,p(z \mid y, \theta_{t+1}))$, on top"
+GRID_POINTS = {1: 201, 2: 31}  # per dimension of u, by the number of dimensions
+SIMPLEX_PARAMETERS = ("weights", "initial", "transitions", "probs")  # parameters whose last dimension sums to one
+MAX_ROWS = 2_000  # rows plotted: more would hide each other
+LIKELIHOOD_LABEL, BOUND_LABEL = r"$\log p(y \mid \theta)$", r"the bound $Q(\theta, \theta_t) + H(q_t)$"
+CURRENT_LABEL, NEXT_LABEL = r"$\theta_t$, where they touch", r"$\theta_{t+1}$, above the bound's top"
+GAP_LABEL = r"KL$(q_t\,\Vert\,p(z \mid y, \theta_{t+1}))$, on top"
 
 
 @dataclass(frozen=True)
 class Turn:
-    """An E-step and an M-step along one number, or two."""
+    """One E-step and one M-step along one or two entries u of theta.
 
-    here: Tensor  # u_t, (1,) or (2,)
-    after: Tensor  # u_{t+1}, where the bound is highest
-    grids: tuple[Tensor, ...]  # the values of each number
-    log_likelihood: Tensor  # on the grid, (G,) or (G, G): the first number along the first dimension
-    bound: Tensor  # likewise
-    at_here: float  # the log-likelihood at u_t, which is the bound's too
-    at_after: float  # the log-likelihood at u_{t+1}
-    top: float  # the bound at u_{t+1}
+    Attributes:
+        here: u_t, (1,) or (2,).
+        after: u_{t+1}, which maximises the bound.
+        grids: Grid values of each entry of u.
+        log_likelihood: Log-likelihood on the grid in nats, (G,) or (G, G) with the first entry along the first
+            dimension.
+        bound: Bound on the grid in nats, in the shape of `log_likelihood`.
+        at_here: Log-likelihood at u_t, which equals the bound there.
+        at_after: Log-likelihood at u_{t+1}.
+        top: Bound at u_{t+1}.
+    """
+
+    here: Tensor
+    after: Tensor
+    grids: tuple[Tensor, ...]
+    log_likelihood: Tensor
+    bound: Tensor
+    at_here: float
+    at_after: float
+    top: float
 
 
 def entries(theta: Mapping[str, Any], *which: Entry) -> Callable[[Tensor], Theta]:
-    """Theta as a function of one or two of its entries, such as ("means", 0), all others held.
+    """Return theta as a function of one or two of its entries, with all other parameters fixed.
 
-    Of parameters that add up to one, the others keep their shares of what is left.
+    In parameters that sum to one, the other entries are rescaled in proportion.
+
+    Args:
+        theta: Parameters of a latent model by name.
+        which: One or two entries as (name, index), such as ("means", 0) or ("means", (0, 1)).
+
+    Returns:
+        A function from u, (1,) or (2,), to theta.
+
+    Raises:
+        InputError: If there are not one or two entries, or if theta has no such entry.
     """
     require(len(which) in (1, 2), "which", "entries", "be one entry or two", f"{len(which)}")
     held = {name: torch.as_tensor(t, dtype=torch.float64) for name, t in theta.items()}
@@ -75,8 +98,8 @@ def entries(theta: Mapping[str, Any], *which: Entry) -> Callable[[Tensor], Theta
             chosen = torch.zeros_like(held[name], dtype=torch.bool)
             chosen[index] = True
             rest = changed[name]
-            if name in SHARES:
-                shares = chosen.any(-1, keepdim=True)  # the row that has the entry
+            if name in SIMPLEX_PARAMETERS:
+                shares = chosen.any(-1, keepdim=True)  # the simplex that contains the entry
                 left = (1 - value) / (1 - (rest * chosen).sum(-1, keepdim=True))
                 rest = torch.where(shares, rest * left, rest)
             changed[name] = torch.where(chosen, value, rest)
@@ -93,19 +116,30 @@ def turns(
     span: Sequence[tuple[float, float]],
     count: int = 3,
 ) -> list[Turn]:
-    """What EM does in `count` turns from u = `start`, when theta = `along(u)` is all that it may reach.
+    """Compute iterations of EM restricted to theta = `along(u)`, together with log-likelihood and bound on a grid.
 
-    `along` takes one number or two, (1,) or (2,), and returns parameters of the model: `entries` makes one, or write
-    your own. `span` has the ends of the grid for each number; the bound must have its maximum between them.
+    Args:
+        model: A latent model of `priory.latent`.
+        data: Data, as for `fit`.
+        along: A function from u, (1,) or (2,), to parameters of the model, such as `entries` returns.
+        start: Initial u, one or two numbers.
+        span: A pair (low, high) for each entry of u, the ends of the grid. The bound must have its maximum inside.
+        count: Number of iterations. Default: 3.
+
+    Returns:
+        One `Turn` per iteration.
+
+    Raises:
+        InputError: If an argument is invalid, or if the bound has its maximum at the edge of the grid.
     """
     require(has_latent(model), "model", "turns", "be a latent model", type(model).__name__)
     require(whole(count, 1), "count", "turns", "be an integer >= 1", repr(count))
     here = torch.as_tensor(start, dtype=torch.float64).reshape(-1)
     require(len(here) in (1, 2), "start", "turns", "be one number or two", start)
     ok = len(span) == len(here) and all(low < u < high for (low, high), u in zip(span, here.tolist(), strict=True))
-    require(ok, "span", "turns", "be one pair (low, high) a number, with the start between them", span)
+    require(ok, "span", "turns", "be one pair (low, high) per entry of u, with the start between them", span)
     met, rows = model.meet(data)
-    size = POINTS[len(here)]
+    size = GRID_POINTS[len(here)]
     grids = tuple(torch.linspace(low, high, size, dtype=torch.float64) for low, high in span)
     points = torch.cartesian_prod(*grids).reshape(-1, len(here))
 
@@ -117,7 +151,7 @@ def turns(
 
     curve = log_likelihood(points).reshape([size] * len(here))
     inside = bool(torch.isfinite(curve).all())
-    require(inside, "span", "turns", "stay where theta is inside the supports of the parameters", span)
+    require(inside, "span", "turns", "contain only values at which theta is valid", span)
     found = []
     for _ in range(int(count)):
         turn = _turn(met, rows.blocks(met.block), along, here, grids, points, curve, log_likelihood)
@@ -136,7 +170,7 @@ def _turn(
     curve: Tensor,
     log_likelihood: Callable[[Tensor], Tensor],
 ) -> Turn:
-    """An E-step at u_t, the bound on the grid, and its maximum."""
+    """One iteration: the E-step at u_t, the bound on the grid, and its maximum."""
     (found,) = expect(model, [along(here)], blocks)
 
     def objective(u: Tensor) -> Tensor:
@@ -148,15 +182,15 @@ def _turn(
         bound = torch.stack([objective(u) for u in points]) + entropy
     best = int(bound.argmax())
     inside = all(grid[0] < u < grid[-1] for grid, u in zip(grids, points[best], strict=True))
-    must = "reach to both sides of the bound's maximum"
-    require(inside, "span", "turns", must, f"a bound that is highest at the edge, {points[best].tolist()}")
+    must = "extend to both sides of the maximum of the bound"
+    require(inside, "span", "turns", must, f"a bound with its maximum at the edge, {points[best].tolist()}")
     after = summit(objective, points[best])
     top, risen = float(objective(after) + entropy), float(log_likelihood(after[None])[0])
     return Turn(here, after, grids, curve, bound.reshape(curve.shape), float(found.bound), risen, top)
 
 
 def summit(objective: Callable[[Tensor], Tensor], near: Tensor) -> Tensor:
-    """Where a smooth function of a few numbers is highest, by L-BFGS from a place near it."""
+    """Return the maximum of a smooth function of a few variables, by L-BFGS from a nearby point."""
     u = near.clone().requires_grad_()
     scale = max(1.0, abs(float(objective(near))))
     optimizer = torch.optim.LBFGS(
@@ -174,17 +208,31 @@ def summit(objective: Callable[[Tensor], Tensor], near: Tensor) -> Tensor:
 
 
 def bound(turn: Turn, names: Sequence[str] = (r"$\theta$",), *, title: str = "", ax: Axes | None = None) -> Axes:
-    """Draw a turn: the log-likelihood, the bound that touches it at theta_t, and theta_{t+1} at the bound's top.
+    """Plot one turn: the log-likelihood, the bound that touches it at theta_t, and theta_{t+1} at its maximum.
 
-    Along two numbers both are contours, and an arrow goes from theta_t to theta_{t+1}.
+    Along two entries of theta both are shown as contours, with an arrow from theta_t to theta_{t+1}.
+
+    Args:
+        turn: A turn, as `turns` returns.
+        names: Axis label of each entry of u.
+        title: Title of the plot. Default: a description.
+        ax: Axes to draw on. Default: None, for a new figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        InputError: If there is not one name per entry of u.
     """
-    require(len(names) == len(turn.here), "names", "plot.em.bound", f"be {len(turn.here)}, one a number", list(names))
+    must = f"be {len(turn.here)}, one per entry of u"
+    require(len(names) == len(turn.here), "names", "plot.em.bound", must, list(names))
     if len(turn.here) == 2:
-        return _contours(turn, names, title or "From one to the next", ax)
-    ax = _axes(ax, title or "The bound touches, and leads upward", names[0], "nats, whole data")
+        return _contours(turn, names, title or "One EM iteration", ax)
+    title = title or "One EM iteration: maximising the bound raises the log-likelihood"
+    ax = _axes(ax, title, names[0], "nats, whole data")
     (grid,), here, after = turn.grids, float(turn.here), float(turn.after)
-    ax.plot(_list(grid), _list(turn.log_likelihood), color=INK, linewidth=2, label=CURVE)
-    ax.plot(_list(grid), _list(turn.bound), color=VERMILION, linewidth=2, label=BELOW)
+    ax.plot(_list(grid), _list(turn.log_likelihood), color=INK, linewidth=2, label=LIKELIHOOD_LABEL)
+    ax.plot(_list(grid), _list(turn.bound), color=VERMILION, linewidth=2, label=BOUND_LABEL)
     ax.fill_between(
         _list(grid), _list(turn.bound), _list(turn.log_likelihood), color=VERMILION, alpha=0.08, linewidth=0
     )
@@ -194,17 +242,30 @@ def bound(turn: Turn, names: Sequence[str] = (r"$\theta$",), *, title: str = "",
     foot = low - 0.25 * room
     for u, value in ((here, turn.at_here), (after, turn.at_after)):
         ax.plot([u, u], [foot, value], ":", color=GREY, linewidth=1.2)
-    ax.plot([after, after], [turn.top, turn.at_after], color=GREEN, linewidth=3.5, solid_capstyle="butt", label=GAP)
-    ax.plot([here], [turn.at_here], "o", color=VERMILION, markersize=8, label=TOUCH, zorder=4)
+    gap = {"color": GREEN, "linewidth": 3.5, "solid_capstyle": "butt", "label": GAP_LABEL}
+    ax.plot([after, after], [turn.top, turn.at_after], **gap)
+    ax.plot([here], [turn.at_here], "o", color=VERMILION, markersize=8, label=CURRENT_LABEL, zorder=4)
     ax.plot([after], [turn.top], "^", color=VERMILION, markersize=7, zorder=4)
-    ax.plot([after], [turn.at_after], "D", color=BLUE, markersize=7, label=NEXT, zorder=4)
+    ax.plot([after], [turn.at_after], "D", color=BLUE, markersize=7, label=NEXT_LABEL, zorder=4)
     ax.legend(frameon=False, fontsize=9)
     return ax
 
 
 def frames(found: Sequence[Turn], names: Sequence[str] = (r"$\theta$",), columns: int = 3) -> Figure:
-    """Draw turns side by side, with the same axes."""
-    require(len(found) > 0, "found", "plot.em.frames", "have at least one turn", "none")
+    """Plot turns side by side, with shared axes.
+
+    Args:
+        found: Turns, as `turns` returns.
+        names: Axis label of each entry of u.
+        columns: Number of panels per row. Default: 3.
+
+    Returns:
+        A new figure.
+
+    Raises:
+        InputError: If there are no turns.
+    """
+    require(len(found) > 0, "found", "plot.em.frames", "hold at least one turn", "none")
     columns = min(columns, len(found))
     rows = -(-len(found) // columns)
     size = (4.2 * columns, 3.9 * rows)
@@ -222,23 +283,24 @@ def frames(found: Sequence[Turn], names: Sequence[str] = (r"$\theta$",), columns
 
 
 def _contours(turn: Turn, names: Sequence[str], title: str, ax: Axes | None) -> Axes:
-    """The log-likelihood as a grey landscape, the bound's contours on it, and the way from theta_t to theta_{t+1}."""
+    """Plot the log-likelihood in grey, contours of the bound, and an arrow from theta_t to theta_{t+1}."""
     ax = _axes(ax, title, names[0], names[1])
     first, second = (_list(grid) for grid in turn.grids)
     high = float(turn.log_likelihood.max())
     depth = high - float(turn.log_likelihood.quantile(0.15))
-    # Steps that grow downward, so that the way to the top is seen as well as the slopes.
+    # Levels are denser near the maximum, so that its neighbourhood is resolved as well as the slopes.
     levels = [high - depth * (1 - k / 12) ** 2 for k in range(12)] + [high + 1e-9 * depth]
     ax.contourf(first, second, turn.log_likelihood.T.tolist(), levels, cmap="Greys_r", alpha=0.6, extend="min")
-    own = [turn.top - depth * (1 - k / 6) ** 2 for k in range(6)]
-    ax.contour(first, second, turn.bound.T.tolist(), own, colors=VERMILION, linewidths=1.2, linestyles="solid")
+    bound_levels = [turn.top - depth * (1 - k / 6) ** 2 for k in range(6)]
+    ax.contour(first, second, turn.bound.T.tolist(), bound_levels, colors=VERMILION, linewidths=1.2, linestyles="solid")
     here, after = tuple(turn.here.tolist()), tuple(turn.after.tolist())
     arrow = {"arrowstyle": "-|>", "color": BLUE, "linewidth": 1.8, "shrinkA": 6, "shrinkB": 6}
     ax.annotate("", after, here, arrowprops=arrow)
-    ax.plot([], [], "s", color="#d9d9d9", markeredgecolor=GREY, markersize=9, label=f"{CURVE}, lighter is higher")
-    ax.plot([], [], color=VERMILION, linewidth=1.2, label=BELOW)
-    ax.plot([here[0]], [here[1]], "o", color=VERMILION, markersize=8, label=TOUCH)
-    ax.plot([after[0]], [after[1]], "D", color=BLUE, markersize=7, label=NEXT)
+    label = f"{LIKELIHOOD_LABEL}, lighter is higher"
+    ax.plot([], [], "s", color="#d9d9d9", markeredgecolor=GREY, markersize=9, label=label)
+    ax.plot([], [], color=VERMILION, linewidth=1.2, label=BOUND_LABEL)
+    ax.plot([here[0]], [here[1]], "o", color=VERMILION, markersize=8, label=CURRENT_LABEL)
+    ax.plot([after[0]], [after[1]], "D", color=BLUE, markersize=7, label=NEXT_LABEL)
     ax.legend(frameon=True, framealpha=0.85, edgecolor="white", fontsize=9, loc="upper left")
     return ax
 
@@ -246,21 +308,33 @@ def _contours(turn: Turn, names: Sequence[str], title: str, ax: Axes | None) -> 
 def jensen(
     values: Sequence[float] = (0.3, 3.2), weights: Sequence[float] = (0.55, 0.45), *, ax: Axes | None = None
 ) -> Axes:
-    """Draw Jensen's inequality for the logarithm: log E[x] is no lower than E[log x].
+    """Plot Jensen's inequality for the logarithm, log E[x] >= E[log x].
 
-    In EM `values` are p(y, z) / q(z) and `weights` are q(z). They are equal, and the gap closed, where q = p(z | y).
+    In EM the values are p(y, z) / q(z) and the weights are q(z). For q = p(z | y) all values are equal, and the gap is
+    zero.
+
+    Args:
+        values: At least two positive numbers x.
+        weights: Their probabilities, which sum to 1.
+        ax: Axes to draw on. Default: None, for a new figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        InputError: If the values are not positive, or if the weights are not probabilities.
     """
     x, q = (torch.as_tensor(t, dtype=torch.float64) for t in (values, weights))
     ok = x.ndim == 1 and len(x) > 1 and bool((x > 0).all())
-    require(ok, "values", "plot.em.jensen", "be two positive numbers or more", values)
+    require(ok, "values", "plot.em.jensen", "be at least two positive numbers", values)
     ok = q.shape == x.shape and bool((q >= 0).all()) and abs(float(q.sum()) - 1) < 1e-9
-    require(ok, "weights", "plot.em.jensen", "be one a value, from 0, and add up to 1", weights)
+    require(ok, "weights", "plot.em.jensen", "be one per value, >= 0, and sum to 1", weights)
     mean, inside = float(q @ x), float(q @ x.log())
     low, high = float(x.min()), float(x.max())
     room = (high - low) or high
     grid = torch.linspace(max(low - 0.15 * room, 0.25 * low), high + 0.15 * room, 300, dtype=torch.float64)
-    ax = _axes(ax, "Jensen: the logarithm of a mean is above the mean of logarithms", "x", "log x")
-    ax.plot(_list(grid), _list(grid.log()), color=INK, linewidth=2, label="log x, which is concave")
+    ax = _axes(ax, "Jensen: the log of a mean is at least the mean of the logs", "x", "log x")
+    ax.plot(_list(grid), _list(grid.log()), color=INK, linewidth=2, label="log x (concave)")
     order = x.argsort()
     ring = torch.cat([order, order[:1]])
     ax.plot(_list(x[ring]), _list(x.log()[ring]), color=VERMILION, linewidth=1.4, label="averages of (x, log x)")
@@ -278,10 +352,22 @@ def jensen(
 
 
 def components(posterior: Any, data: Any, columns: tuple[int, int] = (0, 1), *, ax: Axes | None = None) -> Axes:
-    """Draw Gaussian components over the data, each row in the colours of its responsibilities.
+    """Plot the components of a Gaussian mixture over the data, with rows coloured by their responsibilities.
 
-    One column: the density of each component, and the rows below it. More: ellipses of one and two standard deviations
-    in two of the `columns`; rows with a missing value there are left out.
+    With one column of data, the plot shows the density of each component, with the rows below the axis. With more, it
+    shows ellipses of one and two standard deviations in two columns; rows with a missing value there are left out.
+
+    Args:
+        posterior: A posterior of a Gaussian mixture.
+        data: Rows to plot.
+        columns: Two column indices to plot. Default: (0, 1).
+        ax: Axes to draw on. Default: None, for a new figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        InputError: If the posterior is not of a Gaussian mixture, or if the columns are invalid.
     """
     model = getattr(posterior, "latent", None)
     must = "be of a Gaussian mixture"
@@ -295,10 +381,10 @@ def components(posterior: Any, data: Any, columns: tuple[int, int] = (0, 1), *, 
     one = y.ndim == 1 or y.shape[1] == 1
     rows = y.reshape(len(y), -1).double().cpu()
     ok = one or (len(set(columns)) == 2 and all(whole(c, 0) and c < rows.shape[1] for c in columns))
-    require(ok, "columns", "plot.em.components", f"be two different numbers from 0 to {rows.shape[1] - 1}", columns)
+    require(ok, "columns", "plot.em.components", f"be two different integers from 0 to {rows.shape[1] - 1}", columns)
     pick = rows if one else rows[:, list(columns)]
     seen = (~pick.isnan().any(1)).nonzero()[:, 0]
-    some = seen[:: max(1, -(-len(seen) // MOST_ROWS))]
+    some = seen[:: max(1, -(-len(seen) // MAX_ROWS))]
     colours = blended(q[some])
     if one:
         return _densities(pick[some, 0], colours, weights, means[:, 0], spread[:, 0, 0], ax)
@@ -319,7 +405,7 @@ def components(posterior: Any, data: Any, columns: tuple[int, int] = (0, 1), *, 
 
 
 def _densities(y: Tensor, colours: list[Any], weights: Tensor, means: Tensor, spread: Tensor, ax: Axes | None) -> Axes:
-    """The components' densities along one column, with the rows below the axis."""
+    """Plot the densities of the components along one column, with the rows below the axis."""
     ax = _axes(ax, f"{len(weights)} components, and the rows by responsibility", "y", "density")
     low, high = float(y.min()), float(y.max())
     grid = torch.linspace(low - 0.1 * (high - low), high + 0.1 * (high - low), 400, dtype=torch.float64)
@@ -336,10 +422,19 @@ def _densities(y: Tensor, colours: list[Any], weights: Tensor, means: Tensor, sp
 
 
 def evidence(posteriors: Mapping[int, Any], *, ax: Axes | None = None) -> Axes:
-    """Draw the bound on log p(y) against the number of components, the highest marked.
+    """Plot the lower bound on log p(y) against the number of components, and mark the highest.
 
-    `posteriors` are those of `VariationalEM` by their number of components. Their `log_evidence_of_labels` is drawn, in
-    numbers the best one, and how far the others are below it.
+    The bound is `log_evidence_of_labels`. The best value is annotated, and for all others the difference from it.
+
+    Args:
+        posteriors: Posteriors of `VariationalEM` by their number of components.
+        ax: Axes to draw on. Default: None, for a new figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        InputError: If there are no posteriors, or if one is not of `VariationalEM`.
     """
     ok = len(posteriors) > 0 and all(hasattr(one, "log_evidence_of_labels") for one in posteriors.values())
     require(ok, "posteriors", "plot.em.evidence", "be of VariationalEM, by their number of components", posteriors)
@@ -358,18 +453,18 @@ def evidence(posteriors: Mapping[int, Any], *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-# Numbers behind the pictures.
+# Helpers.
 
 
 def covariances(model: GaussianMixture, theta: Theta) -> Tensor:
-    """Each component's covariance, (K, D, D), whatever their shape in theta."""
+    """Return the covariance of each component, (K, D, D), for every covariance structure."""
     _, spread = model.standard(theta)
     scale = model.frame["scale"]
     return (spread.diag_embed() if spread.ndim == 2 else spread) * scale[:, None] * scale
 
 
 def ellipse(mean: Tensor, covariance: Tensor, deviations: float) -> tuple[list[float], list[float]]:
-    """The outline of a Gaussian in the plane, so many standard deviations from its mean."""
+    """Return the outline of a Gaussian in the plane, at the given number of standard deviations from its mean."""
     angle = torch.linspace(0, 2 * math.pi, 120, dtype=mean.dtype)
     circle = torch.stack([angle.cos(), angle.sin()])
     x, y = mean[:, None] + deviations * torch.linalg.cholesky(covariance) @ circle
@@ -377,10 +472,11 @@ def ellipse(mean: Tensor, covariance: Tensor, deviations: float) -> tuple[list[f
 
 
 def blended(q: Tensor) -> list[list[float]]:
-    """A colour a row, the components' mixed by their responsibilities (n, K)."""
+    """Return one colour per row, the colours of the components mixed by responsibilities (n, K)."""
     codes = [[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in _many(q.shape[1])]
     return (q @ torch.tensor(codes, dtype=q.dtype)).clamp(0, 1).tolist()
 
 
 def _many(count: int) -> list[str]:
+    """The first `count` colours of the palette, repeated if necessary."""
     return [COLOURS[k % len(COLOURS)] for k in range(count)]

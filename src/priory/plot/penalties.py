@@ -1,4 +1,4 @@
-"""A picture of an `Equivalence`: the penalty on the left, its prior on the right, the verdict below."""
+"""Plot of an `Equivalence`: the penalty on the left, its prior on the right, the verdict below."""
 
 from __future__ import annotations
 
@@ -15,23 +15,34 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SCALES = (0.25, 0.5, 1.0, 2.0)  # in widths of the prior
-KEEP = (0.2, 0.5, 0.8)
-REACH = 4.0
-MARKS = {"valid": GREEN, "nearly valid": ORANGE}
-TITLES = {
-    "valid": "The prior that it is",
+CURVE_SCALES = (0.25, 0.5, 1.0, 2.0)  # scales of q to plot, in widths of the prior
+KEEP_RATES = (0.2, 0.5, 0.8)  # keep rates of dropout to plot
+HALF_WIDTH = 4.0  # of the x axis, in widths of the prior
+VERDICT_COLOURS = {"valid": GREEN, "nearly valid": ORANGE}
+PRIOR_TITLES = {
+    "valid": "The equivalent prior",
     "entropy missing": "The prior, with the entropy added",
     "tempered": "The prior, with T divided out",
-    "not integrable": "The density, up to a factor",
+    "not integrable": "The density, up to a constant factor",
 }
 
 
 def equivalence(found: Equivalence, *, title: str | None = None) -> Figure:
-    """Draw what `prior_from_penalty` found, on a figure of its own.
+    """Plot the result of `prior_from_penalty`.
 
-    Left: the penalty against the location, a line for each scale, dashed where the nearest Bayesian penalty differs.
-    Right: the density of the prior. Below: the verdict, green if the penalty is valid, and red if it is not.
+    Left: the penalty against the location, one line per scale, with dashed lines where the nearest Bayesian penalty
+    differs. Right: the density of the prior. Below: the verdict, green if the penalty is valid, orange if it is nearly
+    valid, red otherwise.
+
+    Args:
+        found: The result of `prior_from_penalty`.
+        title: Title of the left panel. Default: None, for "The penalty".
+
+    Returns:
+        A new figure.
+
+    Raises:
+        InputError: If `found` is not an `Equivalence`.
     """
     ok = isinstance(found, Equivalence)
     require(ok, "found", "plot.penalties.equivalence", "be an Equivalence", type(found).__name__)
@@ -40,16 +51,17 @@ def equivalence(found: Equivalence, *, title: str | None = None) -> Figure:
     left, right = figure.subplots(1, 2)
     _penalty(_axes(left, title or "The penalty", "location", "nats"), found)
     kind = found.certificate.kind
-    _prior(_axes(right, TITLES.get(kind, "The nearest prior"), "w", "density"), found)
+    _prior(_axes(right, PRIOR_TITLES.get(kind, "The nearest prior"), "w", "density"), found)
     head, _, rest = found.certificate.verdict.partition(": ")
-    colour = MARKS.get(kind, VERMILION)
+    colour = VERDICT_COLOURS.get(kind, VERMILION)
     figure.text(0.02, 0.16, head, color=colour, fontsize=12, fontweight="bold", va="top")
-    said = "\n".join(textwrap.wrap(rest[:1].upper() + rest[1:], 128))
-    figure.text(0.02, 0.105, said, color=INK, fontsize=9, va="top")
+    reason = "\n".join(textwrap.wrap(rest[:1].upper() + rest[1:], 128))
+    figure.text(0.02, 0.105, reason, color=INK, fontsize=9, va="top")
     return figure
 
 
 def _penalty(ax: Axes, found: Equivalence) -> None:
+    """Plot the penalty and the nearest Bayesian penalty against the location."""
     mu = _line(found)
     for colour, (label, rest) in zip(COLOURS, _cases(found), strict=False):
         with torch.no_grad():
@@ -65,6 +77,7 @@ def _penalty(ax: Axes, found: Equivalence) -> None:
 
 
 def _prior(ax: Axes, found: Equivalence) -> None:
+    """Plot the density of the prior."""
     w = _line(found)
     with torch.no_grad():
         density = found.log_prior(w).exp()
@@ -76,20 +89,21 @@ def _prior(ax: Axes, found: Equivalence) -> None:
 
 
 def _line(found: Equivalence) -> torch.Tensor:
-    reach = REACH * found.unit
-    # an even number of points, so that none is at the spike or the pole that a prior may have in its centre
-    return found.centre + torch.linspace(-reach, reach, 400, dtype=torch.float64)
+    """The x values of both panels."""
+    half_width = HALF_WIDTH * found.unit
+    # an even number of points, so that none is at the centre, where the prior may have a spike or a pole
+    return found.centre + torch.linspace(-half_width, half_width, 400, dtype=torch.float64)
 
 
 def _cases(found: Equivalence) -> list[tuple[str | None, tuple[float, ...]]]:
-    """The lines to draw: a label, and what the penalty takes beside the location."""
+    """The lines to plot: a label, and the arguments of the penalty after the location."""
     if found.family == "dirac":
         return [(None, ())]
     if found.family == "dropout":
-        return [(f"keep {p:g}", (p,)) for p in (KEEP if found.scale is None else (found.scale,))]
+        return [(f"keep {p:g}", (p,)) for p in (KEEP_RATES if found.scale is None else (found.scale,))]
     if found.scale is not None:
         return [(f"scale {found.scale:.3g}", (found.scale,))]
-    scales = [s * found.unit for s in SCALES]
+    scales = [s * found.unit for s in CURVE_SCALES]
     if found.family == "spike_slab":
         return [(f"scale {s:.2g}, kept 0.5", (s, 0.5)) for s in scales]
     return [(f"scale {s:.2g}", (s,)) for s in scales]

@@ -1,4 +1,4 @@
-"""Pictures of a temperature sweep, and of what pruning costs."""
+"""Plots of a temperature sweep, and of scores against the share of weights kept by pruning."""
 
 from __future__ import annotations
 
@@ -16,11 +16,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-HIGHER = {"accuracy"}
+HIGHER_IS_BETTER = {"accuracy"}
 
 
 def temperatures(sweep: TemperatureSweep) -> Figure:
-    """Draw each score against T, on a figure of its own: two standard errors, T = 1, T*, and the certificate below."""
+    """Plot each score against the temperature T, with two standard errors, T = 1 and T*, and the certificate below.
+
+    Args:
+        sweep: The result of `temperature_sweep`.
+
+    Returns:
+        A new figure with one panel per score.
+
+    Raises:
+        InputError: If `sweep` is not a `TemperatureSweep`.
+    """
     ok = isinstance(sweep, TemperatureSweep)
     require(ok, "sweep", "plot.sweeps.temperatures", "be a TemperatureSweep", type(sweep).__name__)
     figure, panels = _sheet(len(sweep.scores), 0.22)
@@ -30,26 +40,37 @@ def temperatures(sweep: TemperatureSweep) -> Figure:
         ax.axvline(sweep.best, color=VERMILION, linewidth=1, label=f"T* = {sweep.best:g}")
         ax.set_xscale("log")
     panels[0].legend(frameon=False, fontsize=9)
-    said = "\n".join(textwrap.wrap(f"{sweep.verdict} {sweep.statement}", 58 * len(panels)))
-    figure.text(0.01, 0.19, said, color=INK, fontsize=8.5, va="top")
+    text = "\n".join(textwrap.wrap(f"{sweep.verdict} {sweep.statement}", 58 * len(panels)))
+    figure.text(0.01, 0.19, text, color=INK, fontsize=8.5, va="top")
     return figure
 
 
 def pruning(curve: PruningCurve) -> Figure:
-    """Draw each score against the share of weights that is kept, with two standard errors."""
+    """Plot each score against the share of weights kept, with two standard errors.
+
+    Args:
+        curve: The result of `prune_weights`.
+
+    Returns:
+        A new figure with one panel per score.
+
+    Raises:
+        InputError: If `curve` is not a `PruningCurve`.
+    """
     ok = isinstance(curve, PruningCurve)
     require(ok, "curve", "plot.sweeps.pruning", "be a PruningCurve", type(curve).__name__)
     figure, panels = _sheet(len(curve.scores), 0.0)
     for ax, name in zip(panels, curve.scores, strict=True):
         _curve(ax, name, [100 * share for share in curve.shares], curve.scores, curve.errors, "weights kept, %")
-        ax.axvline(100 * curve.smallest, color=GREEN, linewidth=1, label=f"{100 * curve.smallest:g} % do as well")
+        ax.axvline(100 * curve.smallest, color=GREEN, linewidth=1, label=f"{100 * curve.smallest:g} % score as well")
     panels[0].legend(frameon=False, fontsize=9)
     return figure
 
 
 def _sheet(count: int, below: float) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with `count` panels in a row, and a share `below` of its height left free for text."""
     figure = extra("matplotlib.figure", "plot").Figure(figsize=(4.0 * count, 3.9), dpi=120, layout="constrained")
-    figure.get_layout_engine().set(rect=(0, below, 1, 1 - below))  # room for words
+    figure.get_layout_engine().set(rect=(0, below, 1, 1 - below))  # room for text
     return figure, figure.subplots(1, count, squeeze=False)[0]
 
 
@@ -61,7 +82,8 @@ def _curve(
     errors: Mapping[str, Sequence[float]],
     along: str,
 ) -> None:
-    better = "higher" if name in HIGHER else "lower"
+    """Plot one score with two standard errors."""
+    better = "higher" if name in HIGHER_IS_BETTER else "lower"
     _axes(ax, f"{TITLES[name]} ({better} is better)", along, TITLES[name])
     both = [2 * error for error in errors[name]]
     ax.errorbar(x, scores[name], yerr=both, color=BLUE, marker="o", markersize=4, linewidth=1.5, capsize=2)
