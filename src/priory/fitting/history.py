@@ -62,8 +62,18 @@ class History:
         """Copy the values recorded since the last call to the CPU."""
         for name, values in self._new.items():
             if values:
-                fresh = torch.stack([torch.as_tensor(v, dtype=torch.float64, device="cpu") for v in values])
+                fresh = on_cpu(values)
                 fresh = fresh.reshape(len(fresh), -1).mean(1)
                 past = self._past.get(name)
                 self._past[name] = fresh if past is None else torch.cat([past, fresh])
                 values.clear()
+
+
+def on_cpu(values: list[Tensor | float]) -> Tensor:
+    """The values of some steps as one float64 tensor, (steps, *B), copied from their device in one piece."""
+    if all(type(v) is float for v in values):
+        return torch.tensor(values, dtype=torch.float64)
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    if len(tensors) == len(values) and len({v.dtype for v in tensors}) == 1:
+        return torch.stack(tensors).to("cpu", torch.float64)
+    return torch.stack([torch.as_tensor(v, dtype=torch.float64, device="cpu") for v in values])
