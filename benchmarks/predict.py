@@ -4,7 +4,7 @@
 
 Floor: the plain network's forward pass, once a draw, on the same inputs. Our cost grows as draws x (one pass + O(P) to
 draw), and memory as the outputs that are kept (draws x inputs x outputs) plus the activations of one chunk, which stay
-under `priory.predictive.prediction.MEMORY_LIMIT`.
+under `priory.network.skeleton.MEMORY_LIMIT`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import priory as pr
-from priory.predictive.prediction import MEMORY_LIMIT
+from priory.network.skeleton import MEMORY_LIMIT
 
 DRAWS = 64
 

@@ -10,7 +10,7 @@ from torch.distributions import LogNormal, Normal, constraints
 import priory as pr
 from priory.core.streams import stream
 from priory.diagnostics import Summary
-from priory.families import Diagonal
+from priory.families import DiagonalFamily
 from priory.models.target import Target
 from priory.posteriors import Chains, DiagonalGaussian, Draws, Mixture, Point
 
@@ -27,7 +27,7 @@ def density(**supports):
 def test_a_gaussian_over_a_line_a_half_line_and_an_interval_is_exact():
     target = Target(density(x=constraints.real, s=constraints.positive, b=constraints.less_than(2.0)), None)
     loc, scale = torch.tensor([0.5, -0.3, 0.2], dtype=DOUBLE), torch.tensor([2.0, 0.7, 0.4], dtype=DOUBLE)
-    summary = DiagonalGaussian(target, Diagonal(loc, scale.log())).summary()
+    summary = DiagonalGaussian(target, DiagonalFamily(loc, scale.log())).summary()
     assert summary.names == ["x", "s", "b"]
     assert list(summary.columns) == PLAIN
     x, s, b = Normal(loc[0], scale[0]), LogNormal(loc[1], scale[1]), LogNormal(loc[2], scale[2])
@@ -45,7 +45,7 @@ def test_a_gaussian_over_a_line_a_half_line_and_an_interval_is_exact():
 def test_an_interval_is_integrated_exactly():
     target = Target(density(p=constraints.unit_interval), None)
     loc, scale = torch.tensor([0.4], dtype=DOUBLE), torch.tensor([1.3], dtype=DOUBLE)
-    row = DiagonalGaussian(target, Diagonal(loc, scale.log())).summary().row("p")
+    row = DiagonalGaussian(target, DiagonalFamily(loc, scale.log())).summary().row("p")
     scipy = pytest.importorskip("scipy.integrate")
     weight = lambda z: math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)  # noqa: E731
     moment = lambda k: scipy.quad(lambda z: weight(z) / (1 + math.exp(-0.4 - 1.3 * z)) ** k, -12, 12, epsabs=1e-13)[0]  # noqa: E731
@@ -86,7 +86,7 @@ def test_a_set_of_draws_has_the_quantiles_of_all_of_them():
 def test_what_has_no_closed_form_is_of_draws_with_a_fixed_seed_and_says_so():
     target = Target(density(x=constraints.real), None)
     one, two = (
-        DiagonalGaussian(target, Diagonal(torch.tensor([m], dtype=DOUBLE), torch.zeros(1, dtype=DOUBLE)))
+        DiagonalGaussian(target, DiagonalFamily(torch.tensor([m], dtype=DOUBLE), torch.zeros(1, dtype=DOUBLE)))
         for m in (-2.0, 2.0)
     )
     summary = Mixture([one, two]).summary()
@@ -109,7 +109,7 @@ def test_entries_that_a_support_keeps_constant_are_left_out(kind):
     target = Target(pr.Density(lambda p: -p["c"].square().sum(), {"c": pr.Param((3, 3), constraints.corr_cholesky)}), 0)
     w = torch.randn(4, 500, 3, generator=stream(0, "w"), dtype=DOUBLE)
     zero = torch.zeros(3, dtype=DOUBLE)
-    posterior = Chains(target, w) if kind == "chains" else DiagonalGaussian(target, Diagonal(zero, zero))
+    posterior = Chains(target, w) if kind == "chains" else DiagonalGaussian(target, DiagonalFamily(zero, zero))
     summary = posterior.summary()
     assert summary.names == ["c[1, 0]", "c[1, 1]", "c[2, 0]", "c[2, 1]", "c[2, 2]"]
     if kind == "chains":
