@@ -80,12 +80,12 @@ def test_a_joint_distribution_of_a_row_is_over_every_row(lead: tuple[int, ...]) 
 
 @pytest.mark.parametrize("kind", [distributions.Normal, distributions.Laplace])
 def test_locations_and_scales_may_differ_by_entry(kind: type[distributions.Distribution]) -> None:
-    own = kind(normal(2, 3, seed=1), normal(2, 3, seed=2).exp())
+    entrywise = kind(normal(2, 3, seed=1), normal(2, 3, seed=2).exp())
     row = kind(normal(2, seed=3), normal(2, seed=4).exp())
-    model, w = model_with({"0.weight": own, "2.weight": row, "*": 1.0}), normal(5, 11)
+    model, w = model_with({"0.weight": entrywise, "2.weight": row, "*": 1.0}), normal(5, 11)
     params = model.layout.constrain(w)
     unit = distributions.Normal(double(0.0), double(1.0))
-    expected = own.log_prob(params["0.weight"]).sum((-1, -2)) + row.log_prob(params["2.weight"]).sum((-1, -2))
+    expected = entrywise.log_prob(params["0.weight"]).sum((-1, -2)) + row.log_prob(params["2.weight"]).sum((-1, -2))
     expected = expected + sum(unit.log_prob(params[name]).sum(-1) for name in ("0.bias", "2.bias"))
     torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT_TOLERANCE)
 
@@ -152,14 +152,14 @@ def test_a_scale_mixture_is_the_sum_of_two_normals_by_pattern() -> None:
     mixture = distributions.MixtureSameFamily(
         distributions.Categorical(double([0.25, 0.75])), distributions.Normal(double([0.0, 0.0]), double([0.5, 0.01]))
     )
-    own = {"*.weight": ScaleMixture(double(0.25), double(0.5), double(0.01)), "*": 2.0}
-    model, w = model_with(own), 0.1 * normal(5, 11)
+    by_pattern = {"*.weight": ScaleMixture(double(0.25), double(0.5), double(0.01)), "*": 2.0}
+    model, w = model_with(by_pattern), 0.1 * normal(5, 11)
     params = model.layout.constrain(w)
     expected = sum(mixture.log_prob(params[f"{i}.weight"]).sum((-1, -2)) for i in (0, 2))
     unit = distributions.Normal(double(0.0), double(2.0))
     expected = expected + sum(unit.log_prob(params[f"{i}.bias"]).sum(-1) for i in (0, 2))
     torch.testing.assert_close(model.prior.log_prob(w), expected, **EXACT_TOLERANCE)
-    single = pr.Model(small_net().float(), pr.Gaussian(0.5), prior=own)
+    single = pr.Model(small_net().float(), pr.Gaussian(0.5), prior=by_pattern)
     found = single.prior.log_prob(w.float())
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)

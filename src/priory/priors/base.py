@@ -272,9 +272,8 @@ class Prior:
             if isinstance(believed, Hierarchical):
                 at = self.layout[precision_name(block.name)]
                 scale[block.start : block.stop] = believed.start**-0.5
-                scale[at.start] = (
-                    believed.shape + 0.5 * (block.stop - block.start)
-                ) ** -0.5  # standard deviation of log tau given w
+                # standard deviation of log tau given w
+                scale[at.start] = (believed.shape + 0.5 * (block.stop - block.start)) ** -0.5
                 continue
             try:
                 variance = believed.variance

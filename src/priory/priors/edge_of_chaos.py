@@ -217,14 +217,14 @@ def propagation(activation: str | Activation | nn.Module, sigma_w: float, sigma_
             f"The 'sigma_w' argument of propagation must keep the variance of {name} networks finite, got {sigma_w:g} "
             f"with sigma_b = {sigma_b:g}: the variance of the pre-activations goes to zero or to infinity."
         )
-    _, slope, bend = (float(m) for m in _moments(phi, q, jumps))
+    _, slope, variance_slope = (float(m) for m in _moments(phi, q, jumps))
     chi = sigma_w**2 * slope
     correlation, rate = 1.0, chi
     if chi > MAX_STABLE_SLOPE:  # chaos: neighbours separate, and the stable fixed point lies below 1
         rest = _fixed_point(lambda c: (sigma_w**2 * _pair_moment(phi, q, c) + sigma_b**2) / q, 0.5)
         correlation = 1.0 if rest is None else rest
         rate = sigma_w**2 * _pair_moment(functools.partial(_derivative, phi), q, correlation)
-    return Propagation(q, chi, correlation, _depth(sigma_w**2 * bend), _depth(rate))
+    return Propagation(q, chi, correlation, _depth(sigma_w**2 * variance_slope), _depth(rate))
 
 
 def read_activation(activation: Any, owner: str) -> tuple[Activation, str]:
@@ -256,9 +256,9 @@ def read_activation(activation: Any, owner: str) -> tuple[Activation, str]:
 
 def _variances_at_edge(phi: Activation, q: float, jumps: Tensor) -> tuple[float, float, float]:
     """Return sigma_w^2, sigma_b^2 and V'(q) at the point of the curve chi = 1 with this q."""
-    square, slope, bend = (float(m) for m in _moments(phi, q, jumps))
+    square, slope, variance_slope = (float(m) for m in _moments(phi, q, jumps))
     weights = 1 / slope if slope > 0 else math.inf
-    return weights, q - weights * square, weights * bend
+    return weights, q - weights * square, weights * variance_slope
 
 
 def _point(phi: Activation, name: str, q: float, sigma_b: float, jumps: Tensor) -> EdgeOfChaos:

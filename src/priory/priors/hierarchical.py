@@ -71,8 +71,8 @@ class Hierarchical:
             return
         ok = self.rate == 0 or _positive(self.rate)
         require(ok, "rate", "Hierarchical", "be a positive number, or 0 for no Gamma prior", self.rate)
-        alone = self.rate > 0 or self.shape == 1
-        require(alone, "shape", "Hierarchical", "be 1 if the rate is 0, which means no Gamma prior", self.shape)
+        consistent = self.rate > 0 or self.shape == 1
+        require(consistent, "shape", "Hierarchical", "be 1 if the rate is 0, which means no Gamma prior", self.shape)
         # for a single weight the numerator is shape - 1/2, which must be positive
         require(self.shape > 0.5, "shape", "Hierarchical", "be above 0.5 for empirical Bayes", self.shape)
 

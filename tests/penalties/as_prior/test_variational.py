@@ -55,8 +55,8 @@ def test_the_penalty_of_a_prior_trains_as_the_prior_does(prior, temperature: flo
     penalty = Variational(penalty_from_prior(prior, "gaussian"))
     method = pr.MeanField(estimator=estimator)
     wanted, losses = stepped(prior, method, temperature=temperature)
-    found, own = stepped(penalty, method, temperature=temperature)
-    assert own == pytest.approx(losses, abs=1e-8)
+    found, penalised_losses = stepped(penalty, method, temperature=temperature)
+    assert penalised_losses == pytest.approx(losses, abs=1e-8)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-8)  # two steps of Adam: the gradients are equal
 
 
@@ -86,8 +86,8 @@ def test_other_families_train_with_the_penalty_of_a_prior(family: str) -> None:
     penalty = Variational(penalty_from_prior(NORMAL_PRIOR, family))
     method = pr.MeanField(family=family, samples=4_000)
     wanted, losses = stepped(NORMAL_PRIOR, method, steps=1)
-    found, own = stepped(penalty, method, steps=1)
-    assert own[0] == pytest.approx(losses[0], rel=5e-3)
+    found, penalised_losses = stepped(penalty, method, steps=1)
+    assert penalised_losses[0] == pytest.approx(losses[0], rel=5e-3)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)  # one step of Adam: the signs of all gradients agree
 
 
@@ -127,8 +127,8 @@ def test_each_member_has_its_own_penalty() -> None:
 def test_a_penalty_may_be_on_some_parameters_and_a_prior_on_others() -> None:
     penalty = Variational(penalty_from_prior(NORMAL_PRIOR, "gaussian"))
     wanted, losses = stepped(NORMAL_PRIOR, pr.MeanField())
-    found, own = stepped({"0.*": penalty, "*": NORMAL_PRIOR}, pr.MeanField())
-    assert own == pytest.approx(losses, abs=1e-8)
+    found, penalised_losses = stepped({"0.*": penalty, "*": NORMAL_PRIOR}, pr.MeanField())
+    assert penalised_losses == pytest.approx(losses, abs=1e-8)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-8)
 
 

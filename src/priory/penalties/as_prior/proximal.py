@@ -66,62 +66,62 @@ def proximal_blocks(prior: object) -> list[ProximalBlock]:
     if not isinstance(prior, Prior):
         return []
     found = []
-    for block, believed in prior.others:
-        if isinstance(believed, Distribution) and block.bijector.identity:
-            prox = proximal(believed, block)
+    for block, distribution in prior.others:
+        if isinstance(distribution, Distribution) and block.bijector.identity:
+            prox = proximal(distribution, block)
             if prox is not None:
                 found.append(ProximalBlock(block.start, block.stop, prox))
     return found
 
 
 @singledispatch
-def proximal(believed: Distribution, block: Block) -> Prox | None:
+def proximal(distribution: Distribution, block: Block) -> Prox | None:
     """Return the proximal step of a negative log density, or None if none is known."""
     return None
 
 
 @proximal.register(Independent)
-def independent_prox(believed: Independent, block: Block) -> Prox | None:
+def independent_prox(distribution: Independent, block: Block) -> Prox | None:
     """Return the proximal step of the base distribution."""
-    return proximal(believed.base_dist, block)
+    return proximal(distribution.base_dist, block)
 
 
 @proximal.register(Laplace)
-def laplace_prox(believed: Laplace, block: Block) -> Prox | None:
+def laplace_prox(distribution: Laplace, block: Block) -> Prox | None:
     """Return the soft threshold around the location of a Laplace distribution."""
-    loc, rate = (t.expand(block.shape).reshape(-1) for t in (believed.loc, 1 / believed.scale))
+    loc, rate = (t.expand(block.shape).reshape(-1) for t in (distribution.loc, 1 / distribution.scale))
     return lambda u, stride, weight: loc + soft_threshold(u - loc, weight * rate * stride)
 
 
 @proximal.register(ElasticNetDensity)
-def elastic_net_prox(believed: ElasticNetDensity, block: Block) -> Prox | None:
+def elastic_net_prox(distribution: ElasticNetDensity, block: Block) -> Prox | None:
     """Return the soft threshold followed by shrinkage, as the elastic net has it."""
-    l1, l2 = (t.expand(block.shape).reshape(-1) for t in (believed.l1, believed.l2))
+    l1, l2 = (t.expand(block.shape).reshape(-1) for t in (distribution.l1, distribution.l2))
     return lambda u, stride, weight: soft_threshold(u, weight * l1 * stride) / (1 + 2 * weight * l2 * stride)
 
 
 @proximal.register(GroupNormDensity)
-def group_prox(believed: GroupNormDensity, block: Block) -> Prox | None:
+def group_prox(distribution: GroupNormDensity, block: Block) -> Prox | None:
     """Return the group soft threshold over the groups of a tensor."""
-    groups = believed.groups
+    groups = distribution.groups
 
     def prox(u: Tensor, stride: Tensor, weight: float) -> Tensor:
         x, t = (groups.split(v.reshape(*v.shape[:-1], *groups.shape)) for v in (u, stride))
-        return groups.join(group_soft_threshold(x, t, weight * believed.rate)).reshape(u.shape)
+        return groups.join(group_soft_threshold(x, t, weight * distribution.rate)).reshape(u.shape)
 
     return prox
 
 
 @proximal.register(GroupLasso)
-def row_group_prox(believed: GroupLasso, block: Block) -> Prox | None:
+def row_group_prox(distribution: GroupLasso, block: Block) -> Prox | None:
     """Return the group soft threshold over the rows of a matrix, or over a vector as a whole."""
 
     def prox(u: Tensor, stride: Tensor, weight: float) -> Tensor:
-        x, t = (v.reshape(*v.shape[:-1], -1, believed.size) for v in (u, stride))
-        rate = believed.rate.expand(block.shape[:-1]).reshape(-1, 1) if len(block.shape) > 1 else believed.rate
+        x, t = (v.reshape(*v.shape[:-1], -1, distribution.size) for v in (u, stride))
+        rate = distribution.rate.expand(block.shape[:-1]).reshape(-1, 1) if len(block.shape) > 1 else distribution.rate
         return group_soft_threshold(x, t, weight * rate).reshape(u.shape)
 
-    return prox if block.shape[-1:] == (believed.size,) else None
+    return prox if block.shape[-1:] == (distribution.size,) else None
 
 
 def soft_threshold(u: Tensor, threshold: Tensor) -> Tensor:

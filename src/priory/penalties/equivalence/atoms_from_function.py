@@ -89,9 +89,9 @@ def dropout(r: Any, settings: InversionSettings, keep: float | None) -> Equivale
     certificate = replace(
         certificate, verdict=certificate.verdict.replace(format_constant(-log_kappa), format_constant(constant))
     )
-    none = like_input(torch.zeros_like)
+    error = like_input(torch.zeros_like)
     return Equivalence(
-        log_prior, constant, certificate, "dropout", penalty, none, penalty, settings.centre, grid.unit, keep
+        log_prior, constant, certificate, "dropout", penalty, error, penalty, settings.centre, grid.unit, keep
     )
 
 

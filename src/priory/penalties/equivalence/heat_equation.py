@@ -57,8 +57,8 @@ def heat_residual(r: Any, mu: Any, scale: Any, *, vector: bool = False) -> Tenso
     require(loc.ndim >= 1, "mu", CALLER_NAME, "have at least one dimension with `vector`", tuple(loc.shape))
     n = loc.shape[-1]
     eye = torch.eye(n, dtype=torch.float64)
-    bends = sum(_second_derivative(lambda t, e=e: r(loc + t * s * e, s)) for e in eye)
-    return 1 + (_first_derivative(lambda t: r(loc, s * t.exp())) - bends) / n
+    second_derivatives = sum(_second_derivative(lambda t, e=e: r(loc + t * s * e, s)) for e in eye)
+    return 1 + (_first_derivative(lambda t: r(loc, s * t.exp())) - second_derivatives) / n
 
 
 def heat_residual_matrix(r: Any, mu: Any, covariance: Any) -> Tensor:

@@ -55,13 +55,13 @@ class NaturalSpline:
         k = (torch.searchsorted(self.knots, clamped, right=True) - 1).clamp(0, len(h) - 1)
         right = (clamped - self.knots[k]) / h[k]
         value = torch.zeros(len(t), len(self.knots), dtype=t.dtype)
-        bend = torch.zeros_like(value)
+        bending = torch.zeros_like(value)
         for at, u in ((k, 1 - right), (k + 1, right)):
             value.scatter_add_(1, at, w * u)
-            bend.scatter_add_(1, at, w * (u**3 - u) * h[k] ** 2 / 6)
+            bending.scatter_add_(1, at, w * (u**3 - u) * h[k] ** 2 / 6)
         beyond = w * (t - clamped)
         outside = torch.stack([beyond.clamp(max=0).sum(1), beyond.clamp(min=0).sum(1)], 1)
-        return value + bend @ self.second + outside @ self.end_slopes
+        return value + bending @ self.second + outside @ self.end_slopes
 
     @cached_property
     def end_slopes(self) -> Tensor:
@@ -113,13 +113,13 @@ class SplineFit:
 
     def __call__(self, theta: Tensor) -> Tensor:
         spline, y = self.spline, self.values
-        knots, h, bend = spline.knots, spline.knots.diff(), spline.second @ y
+        knots, h, bending = spline.knots, spline.knots.diff(), spline.second @ y
         inside = theta.clamp(knots[0], knots[-1])
         k = (torch.searchsorted(knots, inside.detach().contiguous(), right=True) - 1).clamp(0, len(h) - 1)
         right = (inside - knots[k]) / h[k]
         left = 1 - right
         value = left * y[k] + right * y[k + 1]
-        value = value + ((left**3 - left) * bend[k] + (right**3 - right) * bend[k + 1]) * h[k] ** 2 / 6
+        value = value + ((left**3 - left) * bending[k] + (right**3 - right) * bending[k + 1]) * h[k] ** 2 / 6
         first, last = spline.end_slopes @ y
         beyond = theta - inside
         return value + beyond * torch.where(beyond < 0, first, last) + self.square * theta.square()
@@ -163,8 +163,8 @@ class SplineProblem:
         size = rows.norm(dim=0)  # scale the columns: the one of c is far larger
         found = torch.linalg.lstsq(rows / size, right[:, None], driver="gelsd").solution[:, 0] / size
         residual = (self.design @ found - self.target).reshape(self.table.values.shape)
-        bend = self.spline.second_derivative_root @ found[:n]
-        curvature = float((bend.square().sum() / self.length).sqrt() + 2 * found[n].abs())
+        bending = self.spline.second_derivative_root @ found[:n]
+        curvature = float((bending.square().sum() / self.length).sqrt() + 2 * found[n].abs())
         return SplineFit(
             self.spline, found[:n], found[n], residual, curvature, float(found[n + 1]) if self.free_entropy else 0.0
         )
@@ -205,8 +205,8 @@ class SplineProblem:
 def interpolate(t: Tensor, values: Tensor) -> SplineFit:
     """Return the spline plus c t^2 through all values, with the c that minimises the third derivative."""
     spline = NaturalSpline(t)
-    bend, square = spline.third_derivative_root @ values, spline.third_derivative_root @ t.square()
-    c = (bend @ square) / (square @ square)
+    bending, square = spline.third_derivative_root @ values, spline.third_derivative_root @ t.square()
+    c = (bending @ square) / (square @ square)
     left = values - c * t.square()
     curvature = (spline.second_derivative_root @ left).square().sum() / (t[-1] - t[0])
     return SplineFit(spline, left, c, torch.zeros_like(values), float(curvature.sqrt() + 2 * c.abs()))
