@@ -12,7 +12,7 @@ import priory as pr
 from priory.core.streams import stream
 from priory.network.dropout_sites import DropoutUnits, sites_by_layer
 from priory.network.skeleton import Network
-from priory.network.traced_dropout import CHANNELS, DROPOUTS, sites_in_network
+from priory.network.traced_dropout import CHANNEL_DROPOUT, DROPOUT_FUNCTIONS, sites_in_network
 
 
 class Given(TorchFunctionMode):
@@ -23,10 +23,10 @@ class Given(TorchFunctionMode):
         self.masks = iter(masks)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func not in DROPOUTS:
+        if func not in DROPOUT_FUNCTIONS:
             return func(*args, **(kwargs or {}))
         x, z = args[0], next(self.masks)
-        return x * (z.view(1, -1, *[1] * (x.ndim - 2)) if func in CHANNELS else z.view(1, *x.shape[1:]))
+        return x * (z.view(1, -1, *[1] * (x.ndim - 2)) if func in CHANNEL_DROPOUT else z.view(1, *x.shape[1:]))
 
 
 def of(forward, **layers):
@@ -226,7 +226,7 @@ def test_dropout_that_no_mask_of_weights_stands_for_is_refused(case):
 def test_the_hint_is_true_and_without_a_rate_of_its_own_a_network_gets_masks_by_layer():
     net = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.2), nn.Tanh(), nn.Linear(5, 1))
     data = (rows(4, n=20).float(), rows(n=20).float())
-    with pytest.raises(pr.InputError, match="set every p to 0 and Dropout places its masks by layer"):
+    with pytest.raises(pr.InputError, match="set every p to 0 to let Dropout place its masks by layer"):
         pr.fit(pr.Model(net, pr.Gaussian(0.1)), data, pr.Dropout(0.1), steps=2)
     net[1].p = 0.0
     assert pr.fit(pr.Model(net, pr.Gaussian(0.1)), data, pr.Dropout(0.1), steps=2).rates == {

@@ -18,7 +18,7 @@ from priory.core.streams import stream
 from priory.methods.mcmc.joint import log_joint
 from priory.models.target import Target
 from priory.network.graph_function import function
-from priory.network.graph_rules import tidy
+from priory.network.graph_rules import simplify_graph
 from priory.network.recorded_graph import by_coordinate, by_vector
 
 DOUBLE = torch.float64
@@ -80,7 +80,7 @@ def test_every_number_is_as_it_was_and_so_is_every_infinity(case, order):
     given, left = CASES[case]
     w = order(odd(4))
     module = make_fx(given)(w)
-    tidy(module)
+    simplify_graph(module)
     assert operations(module) == left
     found, expected = function(module, w)(w), given(w)
     close = 1e-6 if case == "other types" else 1e-12
@@ -95,7 +95,7 @@ def test_slices_that_overlap_are_added_up():
 
     w = randn(5, 4)
     module = make_fx(overlapping)(w)
-    tidy(module)
+    simplify_graph(module)
     torch.testing.assert_close(function(module, w)(w), overlapping(w), rtol=0, atol=0)
 
 
@@ -106,7 +106,7 @@ def test_what_nothing_reads_of_a_vector_has_no_gradient_between_slices():
 
     w = randn(5, 6)
     module = make_fx(gaps)(w)
-    tidy(module)
+    simplify_graph(module)
     for order in (by_coordinate, by_vector):
         torch.testing.assert_close(function(module, order(w))(order(w)), gaps(w), rtol=0, atol=0)
 

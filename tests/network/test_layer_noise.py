@@ -488,7 +488,7 @@ def test_a_layer_that_acts_otherwise_than_on_the_first_batch_is_refused():
     model, m, scale, (X, y) = setting(Sometimes(), 4, 3)
     noise = LayerNoise(model.network, "flipout")
     one_pass(noise, model, m, scale, (X, y), stream(0, "noise"))
-    with pytest.raises(InputError, match=r"The layer 'a' must act once a pass.*got a second call"):
+    with pytest.raises(InputError, match=r"The layer 'a' must act once per pass.*got a second call"):
         one_pass(noise, model, m, scale, (X + 1000, y), stream(0, "noise"))
 
 

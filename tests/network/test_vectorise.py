@@ -12,7 +12,7 @@ from torch.distributions import Distribution, HalfCauchy, Normal
 
 import priory as pr
 from priory.core.errors import PrioryWarning
-from priory.network.vectorise import TRACES, Vectorised, unchecked, value_and_grad
+from priory.network.vectorise import MAX_TRACES, Vectorised, unchecked, value_and_grad
 
 F64 = torch.float64
 P = 4
@@ -104,7 +104,9 @@ def test_what_vmap_cannot_take_is_looped_over_with_one_warning_and_the_same_numb
     function, x, w = Vectorised(branching, "This density"), randn(P), randn(6, P, seed=3)
     assert {bool(v > 0) for v in w[:, 0]} == {True, False}
     wanted = [value_and_grad(branching, row, x) for row in w]
-    with pytest.warns(PrioryWarning, match=r"This density can't be vectorised.*looped over.*slower \(.+\)") as caught:
+    with pytest.warns(
+        PrioryWarning, match=r"This density can't be vectorised.*runs in a loop.*slower \(.+\)"
+    ) as caught:
         found = function.values_and_grads(w, x)
     assert len(caught) == 1
     close(found, (torch.stack([v for v, _ in wanted]), torch.stack([g for _, g in wanted])))
@@ -116,7 +118,7 @@ def test_what_vmap_cannot_take_is_looped_over_with_one_warning_and_the_same_numb
 
 def test_values_that_vmap_cannot_take_are_looped_over_too() -> None:
     function, x, w = Vectorised(branching, "This density"), randn(P), randn(6, P, seed=3)
-    with pytest.warns(PrioryWarning, match="looped over"):
+    with pytest.warns(PrioryWarning, match="runs in a loop"):
         values = function.values(w, x)
     torch.testing.assert_close(values, torch.stack([branching(row, x) for row in w]))
 
@@ -156,11 +158,11 @@ def test_a_mistake_of_the_function_is_raised_as_its_own() -> None:
 
 def test_only_so_many_recordings_are_kept() -> None:
     function = Vectorised(lambda w: (w * w).sum(), "This")
-    for draws in [*range(1, TRACES + 4), 1]:
+    for draws in [*range(1, MAX_TRACES + 4), 1]:
         value, gradient = function.values_and_grads(torch.ones(draws, 2, dtype=F64))
         assert value.tolist() == [2.0] * draws
         assert gradient.shape == (draws, 2)
-    assert len(function._traces) <= TRACES
+    assert len(function._traces) <= MAX_TRACES
 
 
 def test_types_are_told_apart() -> None:
@@ -193,7 +195,7 @@ def test_a_density_that_vmap_cannot_take_says_so_once_and_fits_as_by_hand() -> N
         warnings.simplefilter("always")
         looped = pr.fit(pr.Density(log_prob, params), None, pr.MeanField(samples=4), steps=30, progress=False)
     assert [w.category for w in caught] == [PrioryWarning]
-    assert "looped over" in str(caught[0].message)
+    assert "runs in a loop" in str(caught[0].message)
     batched = pr.fit(pr.Density(plain, params), None, pr.MeanField(samples=4), steps=30, progress=False)
     torch.testing.assert_close(looped.mean["a"], batched.mean["a"], rtol=1e-12, atol=1e-12)
 

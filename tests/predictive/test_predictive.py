@@ -19,7 +19,7 @@ from priory.families import DiagonalFamily
 from priory.fitting.prepare import make_target
 from priory.likelihoods import Likelihood
 from priory.network.layer_chain import SharedInputs
-from priory.network.skeleton import ELEMENTWISE
+from priory.network.skeleton import ELEMENTWISE_LAYERS
 from priory.posteriors import DiagonalGaussian, Point
 from priory.predictive import Prediction, predict
 from priory.testing import assert_covariance_close, assert_mean_close
@@ -405,7 +405,7 @@ def test_many_vectors_at_once_give_what_one_at_a_time_gives(
         torch.testing.assert_close(together.variance, looped.variance, **EXACT)
 
 
-ACTIVATIONS = [*ELEMENTWISE, nn.Softmax, nn.PReLU, nn.Dropout]
+ACTIVATIONS = [*ELEMENTWISE_LAYERS, nn.Softmax, nn.PReLU, nn.Dropout]
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: a.__name__)
@@ -419,7 +419,7 @@ def test_a_chain_gives_what_the_network_gives_for_every_activation(activation: t
     w = model.network.initial + 0.3 * torch.randn(7, model.network.size, dtype=torch.float64)
     before, centre = X.clone(), model.network.initial
     mirrored = torch.cat([w, 2 * centre - w])
-    assert bool(model.network.layer_chain) is (activation in ELEMENTWISE)
+    assert bool(model.network.layer_chain) is (activation in ELEMENTWISE_LAYERS)
     kept = SharedInputs(centre)  # shared by several calls, as a prediction in pieces does; an odd piece mirrors nothing
     for vectors, given in ((w, None), (mirrored, kept), (mirrored[[0, 1, 7, 8]], kept), (w, kept)):
         outputs = model.outputs(vectors, (X,), {}, torch.Size([2]), shared=given)
@@ -526,7 +526,7 @@ class Branches(nn.Module):
 def test_a_network_that_vmap_can_not_take_is_looped_over_in_predictions_too_with_one_warning(method):
     X = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
     model = pr.Model(Branches(), pr.Gaussian(0.1), prior=1.0)
-    with pytest.warns(pr.PrioryWarning, match="looped over") as warned:
+    with pytest.warns(pr.PrioryWarning, match="runs in a loop") as warned:
         outputs = pr.fit(model, (X, X[:, 0]), method, steps=4).predict(X[:5], samples=3).outputs
     assert len(warned) == 1
     assert outputs.shape[1:] == (5,)
@@ -536,7 +536,7 @@ def test_a_looped_prediction_has_the_outputs_of_each_draw():
     X = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
     model = pr.Model(Branches(), pr.Gaussian(0.1), prior=1.0)
     w = torch.stack([model.network.fresh(torch.Generator().manual_seed(seed)) for seed in range(3)])
-    with pytest.warns(pr.PrioryWarning, match="looped over"):
+    with pytest.warns(pr.PrioryWarning, match="runs in a loop"):
         outputs = model.outputs(w, (X,), {}, torch.Size())
     for v, found in zip(w, outputs, strict=True):
         wanted = torch.func.functional_call(model.net, model.layout.constrain(v), (X,))[:, 0]

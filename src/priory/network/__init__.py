@@ -1,4 +1,4 @@
-"""How a torch module is evaluated at one or many vectors of weights.
+"""Evaluation of a torch module at one or many vectors of weights.
 
     skeleton            `Network`: a module as a function of one flat vector; the user's module is never changed
     faster_layers       in-place ReLU and max-pooling by slices, in the skeleton alone
@@ -8,14 +8,15 @@
     vectorise           strategy by vmap, for small dense networks and for densities: `Vectorised`
     recorded_graph      strategy for samplers: a recorded graph of the whole log joint
     graph_rules         rewrites a recorded graph with fewer operations
-    graph_function      a rewritten graph as a Python function
-    layer_noise         `LayerNoise`: local reparameterisation and flipout; one layer at a time in `noisy_layers`
-    dropout_sites       `DropoutUnits`: which weights a dropped unit takes with it
+    graph_function      turns a rewritten graph into a Python function
+    layer_noise         `LayerNoise`: local reparameterisation and flipout of a network
+    noisy_layers        their rules for one layer
+    dropout_sites       `DropoutUnits`: the weights that dropping a unit sets to zero
     traced_dropout      the dropout that a network contains, found by tracing one pass
     row_masks           `RowMasks`: dropout with one mask per row
     dropout_off         `DropoutOff`: switches off dropout functions
 
-Models own an `Evaluation`; methods and posteriors ask the model or its target, and never run a module themselves.
+Models own an `Evaluation`; methods and posteriors call the model or its target, and never run a module themselves.
 """
 
 from priory.network.dropout_off import DropoutOff

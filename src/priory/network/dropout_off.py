@@ -1,6 +1,6 @@
 """Switches off dropout that a network calls as a function, such as `torch.nn.functional.dropout`.
 
-Dropout modules are switched off by their training flag (`Network.silence`); a function reads no flag of a module.
+Dropout modules are switched off by their training flag (`Network.silence`); a function does not read that flag.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-ELEMENTWISE = (functional.dropout, torch.dropout)
-CHANNELS = (functional.dropout1d, functional.dropout2d, functional.dropout3d, torch.feature_dropout)
-ALPHA = (
+ELEMENTWISE_DROPOUT = (functional.dropout, torch.dropout)
+CHANNEL_DROPOUT = (functional.dropout1d, functional.dropout2d, functional.dropout3d, torch.feature_dropout)
+ALPHA_DROPOUT = (
     *(functional.alpha_dropout, functional.feature_alpha_dropout),
     *(torch.alpha_dropout, torch.feature_alpha_dropout),
 )
-DROPOUTS = (*ELEMENTWISE, *CHANNELS, *ALPHA)
+DROPOUT_FUNCTIONS = (*ELEMENTWISE_DROPOUT, *CHANNEL_DROPOUT, *ALPHA_DROPOUT)
 
 
 class DropoutOff(TorchFunctionMode):
@@ -25,7 +25,7 @@ class DropoutOff(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func in DROPOUTS:
+        if func in DROPOUT_FUNCTIONS:
             return args[0] if args else kwargs["input"]
         if func is functional.scaled_dot_product_attention:
             args, kwargs = without_dropout(args, kwargs)

@@ -1,14 +1,15 @@
-"""Which weights a dropped unit takes with it.
+"""The weights that dropping a unit sets to zero.
 
 Noise on the inputs of a layer is noise on its weights: with one factor z_i for each input unit i
 
     (z * x) W' = x (W diag(z))'
 
-so that dropping unit i is a factor on column i of W: of a linear layer, on the kernels of input channel i of a
-convolution, on column i of each gate of a recurrent layer, where one factor holds for every time step.
+so dropping unit i multiplies column i of W by a factor. In a convolution the factor applies to the kernels of input
+channel i. In a recurrent layer it applies to column i of each gate, and one factor holds for every time step.
 
-`DropoutUnits` says for each coordinate of the flat vector which unit's factor it takes. The units come from the dropout
-that a network has, as a module or as a function (`priory.network.traced_dropout`), or from its layers if it has none.
+`DropoutUnits` maps each coordinate of the flat vector to the unit whose factor it takes. The units come from the
+dropout that a network contains, as a module or as a function (`priory.network.traced_dropout`), or from its layers if
+it contains none.
 
 **Why weights and not activations alone.** The loss of dropout as variational inference needs the map from units to
 weights: its penalty adds p / (1 - p) to the decay of exactly the weights behind a dropped unit, and learnt rates need
@@ -18,12 +19,12 @@ because many weight vectors go through a chain of layers together and dropout mo
 
     least CPU time, one thread                      13-50-50-2     784-400-400-10
     likelihood and gradient, row masks                  458 us             5.4 ms
-    the same with torch's dropout modules               345 us             4.7 ms
-    the same with one draw of the weights               434 us             5.0 ms
+    likelihood and gradient, torch's modules            345 us             4.7 ms
+    likelihood and gradient, one draw of weights        434 us             5.0 ms
     64 draws at 1000 rows, draws of weights              20 ms             0.76 s
     64 passes with torch's dropout modules               56 ms             1.06 s
 
-Torch's modules also draw from the global random state, so that a fit could not be reproduced from its seed.
+Torch's modules also draw from the global random state, so a fit could not be reproduced from its seed.
 
 References:
     Gal and Ghahramani (2016), Dropout as a Bayesian approximation.
@@ -46,14 +47,18 @@ if TYPE_CHECKING:
 
     from priory.network.skeleton import Network
 
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+MASKABLE_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True, eq=False)
 class DropoutSite:
-    """Units that are dropped at one rate, the weights that read them, and the rate in the network, if it has one.
+    """Units that are dropped at one rate, and the weights that read them.
 
-    `columns` has the unit of each input, one tensor per weight; if empty, input i is unit i.
+    Attributes:
+        parameters: Names of the weights that read the units.
+        units: Number of units.
+        rate: The dropout rate in the network, or None if the network has no dropout here.
+        columns: The unit of each input, one tensor per weight. If empty, input i is unit i.
     """
 
     parameters: tuple[str, ...]
@@ -64,9 +69,13 @@ class DropoutSite:
 
 @dataclass(frozen=True, eq=False)
 class DropoutUnits:
-    """The unit of each of P coordinates, (P,), with U where it has none; the site of each of U units, (U,).
+    """Maps the P coordinates of the flat vector to the U units that can be dropped, and the units to their sites.
 
-    `places` says for each site where its weights lie in the flat vector.
+    Attributes:
+        sites: The dropout sites.
+        unit: The unit of each coordinate, (P,); U for coordinates without a unit.
+        site: The site of each unit, (U,).
+        places: For each site, where its weights lie in the flat vector.
     """
 
     sites: tuple[DropoutSite, ...]
@@ -76,7 +85,7 @@ class DropoutUnits:
 
     @classmethod
     def of(cls, network: Network, sites: Sequence[DropoutSite], size: int) -> DropoutUnits:
-        """The units of some sites in a vector of `size` coordinates whose first are the network's."""
+        """The units of `sites` in a vector of `size` coordinates that begins with the network's weights."""
         count = sum(s.units for s in sites)
         unit = torch.full((size,), count, dtype=torch.int64, device=network.device)
         places = network.place_of
@@ -85,7 +94,7 @@ class DropoutUnits:
             for i, name in enumerate(s.parameters):
                 shape = network.params[name].shape
                 inputs = s.columns[i].cpu() if s.columns else torch.arange(s.units)
-                groups = inputs.view(-1, shape[1])  # of a convolution: each group of outputs has its own inputs
+                groups = inputs.view(-1, shape[1])  # in a convolution each group of outputs has its own inputs
                 each = groups.repeat_interleave(shape[0] // len(groups), 0)  # (outputs, inputs)
                 each = each.view(*shape[:2], *[1] * (len(shape) - 2)).expand(shape)
                 unit[places[name]] = (start + each.reshape(-1)).to(unit.device)
@@ -108,7 +117,7 @@ class DropoutUnits:
         return torch.stack([torch.cat([values[..., at] for at in places], -1).sum(-1) for places in self.places], -1)
 
     def spread(self, factors: Tensor) -> Tensor:
-        """The factor of each coordinate, (..., P), from those of the units (..., U); 1 for those that have none."""
+        """The factor of each coordinate, (..., P), from those of the units, (..., U); 1 if it has no unit."""
         ones = factors.new_ones(*factors.shape[:-1], 1)
         return torch.cat([factors, ones], -1).index_select(-1, self.unit)
 
@@ -119,12 +128,12 @@ def places_of(network: Network, sites: Sequence[DropoutSite]) -> tuple[tuple[sli
 
 
 def sites_by_layer(network: Network, inputs: bool, some: tuple[Tensor, ...] | None = None) -> list[DropoutSite]:
-    """One site per trained weight of a linear, convolutional or recurrent layer; the first only if `inputs` is true.
+    """One site per trained weight of a linear, convolutional or recurrent layer.
 
-    The first layer is the one that a pass over `some` rows calls first; without rows, the first one registered. A
-    network of a single layer has its inputs dropped in either case.
+    The first layer is included only if `inputs` is true. It is the one that a pass over the rows `some` calls first;
+    without rows, the first one registered. A network of a single layer has its inputs dropped in either case.
     """
-    found = []  # of every layer, whether or not it can be masked
+    found = []  # one entry per weight of every layer; None if it cannot be masked
     for name, module in in_order(network, some):
         prefix = f"{name}." if name else ""
         for key in weights_of(module):
@@ -134,17 +143,17 @@ def sites_by_layer(network: Network, inputs: bool, some: tuple[Tensor, ...] | No
     sites = [site for site in (found if inputs or len(found) == 1 else found[1:]) if site is not None]
     if not sites:
         raise InputError(
-            "The network must have a linear, convolutional or recurrent layer behind its first whose weights are "
-            "trained as they are, without a parametrisation, and whose units can be dropped, got none: 'inputs' of "
-            "Dropout adds the first."
+            "The network must have, after its first layer, a linear, convolutional or recurrent layer with trained "
+            "weights and no parametrisation, got none; use Dropout(inputs=True) to drop the inputs of the first layer "
+            "too."
         )
     return sites
 
 
 def in_order(network: Network, some: tuple[Tensor, ...] | None) -> list[tuple[str, nn.Module]]:
-    """The modules and their names in the order in which a pass over some rows calls them; those not called come last.
+    """The modules with their names, in the order in which a pass over the rows `some` calls them.
 
-    Without rows, in the order in which they were registered.
+    Modules that are not called come last. Without rows, the order is that of registration.
     """
     modules = list(network.skeleton.named_modules())
     if some is None:
@@ -165,8 +174,8 @@ def in_order(network: Network, some: tuple[Tensor, ...] | None) -> list[tuple[st
 
 
 def weights_of(module: nn.Module) -> list[str]:
-    """The names of the matrices that a layer multiplies its inputs or its states by."""
-    if isinstance(module, LAYERS):
+    """The names of the matrices by which a layer multiplies its inputs or its states."""
+    if isinstance(module, MASKABLE_LAYERS):
         return ["weight"]
     if isinstance(module, nn.RNNBase):
         return [key for key in module._flat_weights_names if key.startswith(("weight_ih", "weight_hh"))]
@@ -174,8 +183,8 @@ def weights_of(module: nn.Module) -> list[str]:
 
 
 def drop_rate(rate: Any, owner: str) -> float:
-    """The probability of dropping a unit, if it is one."""
+    """Check a dropout rate, and return it as a float."""
     number = isinstance(rate, Real) and not isinstance(rate, bool)
-    require(number, "rate", owner, "be a number, several, or 'learn'", repr(rate))
+    require(number, "rate", owner, "be a number, a sequence of numbers, or 'learn'", repr(rate))
     require(0 < float(rate) < 1, "rate", owner, "lie between 0 and 1", repr(rate))
     return float(rate)

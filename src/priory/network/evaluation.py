@@ -1,15 +1,15 @@
-"""The one place that decides how a network is evaluated at one or many vectors.
+"""Evaluates a network at one or many vectors of weights, and chooses the strategy.
 
-    Plain           one vector, or a network that the others do not cover: the skeleton is bound to each vector in
-                    turn, and a backward pass per vector writes to one flat buffer
+    Plain           one vector, or a network that the other strategies do not cover: the skeleton is bound to each
+                    vector in turn, and a backward pass per vector writes to one flat buffer
     Layers          a sequence of linear layers and elementwise activations: one batched product per layer, for outputs
                     (`LayerChain`) and through autograd (`chain_outputs`)
     Vmap            other small dense networks: `torch.vmap`; gradients are traced once per shape (`Vectorised`)
     RecordedGraph   samplers, whose data never change: values and gradients of the whole log joint at all vectors, as a
                     rewritten graph with the data inside
 
-`Evaluation.strategy` chooses among the first three by shapes and layer types, never by the clock, so that the bits of a
-result do not depend on the load of the machine. A sampler asks `Evaluation.in_one_pass` whether it may record its log
+`Evaluation.strategy` chooses among the first three by shapes and layer types, never by measured time, so a result
+does not depend on the load of the machine. A sampler asks `Evaluation.in_one_pass` whether it may record its log
 joint over all of its vectors (`priory.network.recorded_graph`).
 """
 
@@ -50,7 +50,7 @@ class Evaluation:
         self.network, self.log_prob, self.size, self.learnt = network, log_prob, size, learnt
         self.plain, self.layers, self.vmap = Plain(self), Layers(self), Vmap(self)
 
-    # Which strategy.
+    # Choice of the strategy.
 
     def strategy(self, inputs: Batch, vectors: int, buffers: Buffers, gradients: bool) -> Plain | Layers | Vmap:
         """The strategy for this many vectors at these inputs."""
@@ -65,7 +65,7 @@ class Evaluation:
         return self.vmap if small and vectors > 1 else self.plain
 
     def is_chain(self, inputs: Batch) -> bool:
-        """Whether the network is a chain of layers at these inputs: one matrix of floats in the network's own type."""
+        """Whether the network is a chain of layers at these inputs: one matrix of the network's dtype."""
         x = inputs[0]
         return bool(self.network.layer_chain) and len(inputs) == 1 and x.ndim == 2 and x.dtype == self.network.dtype
 
@@ -73,7 +73,7 @@ class Evaluation:
         """Whether gradients at many vectors come from one pass, rather than from a loop over them."""
         return self.strategy(inputs, 2, {}, gradients=True) is not self.plain
 
-    # What is evaluated.
+    # Outputs, values and gradients.
 
     def outputs(
         self,
@@ -90,7 +90,7 @@ class Evaluation:
             inputs: The network's inputs, each with n rows.
             buffers: Buffers that training wrote, with the leading shape of the vectors or shared by all of them.
             limit: Bytes of activations held at a time; rows and vectors are evaluated in chunks of this size.
-            shared: What several calls with the same inputs have in common.
+            shared: State that several calls with the same inputs share; new for each call if None.
         """
         shared, network = shared or SharedInputs(), self.network
         network.set_mode(train=False)
@@ -118,7 +118,7 @@ class Evaluation:
         Args:
             w: The vectors, (*B, P).
             batch: Inputs and, last, targets.
-            factor: What each row's log-likelihood is multiplied by: one number, or one per row, (n,).
+            factor: Multiplies each row's log-likelihood: one number, or one per row, (n,).
             buffers: Buffers that training writes, with the leading shape of the vectors.
             offset: Added to the arranged outputs of each vector, (*B, n, ...).
 
@@ -136,7 +136,7 @@ class Evaluation:
     def sum(
         self, w: Tensor, batch: Batch, buffers: Buffers, weights: float | Tensor = 1.0, offset: Tensor | None = None
     ) -> Tensor:
-        """sum_n weights_n log p(y_n | x_n, w) at one vector (P,), a pure function that autograd and vmap go through.
+        """sum_n weights_n log p(y_n | x_n, w) at one vector (P,), as a pure function for autograd and vmap.
 
         `weights` is (n,), or the number 1.
         """
@@ -146,14 +146,14 @@ class Evaluation:
 
 
 class Plain:
-    """One vector at a time, through the skeleton's parameters as views of it."""
+    """One vector at a time: the skeleton's parameters are views of it."""
 
     def __init__(self, evaluation: Evaluation) -> None:
         self._of, network = evaluation, evaluation.network
         self._gradient = torch.zeros(evaluation.size, dtype=network.dtype, device=network.device)
 
     def outputs(self, w: Tensor, inputs: Batch, buffers: Buffers, first: int, shared: SharedInputs) -> Tensor:
-        """The outputs at vectors (S, P), of which the first is that of member `first`: (S, n, ...)."""
+        """The outputs at vectors (S, P), (S, n, ...); vector i uses the buffers of member `first + i`."""
         network = self._of.network
         members = (network.member(buffers, first + i) for i in range(len(w)))
         return torch.stack([network(v, inputs, own, train=False) for v, own in zip(w.unbind(0), members, strict=True)])
@@ -214,7 +214,7 @@ class Layers:
 
 
 class Vmap:
-    """All vectors together by `torch.vmap`, or in a loop over them, with a warning, where vmap fails."""
+    """All vectors together by `torch.vmap`; where vmap fails, in a loop with a warning."""
 
     def __init__(self, evaluation: Evaluation) -> None:
         self._of = evaluation

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
 
-MAKERS = (nn.Linear, nn.modules.conv._ConvNd)  # layers whose backward pass does not read their own output
+LAYERS_BEFORE_RELU = (nn.Linear, nn.modules.conv._ConvNd)  # layers whose backward pass does not read their own output
 
 
 def hooked(*modules: nn.Module) -> bool:
@@ -17,19 +17,19 @@ def hooked(*modules: nn.Module) -> bool:
     return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in modules)
 
 
-def overwrite(net: nn.Module) -> None:
+def use_inplace_relu(net: nn.Module) -> None:
     """Let a ReLU in a plain sequence work in place on the output of the layer before it."""
     containers = [m for m in net.modules() if next(m.children(), None) is not None]
     if any(type(m) is not nn.Sequential for m in containers) or hooked(*net.modules()):
         return
-    places = [id(m) for sequence in containers for m in sequence._modules.values()]  # one may come twice
+    places = [id(m) for sequence in containers for m in sequence._modules.values()]  # a module may occur twice
     for maker, relu in (pair for sequence in containers for pair in itertools.pairwise(sequence._modules.values())):
-        if isinstance(relu, nn.ReLU) and isinstance(maker, MAKERS) and places.count(id(relu)) == 1:
+        if isinstance(relu, nn.ReLU) and isinstance(maker, LAYERS_BEFORE_RELU) and places.count(id(relu)) == 1:
             relu.inplace = True
 
 
 def pool_by_maxima(net: nn.Module) -> None:
-    """Compute max-pooling over disjoint windows as maxima of slices without gradients, 8 times as fast."""
+    """Compute max-pooling over disjoint windows as maxima of slices without gradients: 8 times as fast."""
     for pool in net.modules():
         if type(pool) is not nn.MaxPool2d or "forward" in vars(pool):
             continue

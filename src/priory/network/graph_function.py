@@ -1,10 +1,10 @@
 """A rewritten graph as a plain Python function that calls torch as directly as possible.
 
-    as_tensors  a number beside a tensor becomes a tensor of one entry, which torch takes faster
-    fuse        a + b c is one operation
-    rename      an operation is called by torch's own name, which takes half the time of the way through `torch.ops`
+    as_tensors  turns a number beside a tensor into a tensor of one entry, which torch handles faster
+    fuse        computes a + b c in one operation
+    rename      calls an operation by its public torch name, which takes half the time of the call through `torch.ops`
 
-What each of them saves stands in `priory.network.graph_rules`.
+`priory.network.graph_rules` lists how much each of them saves.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch import Tensor
 from torch.fx.node import Node
 
 from priory.network.graph_rules import (
-    alike,
     aten,
     call,
     constant,
     dtype,
-    exchange,
+    insert_constant,
     mutates,
     number,
-    only_ones,
+    only_unit_dimensions,
     packet,
-    put,
+    replace_node,
     result,
+    same_float_type,
     shape,
 )
 
@@ -38,9 +38,20 @@ if TYPE_CHECKING:
 
     from torch.fx import Graph, GraphModule
 
-BROADCASTING = (aten.mul, aten.div, aten.add, aten.sub, aten.where, aten.ge, aten.gt, aten.le, aten.lt, aten.maximum)
-# operations that torch has under the same name, with the same arguments
-NAMED = {
+BROADCASTING_OPS = (
+    aten.mul,
+    aten.div,
+    aten.add,
+    aten.sub,
+    aten.where,
+    aten.ge,
+    aten.gt,
+    aten.le,
+    aten.lt,
+    aten.maximum,
+)
+# operations that exist in `torch` under the same name with the same arguments
+TORCH_NAMES = {
     *("abs", "add", "addmm", "bmm", "cat", "clamp", "cos", "cumsum", "digamma", "div", "eq", "erf", "exp", "expm1"),
     *("ge", "gt", "le", "lgamma", "log", "log1p", "logsumexp", "lt", "matmul", "maximum", "minimum", "mm", "mul"),
     *("ne", "neg", "permute", "pow", "reciprocal", "rsqrt", "rsub", "select", "sigmoid", "sign", "sin", "sqrt"),
@@ -68,9 +79,9 @@ def function(module: GraphModule, w: Tensor) -> Callable[[Tensor], Any]:
 
 
 def fuse(module: GraphModule) -> None:
-    """Fuse a sum and a product that nothing else needs into one operation."""
+    """Fuse a sum and a product with no other use into one operation."""
     for node in list(module.graph.nodes):
-        if packet(node) not in (aten.add, aten.sub) or node.kwargs or not alike(node, *node.args):
+        if packet(node) not in (aten.add, aten.sub) or node.kwargs or not same_float_type(node, *node.args):
             continue
         first, second = node.args
         if first is second:
@@ -83,22 +94,22 @@ def fuse(module: GraphModule) -> None:
         if not added:
             if not isinstance(constant(right), Tensor):
                 continue
-            right = put(module, node, -constant(right))
-        exchange(module.graph, node, call(module.graph, node, torch.addcmul, (other, left, right), result(node)))
+            right = insert_constant(module, node, -constant(right))
+        replace_node(module.graph, node, call(module.graph, node, torch.addcmul, (other, left, right), result(node)))
         module.graph.erase_node(product)
 
 
 def is_product(node: Any) -> bool:
     """Whether a node is the product of two tensors and has one use."""
-    return packet(node) is aten.mul and not node.kwargs and len(node.users) == 1 and alike(node, *node.args)
+    return packet(node) is aten.mul and not node.kwargs and len(node.users) == 1 and same_float_type(node, *node.args)
 
 
 def as_tensors(module: GraphModule) -> None:
-    """Replace each number beside a tensor by a tensor of one entry with as many dimensions, which is faster."""
+    """Replace each number beside a tensor by a one-entry tensor with the same number of dimensions, which is faster."""
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.kwargs or result(node) is None:
             continue
-        if packet(node) not in BROADCASTING:
+        if packet(node) not in BROADCASTING_OPS:
             continue
         kinds = {dtype(n) for n in node.args if isinstance(n, Node) and dtype(n) is not torch.bool}
         kind = kinds.pop() if len(kinds) == 1 else None
@@ -108,13 +119,13 @@ def as_tensors(module: GraphModule) -> None:
             value = constant(one)
             if number(one) or (isinstance(value, Tensor) and value.ndim == 0 and value.dtype == kind):
                 wide = torch.as_tensor(value, dtype=kind, device=result(node).device).reshape([1] * result(node).ndim)
-                node.update_arg(place, put(module, node, wide))
+                node.update_arg(place, insert_constant(module, node, wide))
         if isinstance(node.target, torch._ops.OpOverload) and node.target._overloadname == "Scalar":
             node.target = packet(node).Tensor
 
 
 def rename(graph: Graph, node: Node, columns: bool) -> None:
-    """Call an operation by torch's own name where it does the same: through `torch.ops` it takes twice as long."""
+    """Call an operation by its public torch name where one exists: through `torch.ops` it takes twice as long."""
     name, given = getattr(packet(node), "__name__", ""), list[Any](node.args)
     if node.target is aten.pow.Tensor_Scalar and given[1] == 2:
         node.target, node.args = torch.mul, (given[0], given[0])
@@ -130,7 +141,7 @@ def rename(graph: Graph, node: Node, columns: bool) -> None:
     elif columns and node.target is aten.cat.default and len(shape(node)) == 2 and given[1] in (1, -1):
         pieces = [upright(graph, node, piece) for piece in given[0]]
         node.target, node.args = Tensor.t, (call(graph, node, torch.cat, (pieces,), None),)
-    elif name in NAMED:
+    elif name in TORCH_NAMES:
         node.target = getattr(torch, name)
     elif node.target in (aten.view.default, aten.expand.default):
         node.target = getattr(Tensor, name)
@@ -138,7 +149,7 @@ def rename(graph: Graph, node: Node, columns: bool) -> None:
 
 def upright(graph: Graph, before: Node, piece: Node) -> Node:
     """A piece (K, n) transposed, (n, K)."""
-    first = piece.args[0] if only_ones(piece) or piece.target is Tensor.view else None
+    first = piece.args[0] if only_unit_dimensions(piece) or piece.target is Tensor.view else None
     if first is not None and len(shape(first)) == 1:
         return call(graph, before, torch.unsqueeze, (first, 0), None)
     return call(graph, before, Tensor.t, (piece,), None)

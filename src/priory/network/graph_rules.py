@@ -1,21 +1,24 @@
 """Rewrites a recorded graph so that it has fewer operations and gives the same numbers.
 
-What `make_fx` records is what autograd and vmap did, one operation of torch after another. For a few hundred small
-vectors an operation costs 2 microseconds to call, and its arithmetic next to nothing, so the number of operations is
-the time. The rules change rounding alone: a number is infinite, or NaN, where it was, as long as no factor beyond 1e8
-makes it so.
+`make_fx` records every operation that autograd and vmap run. For a few hundred small vectors, calling an operation
+costs 2 microseconds and its arithmetic next to nothing, so the time is proportional to the number of operations. The
+rules change rounding alone: a result is infinite or NaN exactly where it was before, unless a factor beyond 1e8 makes
+it so.
 
-    fold        what depends on no input is computed once
-    simplify    x * 1, x / 1, x ** 1, x + 0, x - 0, a sum over one entry and a change to the same shape are x; a matrix
-                product of a column and a row is an elementwise product
-    merge       what is computed twice from the same arguments is computed once
-    scale       (x c) d is x (c d), (x c) y is (x y) c, (x + c) + d is x + (c + d), for constants from 1e-8 to 1e8
-    gather      zeros around slices, added up, as the gradient of a vector read in slices, are the slices side by side
+    fold        computes once whatever depends on no input
+    simplify    replaces x * 1, x / 1, x ** 1, x + 0, x - 0, a sum over one entry and a reshape to the same shape by x,
+                and a matrix product of a column and a row by an elementwise product
+    merge       computes once what is computed twice from the same arguments
+    scale       rewrites (x c) d as x (c d), (x c) y as (x y) c and (x + c) + d as x + (c + d), for constants from 1e-8
+                to 1e8
+    gather      concatenates slices instead of adding zero-padded slices (the gradient of a vector that is read in
+    slices)
 
-`priory.network.graph_function` then fuses products with sums and calls torch directly. Each rule was left out in turn,
-on the densities of `benchmarks/mcmc.py` at 256 chains. Operations of the graph of values and gradients, and how much
-longer a call of it takes and (in brackets) a call of the graph of gradients alone, least CPU time of 46 to 300 repeats.
-Numbers on the network, and on the logistic regression of 2.5 ms, are uncertain by 3 %.
+`priory.network.graph_function` then fuses products with sums and calls torch directly. The table leaves out each rule
+in turn, on the densities of `benchmarks/mcmc.py` at 256 chains. It gives the number of operations in the graph of
+values and gradients, and how much longer a call of that graph takes; in brackets, a call of the graph of gradients
+alone. Times are the least CPU time of 46 to 300 repeats. The network's times, and those of the logistic regression of
+2.5 ms, are uncertain by 3 %.
 
     left out                     eight schools            logistic, batched       network 1-50-1
     nothing                      59 ops, 126 (73) us      22 ops, 2.5 (1.2) ms    48 ops, 12.9 (12.4) ms
@@ -34,7 +37,7 @@ Numbers on the network, and on the logistic regression of 2.5 ms, are uncertain 
     rename                        60     +94 (+101) %     22     +1   (+2) %       48     +5  (+8) %
     constants bound to a name     59     +27  (+28) %     22      0   (+5) %       48     +5  (+8) %
 
-(x c) y, terms and merge pay 2 to 5 % each, and 10 % together.
+(x c) y, terms and merge save 2 to 5 % each, and 10 % together.
 """
 
 from __future__ import annotations
@@ -53,18 +56,23 @@ if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule
 
 aten: Any = torch.ops.aten
-OF_A_SHAPE = (aten.ones_like.default, aten.zeros_like.default, aten.new_zeros.default, aten.new_ones.default)
-VIEWS = (
+SHAPE_ONLY_OPS = (aten.ones_like.default, aten.zeros_like.default, aten.new_zeros.default, aten.new_ones.default)
+VIEW_OPS = (
     *(aten.view.default, aten._unsafe_view.default, aten.reshape.default),
     *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims),
 )
-AS_THEY_ARE = (*VIEWS, aten.expand.default, aten.slice.Tensor, aten.slice_backward.default)  # if the shape stays
-NEUTRAL = {aten.mul: 1, aten.div: 1, aten.pow: 1, aten.add: 0, aten.sub: 0}
-MODERATE = 1e-8, 1e8  # sizes of constants whose products neither overflow nor vanish
+IDENTITY_OPS = (
+    *VIEW_OPS,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.slice_backward.default,
+)  # if the shape stays the same
+NEUTRAL_ELEMENTS = {aten.mul: 1, aten.div: 1, aten.pow: 1, aten.add: 0, aten.sub: 0}
+MODERATE_RANGE = 1e-8, 1e8  # absolute values of constants whose products neither overflow nor underflow
 
 
-def tidy(module: GraphModule) -> None:
-    """Take out of a graph what isn't needed, in place; a graph that writes to its tensors is left as it is."""
+def simplify_graph(module: GraphModule) -> None:
+    """Apply all rules to a graph, in place; a graph that writes to its tensors is left unchanged."""
     graph = module.graph
     graph.eliminate_dead_code()
     if any(mutates(node) for node in graph.nodes):  # a constant may be written to
@@ -80,36 +88,36 @@ def tidy(module: GraphModule) -> None:
 
 
 def mutates(node: Node) -> bool:
-    """Whether an operation writes to what it is given."""
+    """Whether an operation writes to its arguments."""
     return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
 
 
-# What a node is.
+# Properties of nodes.
 
 
 def packet(node: Any) -> Any:
-    """The operation, whatever the types of its arguments."""
+    """The operation of a node, regardless of the overload; None if it has none."""
     return getattr(getattr(node, "target", None), "overloadpacket", None)
 
 
 def result(node: Any) -> Any:
-    """A tensor of the shape and type of what a node makes, or None where that is not known."""
+    """A tensor with the shape and dtype of a node's result, or None if unknown."""
     meta = getattr(node, "meta", {})
     return meta.get("value", meta.get("val"))
 
 
 def shape(node: Any) -> Any:
-    """The shape of what a node makes; the node itself if that is not known."""
+    """The shape of a node's result; the node itself if unknown."""
     return getattr(result(node), "shape", node)
 
 
 def dtype(node: Any) -> Any:
-    """The type of what a node makes; the node itself if that is not known."""
+    """The dtype of a node's result; the node itself if unknown."""
     return getattr(result(node), "dtype", node)
 
 
-def alike(node: Node, *others: Any) -> bool:
-    """Whether nodes make floating-point numbers of one type."""
+def same_float_type(node: Node, *others: Any) -> bool:
+    """Whether the results of all nodes have the same floating-point dtype."""
     found = dtype(node)
     return isinstance(found, torch.dtype) and found.is_floating_point and all(dtype(n) == found for n in others)
 
@@ -120,26 +128,26 @@ def number(argument: Any) -> bool:
 
 
 def constant(argument: Any) -> Any:
-    """The number or the tensor that an argument is whatever the input, or None."""
+    """The value of an argument that does not depend on the input, a number or a tensor; None if it depends on it."""
     return argument if number(argument) else getattr(argument, "meta", {}).get("value")
 
 
 def is_all(argument: Any, value: int) -> bool:
-    """Whether an argument is this number, or a constant of nothing else."""
+    """Whether an argument is this number, or a constant tensor whose entries all equal it."""
     found = argument if isinstance(argument, Tensor) else constant(argument)
     return bool((found == value).all()) if isinstance(found, Tensor) else found == value
 
 
-def moderate(value: Any) -> bool:
-    """Whether a constant is so far from zero and infinity that the order of products doesn't matter."""
+def has_moderate_size(value: Any) -> bool:
+    """Whether a constant is far enough from zero and infinity that the order of products doesn't matter."""
     if value is None:
         return False
-    size, (low, high) = abs(value), MODERATE
+    size, (low, high) = abs(value), MODERATE_RANGE
     return bool(((size >= low) & (size <= high)).all()) if isinstance(size, Tensor) else low <= size <= high
 
 
-def narrowed(value: Any) -> Any:
-    """A constant without its repetitions, which broadcasting makes again: a number, if it is one throughout."""
+def without_repetition(value: Any) -> Any:
+    """A constant without repeated entries, which broadcasting restores; a number if all entries are equal."""
     if not isinstance(value, Tensor):
         return value
     for d in range(value.ndim):
@@ -148,11 +156,11 @@ def narrowed(value: Any) -> Any:
     return float(value) if value.numel() == 1 else value
 
 
-# What is put into a graph.
+# Changes to a graph.
 
 
-def put(module: GraphModule, before: Node, value: Any) -> Any:
-    """A constant as an argument: a number as it is, a tensor as a node."""
+def insert_constant(module: GraphModule, before: Node, value: Any) -> Any:
+    """Insert a constant before a node, and return it as an argument: a number as is, a tensor as a node."""
     if not isinstance(value, Tensor):
         return value
     name = f"constant_{sum(1 for _ in module.named_buffers())}"
@@ -164,15 +172,15 @@ def put(module: GraphModule, before: Node, value: Any) -> Any:
 
 
 def call(graph: Graph, before: Node, target: Any, arguments: tuple[Any, ...], like: Any, **options: Any) -> Node:
-    """Another operation, just before a node, whose result has the shape and type of `like`."""
+    """Insert an operation before a node; its result has the shape and dtype of `like`."""
     with graph.inserting_before(before):
         node = graph.call_function(target, arguments, options)
     node.meta["val"] = like
     return node
 
 
-def exchange(graph: Graph, node: Node, other: Node) -> None:
-    """Use another node wherever this one is used."""
+def replace_node(graph: Graph, node: Node, other: Node) -> None:
+    """Replace every use of a node by another node, and erase it."""
     node.replace_all_uses_with(other)
     graph.erase_node(node)
 
@@ -181,27 +189,27 @@ def exchange(graph: Graph, node: Node, other: Node) -> None:
 
 
 def fold(module: GraphModule) -> None:
-    """Compute once what depends on no input, or on its shape alone."""
+    """Compute once whatever depends on no input, or on the shape of an input alone."""
     values: dict[Node, Any] = {}
     for node in module.graph.nodes:
         if node.op == "get_attr":
             values[node] = getattr(module, node.target)
         elif node.op == "call_function":
-            shaped = node.target in OF_A_SHAPE and "val" in node.meta
+            shaped = node.target in SHAPE_ONLY_OPS and "val" in node.meta
             if shaped or all(n in values for n in node.all_input_nodes):
                 given = {n: values[n] if n in values else blank(n) for n in node.all_input_nodes}
                 arguments, options = map_arg((node.args, node.kwargs), given.__getitem__)
                 with torch.no_grad():
                     values[node] = node.target(*arguments, **options)
     for node in [n for n in values if isinstance(values[n], Tensor) and any(u not in values for u in n.users)]:
-        found = put(module, node, values[node])
+        found = insert_constant(module, node, values[node])
         for user in [u for u in node.users if u not in values]:
             user.replace_input_with(node, found)
     module.graph.eliminate_dead_code()
 
 
 def blank(node: Node) -> Tensor:
-    """A tensor of a node's shape, whose numbers don't matter."""
+    """A tensor of a node's shape and dtype with arbitrary values."""
     like = node.meta["val"]
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
@@ -210,28 +218,28 @@ def blank(node: Node) -> Tensor:
 
 
 def simplify(graph: Graph) -> None:
-    """Drop what changes nothing, and make one change of shape of several."""
+    """Remove operations that change nothing, and combine consecutive reshapes into one."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node.kwargs or not node.args:
             continue
-        same = origin(node) if only_ones(node) else unchanged(node)
-        if node.target is aten.bmm.default and alike(node, *node.args) and shape(node.args[0])[-1] == 1:
+        same = origin(node) if only_unit_dimensions(node) else unchanged(node)
+        if node.target is aten.bmm.default and same_float_type(node, *node.args) and shape(node.args[0])[-1] == 1:
             node.target = aten.mul.Tensor  # a product of a column and a row
         if same is None:
             continue
         if shape(same) == shape(node) and dtype(same) == dtype(node):
-            exchange(graph, node, same)
-        elif only_ones(node):
+            replace_node(graph, node, same)
+        elif only_unit_dimensions(node):
             view = call(graph, node, aten.view.default, (same, list(shape(node))), result(node))
-            exchange(graph, node, view)
+            replace_node(graph, node, view)
 
 
 def unchanged(node: Node) -> Any:
-    """The argument that an operation gives back as it is, if it has the same shape."""
+    """The argument that an operation returns unchanged if the shapes agree, or None."""
     first, second = list[Any]((*node.args, None))[:2]
-    if node.target in AS_THEY_ARE:
+    if node.target in IDENTITY_OPS:
         return first
-    neutral = NEUTRAL.get(packet(node))
+    neutral = NEUTRAL_ELEMENTS.get(packet(node))
     if neutral is None:
         return None
     if is_all(second, neutral) and not number(first):
@@ -239,9 +247,9 @@ def unchanged(node: Node) -> Any:
     return second if packet(node) in (aten.mul, aten.add) and is_all(first, neutral) else None
 
 
-def only_ones(node: Any) -> bool:
-    """Whether an operation only puts in or takes out dimensions of one entry."""
-    if not isinstance(node, Node) or node.target not in (*VIEWS, aten.sum.dim_IntList) or node.kwargs:
+def only_unit_dimensions(node: Any) -> bool:
+    """Whether an operation only inserts or removes dimensions of size 1."""
+    if not isinstance(node, Node) or node.target not in (*VIEW_OPS, aten.sum.dim_IntList) or node.kwargs:
         return False
     before, after = result(node.args[0]), result(node)
     if before is None or after is None or before.dtype != after.dtype:
@@ -250,9 +258,9 @@ def only_ones(node: Any) -> bool:
 
 
 def origin(node: Node) -> Any:
-    """The node whose numbers these are, before dimensions of one entry were put in or taken out."""
+    """The node whose values these are, before dimensions of size 1 were inserted or removed."""
     first = node.args[0]
-    return origin(first) if only_ones(first) else first  # pyright: ignore[reportArgumentType] - it is a node
+    return origin(first) if only_unit_dimensions(first) else first  # pyright: ignore[reportArgumentType] - it is a node
 
 
 def merge(graph: Graph) -> None:
@@ -261,9 +269,9 @@ def merge(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is operator.getitem:
             continue
-        key = (node.target, repr(node.args), repr(node.kwargs))  # a node's name is its own
+        key = (node.target, repr(node.args), repr(node.kwargs))  # nodes have unique names
         if key in seen:
-            exchange(graph, node, seen[key])
+            replace_node(graph, node, seen[key])
         else:
             seen[key] = node
 
@@ -296,17 +304,19 @@ def join(
     target: Any,
     together: Callable[[Any, Any], Any],
 ) -> None:
-    """Make one constant of a node's own and of that of what it is applied to."""
+    """Combine the constant of a node with the constant of its argument."""
     base, value = found
-    if base in known and moderate(together(value, known[base][1])):
+    if base in known and has_moderate_size(together(value, known[base][1])):
         base, value = known[base][0], together(value, known[base][1])
-    fresh = call(module.graph, node, target, (base, put(module, node, narrowed(value))), result(node))
+    fresh = call(
+        module.graph, node, target, (base, insert_constant(module, node, without_repetition(value))), result(node)
+    )
     known[fresh] = base, value
-    exchange(module.graph, node, fresh)
+    replace_node(module.graph, node, fresh)
 
 
 def lift(module: GraphModule, node: Node, known: dict[Node, tuple[Node, Any]]) -> None:
-    """Take the constant factors in a product or a quotient behind it, where nothing else needs them."""
+    """Move constant factors inside a product or quotient to its end, if they have no other use."""
     value: Any = 1.0
     arguments = []
     for place, one in enumerate(node.args):
@@ -314,13 +324,13 @@ def lift(module: GraphModule, node: Node, known: dict[Node, tuple[Node, Any]]) -
         arguments.append(base)
         if own is not None:
             value = value * own if packet(node) is aten.mul or place == 0 else value / own
-    if arguments != list(node.args) and moderate(value) and alike(node, *arguments):
+    if arguments != list(node.args) and has_moderate_size(value) and same_float_type(node, *arguments):
         inner = call(module.graph, node, node.target, tuple(arguments), result(node))
         join(module, node, (inner, value), known, aten.mul.Tensor, operator.mul)
 
 
 def factor(node: Node) -> tuple[Node, Any] | None:
-    """A tensor and the constant that an operation multiplies it by, if that is all it does."""
+    """The tensor and the constant of an operation that only multiplies them, or None."""
     if node.op != "call_function" or node.kwargs:
         return None
     first, second = (*node.args, None)[:2]
@@ -331,13 +341,13 @@ def factor(node: Node) -> tuple[Node, Any] | None:
         pair = first, -1.0
     elif packet(node) is aten.mul:
         pair = (first, constant(second)) if constant(first) is None else (second, constant(first))
-    elif packet(node) is aten.div and moderate(constant(second)):
+    elif packet(node) is aten.div and has_moderate_size(constant(second)):
         pair = first, 1 / constant(second)
-    return pair if pair is not None and steady(node, *pair) else None
+    return pair if pair is not None and keeps_shape_and_type(node, *pair) else None
 
 
 def term(node: Node) -> tuple[Node, Any] | None:
-    """A tensor and the constant that an operation adds to it, if that is all it does."""
+    """The tensor and the constant of an operation that only adds them, or None."""
     if node.op != "call_function" or node.kwargs or packet(node) not in (aten.add, aten.sub):
         return None
     first, second = node.args[:2]
@@ -346,12 +356,17 @@ def term(node: Node) -> tuple[Node, Any] | None:
         pair = first, constant(second) if packet(node) is aten.add else -constant(second)
     elif packet(node) is aten.add and constant(first) is not None:
         pair = second, constant(first)
-    return pair if pair is not None and steady(node, *pair) else None
+    return pair if pair is not None and keeps_shape_and_type(node, *pair) else None
 
 
-def steady(node: Node, base: Any, value: Any) -> bool:
-    """Whether a constant of moderate size leaves the shape and the type of a tensor."""
-    if not isinstance(base, Node) or constant(base) is not None or not alike(node, base) or not moderate(value):
+def keeps_shape_and_type(node: Node, base: Any, value: Any) -> bool:
+    """Whether a constant has moderate size and leaves the shape and dtype of a tensor unchanged."""
+    if (
+        not isinstance(base, Node)
+        or constant(base) is not None
+        or not same_float_type(node, base)
+        or not has_moderate_size(value)
+    ):
         return False
     return shape(base) == shape(node) and (not isinstance(value, Tensor) or value.dtype == dtype(node))
 
@@ -360,35 +375,35 @@ def steady(node: Node, base: Any, value: Any) -> bool:
 
 
 def gather(module: GraphModule) -> None:
-    """Put slices side by side instead of adding up what has zeros around each."""
+    """Concatenate slices instead of adding zero-padded slices."""
     for node in reversed(list(module.graph.nodes)):
         if packet(node) is not aten.add or not node.users:
             continue
         slices, constants, rest = [], [], []
         for one in summands(node, node):
-            kind = slices if place(one) else constants if constant(one) is not None else rest
+            kind = slices if slice_bounds(one) else constants if constant(one) is not None else rest
             kind.append(one)
-        slices.sort(key=place)
-        apart = all(place(a)[1] <= place(b)[0] for a, b in pairwise(slices))
-        if len(slices) >= 2 and apart:
-            whole = side_by_side(module, node, slices, [constant(one) for one in constants])
+        slices.sort(key=slice_bounds)
+        disjoint = all(slice_bounds(a)[1] <= slice_bounds(b)[0] for a, b in pairwise(slices))
+        if len(slices) >= 2 and disjoint:
+            whole = concatenated(module, node, slices, [constant(one) for one in constants])
             for one in rest:
                 whole = call(module.graph, node, aten.add.Tensor, (whole, one), result(node))
-            exchange(module.graph, node, whole)
+            replace_node(module.graph, node, whole)
     module.graph.eliminate_dead_code()
 
 
 def summands(node: Any, root: Node) -> list[Any]:
-    """The tensors that a sum adds up, each of the sum's own shape and type."""
+    """The terms of a sum, each with the shape and dtype of the sum."""
     inside = node is root or (isinstance(node, Node) and len(node.users) == 1)
     plain = inside and packet(node) is aten.add and not node.kwargs
-    if plain and all(shape(n) == shape(root) and alike(root, n) for n in node.args):
+    if plain and all(shape(n) == shape(root) and same_float_type(root, n) for n in node.args):
         return [leaf for n in node.args for leaf in summands(n, root)]
     return [node]
 
 
-def place(node: Any) -> Any:
-    """The first entry and the end of a slice of the last dimension that has zeros around it, or None."""
+def slice_bounds(node: Any) -> Any:
+    """Start and end of a zero-padded slice of the last dimension, or None for any other node."""
     if not isinstance(node, Node) or node.target is not aten.slice_backward.default or result(node) is None:
         return None
     _, sizes, dim, start, end, step = node.args
@@ -396,28 +411,28 @@ def place(node: Any) -> Any:
     return (start, min(end, length)) if last and step == 1 and 0 <= start < end else None  # pyright: ignore
 
 
-def side_by_side(module: GraphModule, node: Node, slices: list[Node], added: list[Tensor]) -> Node:
-    """Slices and constants as one tensor, with zeros where there are none."""
+def concatenated(module: GraphModule, node: Node, slices: list[Node], added: list[Tensor]) -> Node:
+    """Slices and constants concatenated to one tensor, with zeros in the gaps."""
     like = result(node)
     total: Tensor = sum(added, torch.zeros(like.shape, dtype=like.dtype, device=like.device))
     pieces, done = [], 0
     for one in slices:
-        start, end = place(one)
+        start, end = slice_bounds(one)
         if start > done:
-            pieces.append(put(module, node, total[..., done:start]))
-        piece, more = one.args[0], narrowed(total[..., start:end])
+            pieces.append(insert_constant(module, node, total[..., done:start]))
+        piece, more = one.args[0], without_repetition(total[..., start:end])
         if not is_all(more, 0):
             piece = shifted(module, node, piece, more)
         pieces.append(piece)
         done = end
     if done < like.shape[-1]:
-        pieces.append(put(module, node, total[..., done:]))
+        pieces.append(insert_constant(module, node, total[..., done:]))
     return call(module.graph, node, aten.cat.default, (pieces, like.ndim - 1), like)
 
 
 def shifted(module: GraphModule, before: Node, piece: Any, value: Any) -> Node:
-    """A piece with a constant added; a number is added before dimensions of one entry are put in."""
-    if number(value) and only_ones(piece):
+    """A piece with a constant added; a number is added before dimensions of size 1 are inserted."""
+    if number(value) and only_unit_dimensions(piece):
         inner = shifted(module, before, piece.args[0], value)
         return call(module.graph, before, aten.view.default, (inner, list(shape(piece))), result(piece))
-    return call(module.graph, before, aten.add.Tensor, (piece, put(module, before, value)), result(piece))
+    return call(module.graph, before, aten.add.Tensor, (piece, insert_constant(module, before, value)), result(piece))

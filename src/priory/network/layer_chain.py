@@ -1,14 +1,14 @@
-"""Many vectors through a chain of linear layers and activations at the same inputs: one batched product per layer.
+"""Evaluates a chain of linear layers and activations at many vectors: one batched product per layer.
 
-Activations are kept as columns, (S, width, n), and a few draws are taken at a time, into the same memory. Where the
+Activations are stored as columns, (S, width, n). A few draws are evaluated at a time, in the same memory. Where the
 second half of the draws mirrors the first around a centre, w' = 2 c - w, the first layer needs one product per pair:
 
     W x = C x + (W - C) x,      W' x = C x - (W - C) x
 
 and C x is computed once. Cost: draws x one pass, less almost half of the first layer for pairs.
 
-`chain_outputs` is the differentiable version: small networks spend their time in calling torch, which takes as many
-calls for eight vectors as for one.
+`chain_outputs` is the differentiable version. Small networks spend their time on calls of torch, and eight vectors need
+as many calls as one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from priory.network.skeleton import Network
 
 IN_PLACE = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoid_}
-CACHED = 1 << 21  # activations of a layer that are computed together, 8 MiB: more would not fit into the cache
+CACHED_ACTIVATIONS = 1 << 21  # activations of a layer computed at a time: 8 MiB in float32, which fits into the cache
 
 
 class LayerChain:
@@ -45,13 +45,13 @@ class LayerChain:
             self.middle = self._product(centre[None], first, self.columns[None], None)[0]
 
     def __call__(self, w: Tensor, mirrored: bool) -> Tensor:
-        """The outputs (S, n, out) at vectors (S, P), of which the second half may mirror the first."""
+        """The outputs (S, n, out) at vectors (S, P); if `mirrored`, the second half mirrors the first."""
         outputs = self._pairs(w) if mirrored and self.middle is not None else self._each(w)
         return outputs.mT.contiguous()
 
     def _each(self, w: Tensor) -> Tensor:
         n = self.columns.shape[-1]
-        together = max(1, min(len(w), CACHED // (n * max(self.widths))))
+        together = max(1, min(len(w), CACHED_ACTIVATIONS // (n * max(self.widths))))
         work = self._memory(together, n)
         outputs = w.new_empty(len(w), self.widths[-1], n)
         for start in range(0, len(w), together):
@@ -63,7 +63,7 @@ class LayerChain:
         assert self.centre is not None
         assert self.middle is not None
         (first, *rest), n, half = self.layers, self.columns.shape[-1], len(w) // 2
-        together = max(1, min(half, CACHED // (2 * n * max(self.widths))))
+        together = max(1, min(half, CACHED_ACTIVATIONS // (2 * n * max(self.widths))))
         work = [memory.unflatten(0, (2, together)) for memory in self._memory(2 * together, n)]
         outputs = w.new_empty(2, half, self.widths[-1], n)
         for start in range(0, half, together):
@@ -80,13 +80,13 @@ class LayerChain:
         return outputs.flatten(0, 1)
 
     def _memory(self, draws: int, n: int) -> list[Tensor]:
-        """Room for the activations of so many draws, the same for every call."""
+        """Memory for the activations of this many draws, reused by every call."""
         if not self._work or len(self._work[0]) != draws:
             self._work = [self.columns.new_empty(draws, width, n) for width in self.widths[:-1]]
         return self._work
 
     def _through(self, w: Tensor, h: Tensor, layers: tuple[nn.Module, ...], work: list[Tensor], ours: bool) -> None:
-        """Some layers on h (S, width, n), each product into its own memory; in place where h is ours."""
+        """Run layers on h (S, width, n), each product into its own memory; activations in place if h is ours."""
         memory = iter(work)
         for layer in layers:
             if isinstance(layer, nn.Linear):
@@ -97,7 +97,7 @@ class LayerChain:
     def _product(
         self, w: Tensor, layer: nn.Module, h: Tensor, out: Tensor | None, minus_centre: Tensor | None = None
     ) -> Tensor:
-        """W h + b for each vector, (S, out, n); or at their deviations from a centre."""
+        """W h + b for each vector, (S, out, n), or for its deviation from `minus_centre` if given."""
         assert isinstance(layer, nn.Linear)
         weight, bias = (None if p is None else self.network.of_each(w, p) for p in (layer.weight, layer.bias))
         assert weight is not None
@@ -111,9 +111,9 @@ class LayerChain:
 
 
 def chain_outputs(network: Network, w: Tensor, x: Tensor, factors: Mapping[int, Tensor] | None = None) -> Tensor:
-    """The outputs (S, n, out) of a network's chain at vectors (S, P) and inputs (n, in), for autograd to go through.
+    """The outputs (S, n, out) of a network's chain at vectors (S, P) and inputs (n, in), differentiable.
 
-    `factors` (S, width, n) multiply what comes into a layer, by the identity of its weight.
+    `factors` (S, width, n) multiply the inputs of a layer; the keys are the ids of the layers' weights.
     """
     pieces, h, factors = network.cut(w), x.mT, factors or {}
     each = lambda p: pieces[id(p)] if id(p) in pieces else p.detach().expand(len(w), *p.shape)  # noqa: E731
@@ -130,13 +130,17 @@ def chain_outputs(network: Network, w: Tensor, x: Tensor, factors: Mapping[int, 
 
 @dataclass
 class SharedInputs:
-    """What several calls with the same inputs share: the centre that draws are mirrored around, and the chain."""
+    """State shared by several calls with the same inputs.
+
+    Args:
+        centre: The vector (P,) around which the second half of the draws mirrors the first, or None.
+    """
 
     centre: Tensor | None = None
     _chain: LayerChain | None = None
 
     def chain(self, network: Network, x: Tensor) -> LayerChain:
-        """The network's chain of layers at the inputs (n, in), made by the first call."""
+        """The network's chain of layers at the inputs (n, in), built by the first call."""
         if self._chain is None:
             self._chain = LayerChain(network, x, self.centre)
         return self._chain

@@ -1,26 +1,26 @@
 """Noise drawn at the layers instead of at the weights: local reparameterisation and flipout.
 
-For q(w) = N(m, diag(s^2)), one draw of the weights for a whole batch makes the rows' errors move together. Both
-estimators give each row noise of its own at the price of a second product per layer. A layer f(x; W, b), linear or a
+For q(w) = N(m, diag(s^2)), one draw of the weights for a whole batch makes the errors of the rows correlated. Both
+estimators give each row its own noise at the cost of a second product per layer. A layer f(x; W, b), linear or a
 convolution, has means M, b and standard deviations S, s_b:
 
     local      out = f(x; M, b) + sqrt(f(x^2; S^2, s_b^2)) eps,        eps ~ N(0, 1), per activation
     flipout    out = f(x; M, b) + f(x r; S eps, s_b eps_b) r',         eps ~ N(0, 1), per weight; r, r' = +-1, per row
 
-**What they estimate.** sum_n log p(y_n | x_n, w) is a sum over rows, so its expectation under q needs the right
-distribution of each row's pass alone, whatever the rows do together. Under flipout row n sees the weights
+**Bias.** sum_n log p(y_n | x_n, w) is a sum over rows, so its expectation under q depends only on the distribution of
+each row's pass, not on the joint distribution of the rows. Under flipout row n sees the weights
 M + (r'_n r_n^T) S eps, which are a draw of q: value and gradients are unbiased, for convolutions too. Under local
 reparameterisation the activations of a row are Gaussian with the moments that q gives them, and independent, as those
 of a linear layer are: unbiased. At the positions of a convolution, or of a linear layer on a sequence, one draw of the
 weights gives *correlated* activations, and the paper's rule draws them as if they were independent: each has the right
-distribution, but the expectation of a function of several of them is biased. `LayerNoise.approximate` names the layers
-where that is so. Both estimators are biased where rows meet in batch normalisation.
+distribution, but the expectation of a function of several of them is biased. `LayerNoise.approximate` lists these
+layers. Both estimators are biased where batch normalisation mixes rows.
 
-**Where there is no rule** (norms, embeddings, recurrences, weights that are used twice, shared or parametrised) the
-parameters are drawn once for the batch, w = m + s eps, and `LayerNoise.fallbacks` names them.
+**Layers without a rule** (norms, embeddings, recurrences, weights that are used twice, shared or parametrised) have
+their parameters drawn once for the batch, w = m + s eps. `LayerNoise.fallbacks` lists these parameters.
 
-Cost of a pass, beside the network's own: each layer's products once more, forward and backward (two then four; two
-then two where the inputs need no gradient), and normal numbers, one per activation (local) or weight (flipout).
+Cost of a pass in addition to the network's own: each layer's products a second time, forward and backward (two and four
+in total; two and two if the inputs need no gradient), and one normal draw per activation (local) or weight (flipout).
 
 References:
     Kingma, Salimans and Welling (2015), Variational dropout and the local reparameterization trick.
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from priory.network.evaluation import Evaluation
     from priory.network.skeleton import Network
 
-NAMES = {"local": "local reparameterisation", "flipout": "flipout"}
+KIND_NAMES = {"local": "local reparameterisation", "flipout": "flipout"}
 
 
 class LayerNoise:
@@ -54,8 +54,8 @@ class LayerNoise:
 
     Which layers have a rule depends on their types and on a trial pass over the first batch (`examine`, which the first
     noisy pass calls if it has not been called): a layer must act once per pass, on one row per input, and its weights
-    must be read nowhere else. During a pass the skeleton's layers have other forward functions, which are removed after
-    it, also when an exception is raised.
+    must be read nowhere else. During a pass the forward functions of the skeleton's layers are replaced; they are
+    restored afterwards, also when an exception is raised.
 
     Args:
         network: The network.
@@ -66,11 +66,11 @@ class LayerNoise:
     >>> noise.fallbacks
     ('1.weight', '1.bias')
     >>> noise.note
-    'local reparameterisation; one draw a batch for 1.weight, 1.bias'
+    'local reparameterisation; one draw per batch for 1.weight, 1.bias'
     """
 
     def __init__(self, network: Network, kind: Literal["local", "flipout"]) -> None:
-        require(kind in NAMES, "kind", "LayerNoise", "be 'local' or 'flipout'", repr(kind))
+        require(kind in KIND_NAMES, "kind", "LayerNoise", "be 'local' or 'flipout'", repr(kind))
         self.network, self.kind = network, kind
         named = ((name, p) for name, p in network.skeleton.named_parameters() if id(p) in network.drawn)
         self._places: dict[str, slice] = {}
@@ -80,43 +80,43 @@ class LayerNoise:
             self._leaves[name], self._places[name] = p, slice(start, start + p.numel())
             start += p.numel()
         self._layers = list(candidates(network))
-        self._refused: dict[str, str] = {}  # layers that the first batch showed to have no rule, and why
+        self._refused: dict[str, str] = {}  # layers without a rule according to the first batch, and the reason
         self._examined = False
         self._size = 0
 
-    # Which layers have a rule.
+    # Layers with a rule.
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """The parameters that are drawn once for the whole batch; complete after the first batch."""
+        """The parameters that are drawn once for the whole batch; the list is complete after the first batch."""
         ruled = {name for layer in self._layers for name in layer.parameters}
         return tuple(name for name in self._places if name not in ruled)
 
     @property
     def approximate(self) -> tuple[str, ...]:
-        """The layers whose noise has another joint distribution than one draw of the weights per row.
+        """The layers whose noise differs in its joint distribution from one draw of the weights per row.
 
-        Local reparameterisation at several positions of a row, which the first batch shows; all layers where batch
-        normalisation makes rows meet.
+        These are the layers with several positions per row under local reparameterisation, as found on the first batch,
+        and all layers if batch normalisation mixes rows.
         """
         meet = self._rows_meet()
         return tuple(n.name for n in self._layers if meet or (self.kind == "local" and n.positions > 1))
 
     @property
     def note(self) -> str:
-        """One line on what is done: the estimator, which layers fall back and why, which are approximate."""
-        parts = [NAMES[self.kind]]
+        """One line of text: the estimator, the layers that fall back with the reason, and the approximate layers."""
+        parts = [KIND_NAMES[self.kind]]
         if self.fallbacks:
-            parts.append(f"one draw a batch for {', '.join(self.fallbacks)}")
+            parts.append(f"one draw per batch for {', '.join(self.fallbacks)}")
         parts += [f"'{name}' {reason}" for name, reason in self._refused.items()]
         if self.approximate:
             parts.append(f"approximate in {', '.join(repr(name) for name in self.approximate)}")
         return "; ".join(parts)
 
     def examine(self, inputs: Batch, buffers: Mapping[str, Tensor]) -> None:
-        """Find out which layers have a rule in this network, in trial passes on copies of the buffers.
+        """Find the layers that have a rule, by two trial passes on copies of the buffers.
 
-        The second trial has one more row: a dimension that is as long as the batch by accident does not grow with it.
+        The second pass has one more row, to rule out a dimension that has the length of the batch by coincidence.
         """
         for extra in (0, 1):
             rows = tuple(torch.cat([x, x[:1]]) if extra else x for x in inputs)
@@ -125,7 +125,7 @@ class LayerNoise:
             except Exception:
                 if not extra:
                     raise
-                self._refuse({layer.name: "is in a network that takes batches of one size" for layer in self._layers})
+                self._refuse({layer.name: "is in a network that accepts a single batch size" for layer in self._layers})
                 break
             self._refuse({layer.name: why for layer in self._layers if (why := used.get(layer.name))})
         self._examined = True
@@ -137,7 +137,7 @@ class LayerNoise:
 
         def look(layer: NoisyLayer, x: Tensor) -> Tensor:
             if x.ndim < 2 or len(x) != rows:
-                why[layer.name] = "does not act on a row for each input"
+                why[layer.name] = "does not act on one row per input"
             bias = None if layer.bias is None else layer.bias.detach().requires_grad_()
             out = layer.act(x, layer.weight.detach().requires_grad_(), bias)
             wide = (x.shape[-1], out.shape[-1]) if layer.is_linear else (x.shape[1], out.shape[1])
@@ -147,14 +147,14 @@ class LayerNoise:
         def read(layer: NoisyLayer) -> Callable[[Tensor], None]:
             return lambda _: why.update({layer.name: "has weights that are read elsewhere"})
 
-        # The layers use copies of their weights, so that a gradient in a weight itself shows another reader.
+        # The layers use copies of their weights, so a gradient in a weight itself reveals another use of it.
         hooks = [p.register_hook(read(layer)) for layer in self._layers for p in layer.parameters.values()]
         self.network.collect_gradients_in(self.network.initial.new_zeros(self.network.size))
         try:
             with torch.enable_grad(), self.installed(look):
                 outputs = self.network(self.network.initial, inputs, buffers, train=True)
                 if outputs.requires_grad:
-                    outputs.sum().backward()  # a checkpointed part runs again here, and its calls are counted
+                    outputs.sum().backward()  # checkpointed parts run again here, and their calls are counted
         finally:
             for hook in hooks:
                 hook.remove()
@@ -186,7 +186,7 @@ class LayerNoise:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """sum_n factor_n log p(y_n | noisy pass), and its gradients in the means and standard deviations, (P,) each.
 
-        The coordinates that the likelihood learns are drawn once. The gradients are buffers that the next call
+        The likelihood's learnt coordinates are drawn once. The gradients are buffers that the next call
         overwrites.
         """
         value, toward, spread, inner = self.in_parts(evaluation, m, scale, batch, factor, buffers, generator)
@@ -203,9 +203,9 @@ class LayerNoise:
         generator: torch.Generator,
         noise: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """As `log_likelihood_and_grads`, with the last gradient as two factors, (P,) each; the second may be None.
+        """Like `log_likelihood_and_grads`, with the gradient in the standard deviations as two factors, (P,) each.
 
-        If `noise` (P,) is given, flipout uses it for its eps.
+        The second factor may be None. If `noise` (P,) is given, flipout uses it as eps.
         """
         inputs, targets = batch[:-1], batch[-1]
         shape = (evaluation.size,)
@@ -222,7 +222,7 @@ class LayerNoise:
             self._noise.normal_(generator=generator)
         self._given = noise is not None
         w, forward = self._draw(m, scale, len(targets), generator)
-        # without a buffer to add to, autograd hands its gradient over: two passes over the weights less
+        # without a buffer to add to, autograd hands over its gradient, which saves two passes over the weights
         self.network.let_go_of_gradients()
         for second in self._seconds.values():
             second.grad = None
@@ -237,11 +237,11 @@ class LayerNoise:
         return total.detach(), self._toward, self._spread, inner
 
     def _make_room(self, size: int) -> None:
-        """The work vectors (P,), and the leaves of the second products as views of one of them."""
+        """Allocate the work vectors (P,); the leaves of the second products are views of one of them."""
         like = self.network.initial
         self._size = size
         self._w, self._noise, self._second = like.new_zeros(3, size).unbind()
-        self._given = False  # whether the noise is the caller's memory
+        self._given = False  # whether `_noise` is the caller's memory
         self._toward, self._spread = like.new_zeros(2, size).unbind()
         self._seconds: dict[str, Tensor] = {}
         tiny = torch.finfo(like.dtype).tiny
@@ -263,7 +263,7 @@ class LayerNoise:
     def _draw(
         self, m: Tensor, scale: Tensor, rows: int, generator: torch.Generator
     ) -> tuple[Tensor, Callable[[NoisyLayer, Tensor], Tensor]]:
-        """The vector that the network reads, with the fallbacks drawn, and the layers' noisy forward function."""
+        """The vector at which the network runs, with fallback parameters drawn, and the noisy forward function."""
         w = self._w.copy_(m) if self._once else m
         if self.kind == "local":
             torch.mul(scale, scale, out=self._second)
@@ -279,13 +279,13 @@ class LayerNoise:
         return w, lambda layer, x: flipout(layer, checked(layer, x, rows), *pairs[layer.name])
 
     def _follow_back(self, scale: Tensor) -> Tensor | None:
-        """Collect the gradients; those of the second products, in S^2 or S eps, still lack its derivative in S."""
+        """Collect the gradients, and apply or return the derivative of S^2 or S eps in S for the second products."""
         placed = {id(layer.weight) for layer in self._layers if layer.placed}
         placed |= {id(layer.second_weight) for layer in self._layers if layer.placed}
         for leaves, flat in ((self._leaves, self._toward), (self._seconds, self._spread)):
             for name, leaf in leaves.items():
                 if id(leaf) not in placed:
-                    put(leaf.grad, flat[self._places[name]])
+                    write_gradient(leaf.grad, flat[self._places[name]])
         if self.kind == "local":
             self._spread.mul_(scale).mul_(2)
             for run in self._once:
@@ -297,7 +297,7 @@ class LayerNoise:
 
     @contextmanager
     def installed(self, forward: Callable[[NoisyLayer, Tensor], Tensor]) -> Iterator[None]:
-        """A context in which the layers have this forward function, for a pass and its backward pass."""
+        """A context in which the layers use this forward function, for a pass and its backward pass."""
 
         def bound(layer: NoisyLayer) -> Callable[[Tensor], Tensor]:
             def run(x: Tensor) -> Tensor:
@@ -316,8 +316,8 @@ class LayerNoise:
                 vars(layer.module).pop("forward", None)
 
 
-def put(gradient: Tensor | None, flat: Tensor) -> None:
-    """Write a leaf's gradient, or zeros where it has none, to its place."""
+def write_gradient(gradient: Tensor | None, flat: Tensor) -> None:
+    """Write the gradient of a leaf, or zeros if it has none, to its slice of the flat vector."""
     if gradient is None:
         flat.zero_()
     else:
@@ -325,7 +325,7 @@ def put(gradient: Tensor | None, flat: Tensor) -> None:
 
 
 def runs(chosen: Tensor) -> list[slice]:
-    """The runs of a mask (P,) that are true, as slices.
+    """Slices of consecutive true entries of a mask (P,).
 
     >>> runs(torch.tensor([True, True, False, True]))
     [slice(0, 2, None), slice(3, 4, None)]

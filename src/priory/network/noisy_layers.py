@@ -1,4 +1,4 @@
-"""One layer under local reparameterisation or flipout: which layers have such a rule, and the rules themselves.
+"""The rules of local reparameterisation and flipout for one layer, and the layers to which they apply.
 
 `priory.network.layer_noise` describes both estimators and runs whole networks with them.
 """
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
     from priory.network.skeleton import Network
 
-RULED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+LAYERS_WITH_RULE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass
 class NoisyLayer:
-    """A layer with a rule: its function, and its leaves for the second product, views of one vector."""
+    """A layer with a rule: its function, and the leaves of its second product, which are views of one vector."""
 
     name: str
     module: nn.Module
     act: Callable[[Tensor, Tensor, Tensor | None], Tensor]  # f(x; weight, bias)
-    parameters: Mapping[str, Tensor]  # the drawn ones by full name: the weight and, if trained, the bias
+    parameters: Mapping[str, Tensor]  # drawn parameters by full name: the weight and, if trained, the bias
     weight: Tensor
     bias: Tensor | None
     second_weight: Tensor
@@ -38,7 +38,7 @@ class NoisyLayer:
     toward: Tensor | None = None  # where the gradients of the weight and of the second weight are written
     spread: Tensor | None = None
     placed: bool = False  # whether the pass itself has written them there
-    widths: tuple[int, int] = (0, 0)  # inputs and outputs per position: the signs that a row needs
+    widths: tuple[int, int] = (0, 0)  # inputs and outputs per position: the number of signs per row
     noise: Tensor | None = None  # memory for the noise of the activations, drawn anew in each pass
     calls: int = 0
     positions: int = 1  # outputs per row and channel
@@ -57,7 +57,7 @@ def local(layer: NoisyLayer, x: Tensor, generator: torch.Generator) -> Tensor:
     variance = layer.act(x.square(), layer.second_weight, layer.second_bias)
     if layer.noise is None or layer.noise.shape != mean.shape:
         layer.noise = torch.empty(mean.shape, dtype=mean.dtype, device=mean.device)
-    # In place: the backward pass of a product does not read what it made.
+    # In place: the backward pass of a product does not read its output.
     return mean.addcmul_(variance.sqrt_(), layer.noise.normal_(generator=generator))
 
 
@@ -74,14 +74,14 @@ def flipout(layer: NoisyLayer, x: Tensor, into: Tensor, out: Tensor) -> Tensor:
 
 
 class FlipoutLinear(torch.autograd.Function):
-    """Flipout of a linear layer on rows, whose weights' gradients are written where they belong.
+    """Flipout of a linear layer on rows, which writes the gradients of the weights to their slices of the flat vector.
 
-    Autograd's gradient would be transposed, and copied once to be contiguous and once more to its place.
+    Autograd's gradient would be transposed, copied once to be contiguous, and copied again to its slice.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: NoisyLayer, into: Tensor, out: Tensor, *leaves: Tensor | None) -> Tensor:
-        """The output for x W' + b + ((x r) V' + c) r', with the leaves W, b, V and c."""
+        """The output x W' + b + ((x r) V' + c) r', with the leaves W, b, V and c."""
         w, b, v, c = leaves
         assert w is not None
         assert v is not None
@@ -92,7 +92,7 @@ class FlipoutLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of x and those of the biases; the weights' go to the layer's places."""
+        """The gradients of x and of the biases; those of the weights are written to the layer's buffers."""
         x, flipped, w, v, into, out = ctx.saved_tensors
         (g,), h, layer = gradients, gradients[0] * out, ctx.layer
         torch.mm(g.mT, x, out=layer.toward)
@@ -103,13 +103,13 @@ class FlipoutLinear(torch.autograd.Function):
 
 
 def checked(layer: NoisyLayer, x: Tensor, rows: int) -> Tensor:
-    """A layer's input, if the layer is called as in the first batch."""
+    """Check that a layer is called as in the first batch, and return its input."""
     if layer.calls == 1 and len(x) == rows:
         return x
     got = f"a call on {len(x)} rows for {rows} inputs" if len(x) != rows else "a second call"
     raise InputError(
-        f"The layer '{layer.name}' must act once a pass, with a row for each input, in every batch as in the first, "
-        f"got {got}: choose an estimator that draws the weights."
+        f"The layer '{layer.name}' must act once per pass, on one row per input, in every batch as in the first, "
+        f"got {got}; choose an estimator that draws the weights."
     )
 
 
@@ -117,24 +117,26 @@ def signs(count: int, like: Tensor, generator: torch.Generator) -> Tensor:
     """Random signs, (count,): each random byte indexes a table of eight signs."""
     words = torch.empty(-(-count // 64), dtype=torch.int64, device=like.device)
     bytes_ = words.random_(-(2**63), None, generator=generator).view(torch.uint8)
-    return eights(like.dtype, like.device).index_select(0, bytes_.int()).view(-1)[:count]
+    return sign_table(like.dtype, like.device).index_select(0, bytes_.int()).view(-1)[:count]
 
 
 @functools.cache
-def eights(dtype: torch.dtype, device: torch.device) -> Tensor:
+def sign_table(dtype: torch.dtype, device: torch.device) -> Tensor:
     """The signs for the bits of each byte, (256, 8)."""
     bits = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)
     return ((bits & 1) * 2 - 1).to(dtype)
 
 
-# Which layers they hold for.
+# Layers with a rule.
 
 
 def candidates(network: Network) -> Iterator[NoisyLayer]:
     """The linear layers and convolutions whose weight is trained and belongs to them alone."""
     owners = [id(p) for module in network.skeleton.modules() for p in module._parameters.values() if p is not None]
     for name, module in network.skeleton.named_modules():
-        plain = type(module) in RULED and "forward" not in vars(module) and module._compiled_call_impl is None
+        plain = (
+            type(module) in LAYERS_WITH_RULE and "forward" not in vars(module) and module._compiled_call_impl is None
+        )
         weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
         if not plain or weight is None or id(weight) not in network.drawn or len(module._parameters) > 2:
             continue

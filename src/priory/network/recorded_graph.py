@@ -1,11 +1,11 @@
-"""Values and gradients of a function at many vectors of one shape, as a recorded graph of torch's operations.
+"""Values and gradients of a function at many vectors of one shape, as a recorded graph of torch operations.
 
-A sampler calls one function thousands of times at tensors of one shape. On small problems the time goes into calling
-torch, not into arithmetic. So the function is recorded once (`make_fx`) with its data inside, and the graph is
+A sampler calls one function thousands of times at tensors of one shape. On small problems the time is spent on
+calls of torch, not on arithmetic. So the function is recorded once (`make_fx`) with its data inside, and the graph is
 rewritten with as few operations as possible (`priory.network.graph_rules`): the density of eight schools has
 174 operations before and 59 after.
 
-Inside a trajectory of HMC only gradients are needed. So a second graph is kept without the operations that only the
+Inside a trajectory of HMC only gradients are needed. So a second graph leaves out the operations that only the
 value needs: 39 operations on eight schools, and half of the time on a logistic regression.
 """
 
@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from priory.core.errors import warn
 from priory.network.graph_function import function
-from priory.network.graph_rules import tidy
+from priory.network.graph_rules import simplify_graph
 from priory.network.vectorise import unchecked
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def record(
         gradients: Gradients (S, P) and values (S,) at vectors (S, P), as a pair.
         w: Vectors of the shape at which the graph will be called.
         orders: Memory layouts to try; the first in which the function can be recorded is used.
-        compile: Whether torch's compiler is given the graph.
+        compile: Whether to compile the graph with torch's compiler.
 
     Returns:
         The recorded graph, or None if the function cannot be recorded in any of the layouts.
@@ -103,12 +103,12 @@ def traced(gradients: Callable[[Tensor], tuple[Tensor, Tensor]], w: Tensor) -> G
     """The rewritten graph of a function at vectors of the shape and memory layout of w (S, P)."""
     with unchecked():
         graph = make_fx(gradients)(w)
-    tidy(graph)
+    simplify_graph(graph)
     return graph
 
 
 def without_value(graph: GraphModule) -> GraphModule:
-    """A copy of a graph of gradients and values without what the values alone need."""
+    """A copy of a graph of gradients and values without the operations that only the values need."""
     module = deepcopy(graph)
     output = next(node for node in module.graph.nodes if node.op == "output")
     output.args = (output.args[0][0],)  # pyright: ignore[reportIndexIssue, reportOptionalSubscript, reportArgumentType]
@@ -118,10 +118,10 @@ def without_value(graph: GraphModule) -> GraphModule:
 
 
 def compiled(graph: GraphModule, w: Tensor) -> Callable[[Tensor], Any]:
-    """The graph through torch's compiler, or uncompiled, with a warning, where that fails.
+    """The graph compiled by torch's compiler; if that fails, the uncompiled graph, with a warning.
 
-    The compiler is given the graph itself: `torch.compile` would check at each call whether the shapes are still the
-    same, which for a small density takes twice as long as the density.
+    The compiler receives the graph itself: `torch.compile` would check the shapes at each call, which for a small
+    density takes twice as long as the density.
     """
     try:
         with torch.no_grad():
@@ -129,8 +129,8 @@ def compiled(graph: GraphModule, w: Tensor) -> Callable[[Tensor], Any]:
 
             run: Any = _inductor.compile(graph, [w])
             run(w)
-    except Exception as error:  # a compiler's failures are of many kinds
+    except Exception as error:  # the compiler raises many types of exceptions
         reason = str(error).strip().split("\n")[0][:160]
-        warn(f"The log density can't be compiled, so it runs as it is ({reason}).")
+        warn(f"The log density can't be compiled, so it runs uncompiled, which may be slower ({reason}).")
         return graph
     return run

@@ -1,12 +1,12 @@
 """Dropout with one mask per row: the log-likelihood and its gradients in the means and in the factors.
 
-One draw of w = m z for a whole batch makes the errors of all rows move together. But sum_n log p(y_n | x_n, w) is a
-sum over rows, so its expectation under q needs the right distribution of each row's pass alone, and a factor on the
-inputs of a layer is a factor on its weights (`priory.network.dropout_sites`): row n may have factors of its own,
-z_n x_n in front of the layer, and value and gradients stay unbiased.
+One draw of w = m z for a whole batch makes the errors of all rows correlated. But sum_n log p(y_n | x_n, w) is a sum
+over rows, so its expectation under q depends only on the distribution of each row's pass. A factor on the inputs of a
+layer is a factor on its weights (`priory.network.dropout_sites`). So row n may have its own factors, z_n x_n in front
+of the layer, and value and gradients stay unbiased.
 
-Where a layer does not allow it (recurrences, weights that are read elsewhere, layers that do not act on one row per
-input) its weights take the factors of the first row for all rows. Cost: one pass per vector, and a product with the
+Some layers do not allow this: recurrences, weights that are read elsewhere, and layers that do not act on one row per
+input. Their weights take the factors of the first row for all rows. Cost: one pass per vector, and a product with the
 factors in front of each masked layer. Vectors of a chain of layers are evaluated together
 (`priory.network.layer_chain`).
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class RowMasks:
-    """Passes of a network with one mask per row; a trial pass over `inputs` shows which layers allow it."""
+    """Passes of a network with one dropout mask per row; a trial pass over `inputs` finds the layers that allow it."""
 
     def __init__(
         self, evaluation: Evaluation, units: DropoutUnits, inputs: Batch, buffers: Mapping[str, Tensor]
@@ -85,7 +85,9 @@ class RowMasks:
             factors = {weight: z[:, at] for weight, at in self._columns.items()}
             outputs = chain_outputs(evaluation.network, m, batch[0], factors)
             values = weighted_sum(evaluation.log_prob(outputs, batch[-1], m[:, evaluation.learnt], None), factor)
-            gradients = torch.autograd.grad(values.sum(), (m, z) if along else (m,))  # vectors don't meet
+            gradients = torch.autograd.grad(
+                values.sum(), (m, z) if along else (m,)
+            )  # each value depends on its own vector alone
         return values.detach(), gradients[0], gradients[1] if along else None
 
     def _one(

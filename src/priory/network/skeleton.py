@@ -1,4 +1,4 @@
-"""A torch module read through one flat vector, and never changed.
+"""Runs a torch module at a flat vector of weights, without ever changing the module.
 
 `Network` keeps a skeleton of the module: a deep copy in which each trainable parameter is replaced by one whose data
 are a view of whichever vector is bound. Hooks, buffers and dicts are the skeleton's own, so nothing that happens here
@@ -9,7 +9,7 @@ reaches the user's module, not even when an exception is raised.
     network.collect_gradients_in(gradient)                      backward passes then write to one flat buffer
     outputs = network.functional(w, inputs, buffers)            a pure function, for vmap and autograd
 
-Which of these evaluates many vectors is chosen in `priory.network.evaluation`.
+`priory.network.evaluation` chooses how many vectors are evaluated.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from priory.core.errors import InputError, require
 from priory.core.flat import Param
 from priory.network.dropout_off import DropoutOff
-from priory.network.faster_layers import hooked, overwrite, pool_by_maxima
+from priory.network.faster_layers import hooked, pool_by_maxima, use_inplace_relu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-DENSE = (
+DENSE_LAYERS = (
     nn.Linear,
     nn.Bilinear,
     nn.Identity,
@@ -42,32 +42,32 @@ DENSE = (
     nn.Softmax,
     nn.LogSoftmax,
 )
-ACTIVATIONS = tuple(
+ACTIVATION_LAYERS = tuple(
     getattr(nn.modules.activation, name) for name in nn.modules.activation.__all__ if name != "MultiheadAttention"
 )
-ELEMENTWISE = (
+ELEMENTWISE_LAYERS = (
     *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
     *(nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish),
 )
-MEMORY_LIMIT = 1 << 29  # bytes of activations at a time: 512 MiB
+MEMORY_LIMIT = 1 << 29  # bytes of activations held at a time: 512 MiB
 SMALL_WORK = 1 << 17  # rows x parameters up to which vmap costs less than a loop for outputs
-BATCHED_WORK = 1 << 22  # rows x parameters of one vector above which a loop costs nothing beside its products
+BATCHED_WORK = 1 << 22  # rows x parameters of one vector above which the overhead of a loop is negligible
 
 
 class Network:
     """The skeleton of a module and the vector that its parameters are views of.
 
     Args:
-        net: The module. It is deep-copied as it is now; parameters without a gradient stay constants.
+        net: The module. It is deep-copied in its current state; parameters with `requires_grad=False` stay constant.
 
     Attributes:
         skeleton: The copy that is run.
         params: Shape of each trainable parameter by name, in the order of the flat vector.
         size: The number of trainable weights.
-        initial: The weights of the module when it was given, (size,).
+        initial: The weights of the module when the network was built, (size,).
         layers: The modules without children.
         layer_chain: The layers of a plain sequence of linear maps and elementwise activations, else empty.
-        dense: Whether every layer works row by row on small matrices, so that vmap pays.
+        dense: Whether every layer works row by row on small matrices, so that vmap is worthwhile.
         written: Names of the buffers that a pass in training mode writes, once `try_once` has run.
 
     Raises:
@@ -80,9 +80,9 @@ class Network:
             isinstance(p, (UninitializedParameter, UninitializedBuffer)) for p in (*net.parameters(), *net.buffers())
         ):
             raise InputError(
-                "The 'net' argument of Model must have its shapes: run one batch through its lazy layers first."
+                "The 'net' argument of Model must have its shapes, got lazy layers; run one batch through it first."
             )
-        named = net.named_parameters()  # a shared parameter comes once
+        named = net.named_parameters()  # a shared parameter occurs once
         trainable = {name: p for name, p in named if p.requires_grad and p.numel()}
         require(bool(trainable), "net", "Model", "have a parameter that requires a gradient", "none")
         kinds = {(p.dtype, p.device) for p in trainable.values()}
@@ -96,8 +96,10 @@ class Network:
             self.dtype,
         )
 
-        heard = [name for name, p in trainable.items() if p._backward_hooks]
-        require(not heard, "net", "Model", "have no hooks on its parameters, which a copy would lose", heard)
+        hooked_names = [name for name, p in trainable.items() if p._backward_hooks]
+        require(
+            not hooked_names, "net", "Model", "have no hooks on its parameters, which a copy would lose", hooked_names
+        )
         self.params: dict[str, Param] = {name: Param(tuple(p.shape)) for name, p in trainable.items()}
         self.size = sum(p.numel() for p in trainable.values())
         self.initial = torch.cat([p.detach().reshape(-1) for p in trainable.values()])
@@ -105,7 +107,7 @@ class Network:
         stops = list(itertools.accumulate(leaf.numel() for leaf in self._leaves.values()))
         slices = (slice(stop - leaf.numel(), stop) for leaf, stop in zip(self._leaves.values(), stops, strict=True))
         self.drawn = {id(leaf) for leaf in self._leaves.values()}
-        self._places = list(zip(self._leaves.values(), slices, strict=True))  # where each lies in the vector
+        self._places = list(zip(self._leaves.values(), slices, strict=True))  # where each parameter lies in the vector
         try:
             self.skeleton = copy.deepcopy(net, {id(p): self._leaves[name] for name, p in trainable.items()})
         except Exception as error:
@@ -116,20 +118,20 @@ class Network:
         self._refuse_copies_that_share(net)
         self.modes = {name: module.training for name, module in self.skeleton.named_modules()}
         self.layers = [m for m in self.skeleton.modules() if next(m.children(), None) is None]
-        self.dense = all(isinstance(m, (*DENSE, *ACTIVATIONS)) for m in self.layers)
+        self.dense = all(isinstance(m, (*DENSE_LAYERS, *ACTIVATION_LAYERS)) for m in self.layers)
         self.layer_chain = self._find_layer_chain()
         if not self.dense:
-            overwrite(self.skeleton)
+            use_inplace_relu(self.skeleton)
             pool_by_maxima(self.skeleton)
         plain = type(self.skeleton).__module__.startswith("torch.nn")
         self.takes_numbers = plain and not any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in self.layers)
         self._bound: tuple[int, torch.Size] | None = None
         self._grads: Tensor | None = None
         self.given = {name: buffer.detach().clone() for name, buffer in self.skeleton.named_buffers()}
-        self.written: tuple[str, ...] = ()  # buffers that a pass in training mode writes; `try_once` finds out
+        self.written: tuple[str, ...] = ()  # buffers that a pass in training mode writes, set by `try_once`
         self._in_use: dict[str, Tensor] = {}
         self._mode: bool | None = None
-        self.silent = self.quiet = False  # whether dropout does nothing: modules, functions
+        self.silent = self.quiet = False  # whether dropout modules and dropout functions are disabled
         self._counted: dict[tuple[torch.Size, ...], int] = {}
         self.set_mode(train=False)
 
@@ -148,7 +150,7 @@ class Network:
                 if not key.startswith("_") and any(id(item) in ours for item in inside):
                     raise InputError(
                         f"The 'net' argument of Model must keep its parameters in modules, got them in '{key}', a "
-                        f"{type(value).__name__},: use nn.ParameterList or nn.ParameterDict."
+                        f"{type(value).__name__}; use nn.ParameterList or nn.ParameterDict."
                     )
 
     @property
@@ -195,10 +197,10 @@ class Network:
         self._grads = None
 
     def __call__(self, w: Tensor, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor], train: bool) -> Tensor:
-        """The outputs (n, ...) at one vector; with `train`, each module runs in the mode in which the user left it."""
+        """The outputs (n, ...) at one vector; with `train`, each module runs in the mode the user set."""
         self.bind(w)
         if torch.is_autocast_enabled(self.device.type):
-            torch.clear_autocast_cache()  # it keeps casts of parameters and does not notice a new vector
+            torch.clear_autocast_cache()  # it caches casts of parameters and does not notice a new vector
         if buffers or self._in_use:
             self.use_buffers(buffers)
         self.set_mode(train)
@@ -208,7 +210,7 @@ class Network:
             if "more than 1 value per channel" not in str(error):
                 raise
             must = "Batch normalisation must have more than 1 value per channel in every batch"
-            raise InputError(f"{must}, got a batch of one row: change batch_size.") from error
+            raise InputError(f"{must}, got a batch of one row; change batch_size.") from error
         if train and self.written:
             self._put_back()
         return checked(outputs)
@@ -223,11 +225,11 @@ class Network:
         """The layers of a plain sequence of linear maps and elementwise activations; empty for any other network."""
         net = self.skeleton
         layers = tuple(net) if type(net) is nn.Sequential else (net,)
-        known = all(type(m) in (nn.Linear, *ELEMENTWISE) for m in layers)
+        known = all(type(m) in (nn.Linear, *ELEMENTWISE_LAYERS) for m in layers)
         return layers if known and not hooked(*net.modules()) and type(layers[-1]) is nn.Linear else ()
 
     def of_each(self, w: Tensor, parameter: Tensor) -> Tensor:
-        """A parameter of the skeleton at each of the vectors (S, P), (S, *shape); a frozen one is the same at all."""
+        """A parameter of the skeleton at each of the vectors (S, P), (S, *shape); a frozen one is expanded."""
         for leaf, place in self._places:
             if leaf is parameter:
                 return w[:, place].view(len(w), *leaf.shape)
@@ -242,7 +244,7 @@ class Network:
         return {id(leaf): t.view(len(w), *leaf.shape) for (leaf, _), t in zip(self._places, pieces, strict=False)}
 
     def functional(self, w: Tensor, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor]) -> Tensor:
-        """The outputs (n, ...) at one vector as a pure function, for vmap; in the mode that was set last."""
+        """The outputs (n, ...) at one vector as a pure function, for vmap; in the current mode."""
         views = {n: w[place].view(leaf.shape) for n, (leaf, place) in zip(self._leaves, self._places, strict=True)}
         named = {**buffers, **views}
         if not (self.quiet and self._mode):
@@ -277,7 +279,7 @@ class Network:
         return {name: self.given[name].clone() for name in self.written}
 
     def fixed(self) -> dict[str, Tensor]:
-        """What no fit changes: parameters without a gradient, and the buffers as given."""
+        """The tensors that no fit changes: frozen parameters, and the buffers in their original state."""
         frozen = {name: p.detach() for name, p in self.skeleton.named_parameters() if not p.requires_grad}
         return {**frozen, **self.given}
 
@@ -291,7 +293,7 @@ class Network:
         return own
 
     def use_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Let the skeleton read, and in training mode write, these buffers; the others are reset to those given."""
+        """Let the skeleton read, and in training mode write, these buffers; all other buffers are reset."""
         for name in self._in_use.keys() - buffers.keys():
             self._place(name, self.given[name].clone())
             del self._in_use[name]
@@ -301,7 +303,7 @@ class Network:
                 self._in_use[name] = buffer
 
     def _put_back(self) -> None:
-        """Copy a buffer that a module replaced, instead of writing to it, into ours."""
+        """Copy buffers that a module replaced instead of writing in place into ours."""
         now = dict(self.skeleton.named_buffers())
         for name in self.written:
             ours, theirs = self._in_use.get(name), now.get(name)
@@ -314,7 +316,7 @@ class Network:
         self.skeleton.get_submodule(owner)._buffers[key] = buffer
 
     def set_mode(self, train: bool) -> None:
-        """Training mode, in which each module is as the user left it, or evaluation mode."""
+        """Set training mode, in which each module keeps the mode the user set, or evaluation mode."""
         if self._mode is train:
             return
         for name, module in self.skeleton.named_modules():
@@ -333,7 +335,7 @@ class Network:
         with DropoutOff():
             return self.skeleton(*inputs)
 
-    # Starting points other than the given one.
+    # New starting points.
 
     def fresh(self, generator: torch.Generator) -> Tensor:
         """A new starting vector (size,): each module's own initialisation, seeded from the generator.
@@ -397,13 +399,13 @@ def tensors(value: object) -> Iterator[Tensor]:
 
 
 def drops(module: nn.Module) -> bool:
-    """Whether a module has dropout of its own in training."""
+    """Whether a module applies dropout in training mode."""
     rate = getattr(module, "dropout", None)  # a number in recurrent and attention layers; elsewhere often a module
     return isinstance(module, nn.modules.dropout._DropoutNd) or (isinstance(rate, (int, float)) and rate > 0)
 
 
 def checked(outputs: object) -> Tensor:
-    """The outputs of a network, if they are one tensor."""
+    """Check that the output of a network is one tensor, and return it."""
     if not isinstance(outputs, Tensor):
         raise InputError(f"The network's output must be one tensor, got {type(outputs).__name__}.")
     return outputs

@@ -1,9 +1,9 @@
 """Values and gradients at many vectors w (S, P) of a function that takes one vector (P,).
 
 `torch.vmap` evaluates it in one pass. Gradients are traced once per shape with `make_fx`, because running the recorded
-graph takes a third to a half of the time of running vmap through grad each time. A function that vmap cannot take is
-looped over, with a warning. Distributions do not validate their arguments meanwhile (`unchecked`): outside its support
-a log density is NaN or -inf instead of an error.
+graph takes a third to a half of the time of running vmap through grad each time. A function that vmap does not support
+is evaluated in a loop, with a warning. Distributions do not validate their arguments meanwhile (`unchecked`): outside
+its support a log density is NaN or -inf instead of an error.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ from priory.core.errors import warn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TRACES = 16  # graphs kept at a time, one per shape: a data set has two (full batches and the last one)
+MAX_TRACES = 16  # graphs kept at a time, one per shape; a data set has two (full batches and the last one)
 
 
 class Vectorised:
-    """fn(w: (P,), *args) -> scalar or tensor, over a leading dimension of w.
+    """A function fn(w: (P,), *args) -> scalar or tensor, evaluated over a leading dimension of w.
+
+    Args:
+        fn: The function of one vector.
+        owner: Subject of the warning if vmap fails, such as "This network".
+        loop: Whether to evaluate in a loop instead of with vmap.
 
     >>> square = Vectorised(lambda w, a: (a * w * w).sum(), "the example")
     >>> value, gradient = square.values_and_grads(torch.eye(2), torch.tensor(3.0))
@@ -52,7 +57,7 @@ class Vectorised:
     def values_and_grads(self, w: Tensor, *args: Any, each: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor]:
         """fn and its gradient for each row of w (S, P): (S,) and (S, P).
 
-        Every row of w gets its own row of the tensors in `each`, (S, ...), after the arguments that all share.
+        Row s of w is evaluated with row s of the tensors in `each`, (S, ...), which follow the shared arguments.
         """
         if not self.loop:
             parts, spec = tree_flatten(args)
@@ -82,20 +87,20 @@ class Vectorised:
     ) -> None:
         def one(v: Tensor, *given: Tensor) -> Tensor:
             own, rest = given[: len(each)], iter(given[len(each) :])
-            # tensors are inputs of the graph, numbers are part of it
+            # tensors are inputs of the graph, numbers are constants in it
             return self.fn(v, *tree_unflatten([next(rest) if c is None else c for c in constants], spec), *own)
 
         many = vmap(grad_and_value(one), in_dims=(0, *[0] * len(each), *[None] * len(tensors)))
-        while len(self._traces) >= TRACES:
+        while len(self._traces) >= MAX_TRACES:
             self._traces.pop(next(iter(self._traces)))
         with unchecked():
             self._traces[key] = make_fx(many)(w, *each, *tensors)
 
     def _fall_back(self, error: Exception, w: Tensor, args: tuple[Any, ...]) -> None:
-        self.fn(w[0], *args)  # an error of the function itself is raised here as it is
+        self.fn(w[0], *args)  # an error of the function itself is raised here unchanged
         self.loop = True
         reason = str(error).strip().split("\n")[0][:160]
-        warn(f"{self.owner} can't be vectorised over draws by vmap, so it is looped over, which is slower ({reason}).")
+        warn(f"{self.owner} can't be vectorised over draws by vmap, so it runs in a loop, which is slower ({reason}).")
 
 
 @contextmanager

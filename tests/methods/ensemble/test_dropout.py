@@ -255,7 +255,7 @@ class Kept(nn.Module):
 
 def test_dropout_in_a_module_of_that_name_is_silent_and_that_of_attention_is_off_with_a_warning():
     _, data = classification()
-    with pytest.warns(pr.PrioryWarning, match="dropout of attention is off"):
+    with pytest.warns(pr.PrioryWarning, match="dropout of attention weights is disabled"):
         posterior = pr.fit(pr.Model(Kept().train(), pr.Categorical()), data, pr.Dropout(), steps=5)
     assert posterior.rates == pytest.approx({"second.weight": 0.3})
 
@@ -305,14 +305,26 @@ def test_an_ensemble_of_dropout_has_members_with_rates():
     ("options", "sentence"),
     [
         ({"rate": 0.0}, "The 'rate' argument of Dropout must lie between 0 and 1, got 0.0."),
-        ({"rate": "all"}, "The 'rate' argument of Dropout must be a number, several, or 'learn', got 'all'."),
-        ({"rate": True}, "The 'rate' argument of Dropout must be a number, several, or 'learn', got True."),
-        ({"rate": {"a": 1}}, "The 'rate' argument of Dropout must be a number, several, or 'learn', got {'a': 1}."),
+        (
+            {"rate": "all"},
+            "The 'rate' argument of Dropout must be a number, a sequence of numbers, or 'learn', got 'all'.",
+        ),
+        (
+            {"rate": True},
+            "The 'rate' argument of Dropout must be a number, a sequence of numbers, or 'learn', got True.",
+        ),
+        (
+            {"rate": {"a": 1}},
+            "The 'rate' argument of Dropout must be a number, a sequence of numbers, or 'learn', got {'a': 1}.",
+        ),
         (
             {"rate": torch.tensor(0.5)},
-            "The 'rate' argument of Dropout must be a number, several, or 'learn', got tensor(0.5000).",
+            "The 'rate' argument of Dropout must be a number, a sequence of numbers, or 'learn', got tensor(0.5000).",
         ),
-        ({"rate": [0.1, None]}, "The 'rate' argument of Dropout must be a number, several, or 'learn', got None."),
+        (
+            {"rate": [0.1, None]},
+            "The 'rate' argument of Dropout must be a number, a sequence of numbers, or 'learn', got None.",
+        ),
         ({"rate": (0.1,)}, "The 'rate' argument of Dropout must be two rates or more if it is a list, got (0.1,)."),
         ({"rate": [0.1, 2]}, "The 'rate' argument of Dropout must lie between 0 and 1, got 2."),
         ({"noise": "beta"}, "The 'noise' argument of Dropout must be 'bernoulli' or 'gaussian', got 'beta'."),
@@ -342,7 +354,9 @@ def test_the_first_layer_is_the_first_of_all_whether_or_not_others_can_be_masked
     _, data = classification()
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
     net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), normed)
-    with pytest.raises(pr.InputError, match="behind its first whose weights are trained as they are"):
+    with pytest.raises(
+        pr.InputError, match="after its first layer, a linear, convolutional or recurrent layer with trained weights"
+    ):
         pr.fit(pr.Model(net, pr.Categorical()), data, pr.Dropout(0.2), steps=2)
     given = pr.fit(pr.Model(net, pr.Categorical()), data, pr.Dropout(0.2, inputs=True), steps=2)
     assert list(given.rates) == ["0.weight"]
