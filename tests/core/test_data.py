@@ -1,4 +1,4 @@
-"""Data: every row once a pass, N read off, an order that is a function of (seed, epoch), no trace on global state."""
+"""Data: every row once per pass, an order that depends only on (seed, epoch), and no effect on global state."""
 
 import copy
 from collections import Counter
@@ -36,7 +36,7 @@ Y = torch.arange(float(ROWS))
 
 
 class Rows(Dataset[Any]):
-    """Fetches one row at a time, with shaken inputs if asked for."""
+    """Fetches one row at a time, with random noise on the inputs if requested."""
 
     def __init__(self, x: Any = X, y: Any = Y, shake: float = 0.0) -> None:
         self.x, self.y, self.shake = x, y, shake
@@ -138,7 +138,7 @@ def test_skipped_batches_are_those_that_a_resumed_fit_has_seen(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_the_global_stream_and_the_persons_generators_are_left_as_they_were(name: str) -> None:
+def test_the_global_generator_and_those_of_the_user_are_unchanged(name: str) -> None:
     source = SOURCES[name]()
     sampler = getattr(source, "sampler", None)
     batch_sampler = getattr(source, "batch_sampler", None)
@@ -156,7 +156,7 @@ def test_the_global_stream_and_the_persons_generators_are_left_as_they_were(name
     assert all(torch.equal(g.get_state(), state) for g, state in zip(generators, theirs, strict=True))
 
 
-def test_a_dataset_that_raises_leaves_the_global_stream_alone() -> None:
+def test_a_dataset_that_raises_leaves_the_global_generator_unchanged() -> None:
     class Broken(Rows):
         def __getitem__(self, index: int) -> Any:
             torch.rand(2)
@@ -218,14 +218,14 @@ NUMBERS: dict[str, tuple[Callable[[], Any], int, int]] = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_the_number_of_rows_is_that_of_the_rows_that_come(name: str) -> None:
+def test_the_number_of_rows_is_that_of_the_rows_in_one_pass(name: str) -> None:
     make, rows, steps = NUMBERS[name]
     data = Data.of(make())
     assert (data.num_data, data.steps_per_epoch) == (rows, steps)
     assert len(passed(data)) == steps
 
 
-def test_a_subset_of_a_loader_stays_that_subset_when_rows_are_held_out() -> None:
+def test_holding_out_rows_of_a_loader_stays_within_its_subset() -> None:
     for sampler in (SubsetRandomSampler([5, 6, 7, 8, 9]), [5, 6, 7, 8, 9]):
         early, held = Data.of(DataLoader(Rows(), 2, sampler=sampler)).split(0.4, seed=0)
         rows = [float(v) for part in (early, held) for _, y in part.blocks(8) for v in y]
@@ -239,7 +239,7 @@ def test_the_rows_of_a_batch_sampler_keep_its_batches_when_some_are_held_out() -
     assert held.num_data == 2
 
 
-def test_a_loaders_own_collation_is_used_when_rows_are_held_out() -> None:
+def test_the_collate_function_of_a_loader_is_used_when_rows_are_held_out() -> None:
     def collate(items: list[Any]) -> Any:
         x, y = zip(*items, strict=True)
         return torch.stack(x) + 100, torch.stack(y)
@@ -254,7 +254,7 @@ def test_draws_with_replacement_are_counted_as_drawn() -> None:
     assert Counter(float(v) for _, y in passed(data) for v in y) == {9.0: 8}
 
 
-def test_no_data_are_one_empty_batch() -> None:
+def test_without_data_there_is_one_empty_batch() -> None:
     data = Data.of(None)
     assert data.num_data is None
     assert passed(data) == [()]
@@ -268,7 +268,7 @@ def test_several_inputs_stay_in_their_order() -> None:
         assert torch.equal(b, y.long())
 
 
-def test_a_part_that_cannot_be_read_is_named() -> None:
+def test_the_error_about_an_unreadable_part_names_it() -> None:
     with pytest.raises(InputError, match="Part 1 of the data must be numbers"):
         Data.of((X, pd.Series(["a"] * ROWS)))
 
@@ -306,7 +306,7 @@ def test_a_loader_of_one_whole_batch_gives_the_fit_of_the_tuple(likelihood: Any)
 
 
 @pytest.mark.parametrize("name", [*LOADERS, "a Dataset of random rows"])
-def test_a_fit_from_a_loader_is_the_same_twice_and_touches_no_stream(name: str) -> None:
+def test_a_fit_from_a_loader_is_reproducible_and_leaves_global_generators_unchanged(name: str) -> None:
     size = {} if "loader" in name else {"batch_size": 4}
     torch.manual_seed(1)
     first = fitted(SOURCES[name](), **size)
@@ -318,7 +318,7 @@ def test_a_fit_from_a_loader_is_the_same_twice_and_touches_no_stream(name: str) 
     assert equal(first, second)
 
 
-def test_an_unshuffled_loader_gives_the_training_done_by_hand() -> None:
+def test_an_unshuffled_loader_gives_the_fit_of_a_hand_written_loop() -> None:
     torch.manual_seed(0)
     net = nn.Linear(2, 1).double()
     x, y = X.double() / 10, Y.double() / 10
@@ -350,8 +350,8 @@ def test_the_log_likelihood_of_all_batches_averages_to_that_of_the_data() -> Non
 
 
 @pytest.mark.parametrize("size", [3, 4, 7])
-def test_the_log_likelihood_of_a_loader_that_drops_rows_stands_for_all_of_them(size: int) -> None:
-    """Ten times the same row: whichever are dropped, log p(D | w) is ten times that of one."""
+def test_the_log_likelihood_of_a_loader_that_drops_rows_is_scaled_to_all_rows(size: int) -> None:
+    """Ten copies of one row: whichever are dropped, log p(D | w) is ten times that of one row."""
     x, y = torch.tensor([[0.7, -1.2]]).double().expand(ROWS, -1), torch.full((ROWS,), 0.4).double()
     net = nn.Linear(2, 1).double()
     model = pr.Model(net, pr.Gaussian(0.5))
@@ -364,8 +364,8 @@ def test_the_log_likelihood_of_a_loader_that_drops_rows_stands_for_all_of_them(s
     torch.testing.assert_close(target.log_likelihood(w, data, rows=2), wanted, rtol=0, atol=1e-10)
 
 
-def test_a_fit_from_a_subset_of_a_loader_reads_those_rows_alone() -> None:
-    """The other rows are NaN: whoever reads one is told so."""
+def test_a_fit_from_a_loader_over_a_subset_reads_only_its_rows() -> None:
+    """The other rows are NaN: reading one would raise an error."""
     x, y = X.clone(), Y.clone()
     x[:5], y[:5] = torch.nan, torch.nan
     for likelihood in (pr.Gaussian(0.5), pr.Gaussian()):
@@ -373,7 +373,7 @@ def test_a_fit_from_a_subset_of_a_loader_reads_those_rows_alone() -> None:
         assert posterior.num_data == 5
 
 
-def test_data_given_as_one_tensor_reach_a_density_as_one_tensor_at_every_stage() -> None:
+def test_data_given_as_one_tensor_are_passed_to_a_density_as_one_tensor() -> None:
     kinds: set[type] = set()
 
     def log_likelihood(p: dict[str, Tensor], y: Any) -> Tensor:
@@ -388,7 +388,7 @@ def test_data_given_as_one_tensor_reach_a_density_as_one_tensor_at_every_stage()
     assert kinds == {Tensor}
 
 
-def test_a_bad_row_of_a_dataset_is_named_by_its_own_number_in_any_order() -> None:
+def test_an_invalid_row_of_a_dataset_is_named_by_its_index_in_any_order() -> None:
     y = Y.clone()
     y[7] = torch.nan
     model = pr.Model(nn.Linear(2, 1), pr.Gaussian(0.5))

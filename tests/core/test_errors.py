@@ -1,4 +1,4 @@
-"""Warnings point at the person's own line."""
+"""Warnings point at the line in the user's code."""
 
 from __future__ import annotations
 

@@ -718,7 +718,7 @@ FITS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pr.EarlyStop(patience=0),
         r"'patience' argument of EarlyStop must be an integer >= 1, got 0",
     ),
-    "one row for a learnt noise": (lambda: fit((X[:1], Y[:1]), pr.Gaussian()), r"two or more.*give the noise"),
+    "one row for a learnt noise": (lambda: fit((X[:1], Y[:1]), pr.Gaussian()), r"at least 2 rows.*give the noise"),
 }
 
 

@@ -29,7 +29,7 @@ NOISE = torch.tensor([0.5, 0.9, 1.7], dtype=torch.float64)
 # Likelihoods whose second derivative does not depend on y. Outputs are (n, *rest).
 CANONICAL: dict[str, Case] = {
     "gaussian": (Gaussian(0.7), normal(ROWS), {}),
-    "gaussian, one noise an output": (Gaussian(NOISE), normal(ROWS, 2, 3), {}),
+    "gaussian, one noise per output": (Gaussian(NOISE), normal(ROWS, 2, 3), {}),
     "gaussian, learnt": (Gaussian(), normal(ROWS, 2), {"noise": NOISE[0]}),
     "gaussian, learnt an output": (Gaussian(outputs=3), normal(ROWS, 3), {"noise": NOISE}),
     "bernoulli": (Bernoulli(), normal(ROWS), {}),

@@ -1,8 +1,8 @@
-"""Data as a method sees it: how many rows there are, minibatches in a reproducible order, one pass in order.
+"""Training data as methods use it: the number of rows, minibatches in a reproducible order, and passes in order.
 
-Tensors, arrays, anything with `__array__`, a `Dataset` or a `DataLoader` come in; tuples of tensors come out,
-the targets last. The number of rows is read from the data, never asked for. Order is a function of (seed,
-epoch) alone, so that a resumed fit sees the same batches.
+`Data.of` takes tensors, arrays, anything with `__array__`, a `Dataset` or a `DataLoader`. Batches are tuples of tensors
+with the targets last. The number of rows is read from the data. The order of batches depends only on (seed, epoch), so
+a resumed fit sees the same batches.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from typing import Self
 
 Batch = tuple[Tensor, ...]
-DEFAULT_BATCH = 128
+DEFAULT_BATCH_SIZE = 128
 
 
 class WeightedBatch(tuple[Tensor, ...]):
     """A batch whose row n counts `weights[n]` times in the log-likelihood.
 
-    It is a tuple of the parts alone, so that code that reads plain batches reads it as well.
+    As a tuple it holds the parts without the weights, so code for plain batches works on it.
     """
 
     weights: Tensor  # (n,)
@@ -44,14 +44,14 @@ class WeightedBatch(tuple[Tensor, ...]):
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """Batches as one, with their weights."""
+    """Concatenate batches and their weights."""
     parts = tuple(torch.cat(some) for some in zip(*batches, strict=True))
     weights = [batch.weights for batch in batches if isinstance(batch, WeightedBatch)]
     return WeightedBatch(parts, torch.cat(weights)) if weights else parts
 
 
 def split_rows(batch: Batch, rows: int) -> Iterator[Batch]:
-    """A batch in pieces of at most so many rows, each with its weights."""
+    """Split a batch into pieces of at most `rows` rows, each with its weights."""
     for start in range(0, len(batch[0]), rows):
         some = slice(start, start + rows)
         parts = tuple(t[some] for t in batch)
@@ -59,41 +59,64 @@ def split_rows(batch: Batch, rows: int) -> Iterator[Batch]:
 
 
 def weighted_sum(values: Tensor, factor: float | Tensor | None = None) -> Tensor:
-    """sum_n factor_n values_n over the last dimension, (*B, n) -> (*B,); `factor` is one number, (n,), or None."""
+    """Return sum_n factor_n values_n, (*B, n) -> (*B,), where `factor` is a number, a tensor (n,), or None for 1."""
     if isinstance(factor, Tensor):
         return (factor * values).sum(-1)
     return values.sum(-1) if factor is None else factor * values.sum(-1)
 
 
 def unchanged(batch: Batch) -> Batch:
-    """The batch itself."""
+    """Return the batch as it is."""
     return batch
 
 
 @dataclass(frozen=True)
 class Data:
-    """Rows to learn from. `Data.of` makes one from whatever a person has.
+    """Training data from any source; `Data.of` builds one. At most one of tensors, dataset and loader is set.
 
-    >>> data = Data.of((torch.arange(5.0)[:, None], torch.arange(5.0)), batch_size=2)
-    >>> data.num_data, [len(y) for _, y in data.batches(seed=0, epoch=0)]
-    (5, [2, 2, 1])
+    Args:
+        num_data: Number of rows, or None without data (a density that holds its own).
+        batch_size: Number of rows per minibatch.
+        tensors: Rows in memory, one tensor per part. Default: None.
+        dataset: Rows fetched one by one. Default: None.
+        loader: The user's DataLoader, whose batches are used. Default: None.
+        prepare: Function that checks a batch and converts it to the model's dtype and device. Default: no change.
+        single: Whether the data were given as one tensor and not as a tuple. Default: False.
+        holes: Whether NaN marks a missing value. Default: False.
+        weights: Weight of each row in the log-likelihood, (N,). Default: None, for weights of 1.
+
+    Example:
+        >>> data = Data.of((torch.arange(5.0)[:, None], torch.arange(5.0)), batch_size=2)
+        >>> data.num_data, [len(y) for _, y in data.batches(seed=0, epoch=0)]
+        (5, [2, 2, 1])
     """
 
-    num_data: int | None  # None: no data at all (a density that has them inside)
+    num_data: int | None
     batch_size: int
-    tensors: Batch | None = None  # in memory
-    dataset: Dataset[Any] | None = None  # fetched row by row
-    loader: DataLoader[Any] | None = None  # the person's own batches
-    prepare: Callable[[Batch], Batch] = unchanged  # to the model's types and device, with its checks
-    single: bool = False  # given as one tensor and not as a tuple
-    holes: bool = False  # whether NaN stands for a value that wasn't seen
-    weights: Tensor | None = None  # (N,), how often each row counts in the log-likelihood; None: once
+    tensors: Batch | None = None
+    dataset: Dataset[Any] | None = None
+    loader: DataLoader[Any] | None = None
+    prepare: Callable[[Batch], Batch] = unchanged
+    single: bool = False
+    holes: bool = False
+    weights: Tensor | None = None
 
     @staticmethod
     def of(source: Any, batch_size: int | None = None, weights: Any = None, check_values: bool = True) -> Data:
-        """Read tensors, arrays, a Dataset, a DataLoader, another Data, or None; `weights` has one number per row.
+        """Build a Data from any supported source.
 
-        Without `check_values` whoever prepares the rows decides which values may be missing.
+        Args:
+            source: A tensor or array, a tuple of them, a Dataset, a DataLoader, a Data, or None.
+            batch_size: Number of rows per minibatch. Default: None, for 128.
+            weights: One number >= 0 per row. Default: None, for weights of 1.
+            check_values: Whether to require finite values; otherwise the model's `prepare` decides which values may be
+                missing. Default: True.
+
+        Returns:
+            The data.
+
+        Raises:
+            InputError: If the source cannot be used.
         """
         if weights is not None:
             rows = Data.of(source, batch_size, check_values=check_values)
@@ -105,7 +128,7 @@ class Data:
         if source is None:
             return Data(None, 1)
         if isinstance(source, DataLoader):
-            must = "be left out with a DataLoader, which has its own"
+            must = "be left out with a DataLoader, which has its own batch size"
             require(batch_size is None, "batch_size", "fit", must, batch_size)
             return Data(*_sizes_of_loader(source), loader=source)
         if isinstance(source, TensorDataset):
@@ -114,7 +137,7 @@ class Data:
             require(hasattr(source, "__len__"), "data", "fit", "have a length", type(source).__name__)
             n = len(source)  # pyright: ignore[reportArgumentType] - checked in the line above
             require(n > 0, "data", "fit", "have at least one row", "none")
-            return Data(n, min(int(batch_size or DEFAULT_BATCH), n), dataset=source)
+            return Data(n, min(int(batch_size or DEFAULT_BATCH_SIZE), n), dataset=source)
         single = not isinstance(source, (tuple, list))
         tensors = tuple(tensor_of(a, f"Part {i} of the data") for i, a in enumerate((source,) if single else source))
         require(bool(tensors), "data", "fit", "have at least one part", "none")
@@ -124,22 +147,22 @@ class Data:
         require(n > 0, "data", "fit", "have at least one row", "none")
         for i, t in enumerate(tensors if check_values else ()):
             check_finite(t, part(i, len(tensors)))
-        return Data(n, min(int(batch_size or DEFAULT_BATCH), n), tensors=tensors, single=single)
+        return Data(n, min(int(batch_size or DEFAULT_BATCH_SIZE), n), tensors=tensors, single=single)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in one pass."""
+        """The number of batches in one pass."""
         if self.num_data is None:
             return 1
         return len(self.loader) if self.loader is not None else -(-self.num_data // self.batch_size)
 
     def batches(self, seed: int, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Minibatches in the order that belongs to (seed, epoch), from the skip-th on."""
+        """Yield the minibatches of an epoch after the first `skip`, in an order that depends only on (seed, epoch)."""
         if self.num_data is None:
             yield ()
         elif self.loader is not None:
             yield from self._loaded(seed, epoch, skip)
-        elif self.batch_size >= self.num_data:  # one batch: its order doesn't matter
+        elif self.batch_size >= self.num_data:  # one batch, whose order does not matter
             if skip == 0:
                 yield self._take(None, stream(seed, "rows", epoch, 0))
         else:
@@ -149,7 +172,7 @@ class Data:
                 yield self._take(rows, None if self.tensors is not None else stream(seed, "rows", epoch, index))
 
     def blocks(self, rows: int) -> Iterator[Batch]:
-        """One pass over all rows in order, `rows` at a time (a DataLoader's own batches, whatever their order)."""
+        """Yield all rows once in order, `rows` at a time; a DataLoader yields its own batches in its own order."""
         if self.num_data is None:
             yield ()
         elif self.loader is not None:
@@ -159,7 +182,7 @@ class Data:
                 yield self._take(torch.arange(start, min(start + rows, self.num_data)), stream(0, "block", start))
 
     def some(self, rows: int) -> Batch:
-        """The first rows, or as many as there are: enough to look at shapes and scales."""
+        """Return the first `rows` rows, or all if there are fewer."""
         found: list[Batch] = []
         for batch in self.blocks(rows):
             found.append(batch)
@@ -168,22 +191,22 @@ class Data:
         return next(split_rows(joined(found), rows))
 
     def take(self, rows: Tensor) -> Batch:
-        """Some rows of those in memory, by their numbers."""
+        """Return rows by their indices, for data in memory."""
         assert self.tensors is not None
         batch = tuple(t[rows.to(t.device)] for t in self.tensors)
         return batch if self.weights is None else WeightedBatch(batch, self.weights[rows])
 
     def in_memory(self) -> Batch | None:
-        """All rows as one batch, with their weights; None if they are not tensors in memory."""
+        """Return all rows as one batch with their weights, or None if they are not in memory."""
         return None if self.tensors is None else self._take(None, None)
 
     def random_rows(self, rows: int, block: int, generator: torch.Generator) -> Batch:
-        """About `rows` rows, chosen at random in one pass, `block` at a time; all, if there are no more."""
+        """Return about `rows` random rows, chosen in one pass, `block` rows at a time; all rows if there are fewer."""
         assert self.num_data is not None
         if self.num_data <= rows:
             return joined(list(self.blocks(rows)))
         share = rows / self.num_data
-        if self.tensors is not None:  # indexed once: many small copies between large blocks would fragment memory
+        if self.tensors is not None:  # indexed once, since many small copies would fragment memory
             starts = range(0, self.num_data, block)
             sizes = [min(block, self.num_data - start) for start in starts]
             drawn = ((torch.rand(n, generator=generator) < share).nonzero()[:, 0] for n in sizes)
@@ -197,52 +220,53 @@ class Data:
         return joined(kept)
 
     def split(self, fraction: float, seed: int) -> tuple[Data, Data]:
-        """Two disjoint parts, the second with this fraction of the rows, chosen by the seed."""
+        """Split the rows at random into two parts, the second with this fraction of the rows."""
         if self.num_data is None or self.num_data < 2:
             raise InputError(
-                "Rows can be held out of two or more, got fewer: give the noise of the likelihood, and one rate where "
-                "several are searched."
+                "Holding out rows needs at least 2 rows, got fewer; give the noise of the likelihood, and a single "
+                "rate instead of several."
             )
         rows = self._indices(seed)
         order = rows[torch.randperm(len(rows), generator=stream(seed, "holdout"))]
         held = min(max(1, round(fraction * len(rows))), len(rows) - 1)
         if (len(rows) - held) % self.batch_size == 1 and len(rows) - held > 1:
-            held += 1  # a last batch of one row, which batch normalisation can't take
+            held += 1  # avoids a last batch of one row, on which batch normalisation fails
         return self._part(order[held:]), self._part(order[:held])
 
     def numbered(self) -> Data:
-        """The same rows with their numbers as a last part, for rows in memory."""
+        """Append the row indices as a last part, for data in memory."""
         assert self.tensors is not None
         assert self.num_data is not None
         return replace(self, tensors=(*self.tensors, torch.arange(self.num_data)))
 
     def unnumbered(self) -> Data:
-        """The rows without their last part."""
+        """Remove the last part, the inverse of `numbered`."""
         assert self.tensors is not None
         return replace(self, tensors=self.tensors[:-1])
 
     def prepared(self, prepare: Callable[[Batch], Batch]) -> Data:
-        """The same rows, each batch passed through `prepare`; what is in memory is prepared at once."""
+        """Apply `prepare` to every batch; data in memory are prepared once, now."""
         tensors = None if self.tensors is None else prepare(self.tensors)
         return replace(self, tensors=tensors, prepare=prepare)
 
     def _indices(self, seed: int) -> Tensor:
-        """Which rows of the data set these are: all, or those that a loader's sampler goes through."""
+        """Indices of the rows in the data set: all, or those that the loader's sampler visits."""
         assert self.num_data is not None
         if self.loader is None:
             return torch.arange(self.num_data)
         if not hasattr(self.loader.dataset, "__getitem__"):
             raise InputError(
-                "The 'data' argument of fit must allow rows to be held out, got a DataLoader without indices: "
-                "give the noise."
+                "The 'data' argument of fit must allow rows to be held out, got a DataLoader without indices; "
+                "give the noise of the likelihood."
             )
         sampler = self.loader.batch_sampler if self.loader.batch_size is None else self.loader.sampler
         with swapped(stream(seed, "sampler")), _seeded(self.loader, seed, 0):
-            drawn = list(sampler)  # pyright: ignore[reportArgumentType] - a sampler can be gone through
+            drawn = list(sampler)  # pyright: ignore[reportArgumentType] - samplers are iterable
         flat = [i for item in drawn for i in item] if self.loader.batch_size is None else drawn
         return torch.tensor(sorted(set(flat)))
 
     def _part(self, rows: Tensor) -> Data:
+        """The rows with these indices as a Data."""
         n, size = len(rows), min(self.batch_size, len(rows))
         weights = None if self.weights is None else self.weights[rows]
         if self.tensors is not None:
@@ -255,9 +279,10 @@ class Data:
         return replace(self, num_data=n, batch_size=size, dataset=part, loader=None, weights=weights)
 
     def _take(self, rows: Tensor | None, generator: torch.Generator | None) -> Batch:
+        """A batch of the rows with these indices, or of all; `generator` seeds a data set that draws at random."""
         if self.weights is not None:
-            own = self.weights if rows is None else self.weights[rows]
-            return WeightedBatch(replace(self, weights=None)._take(rows, generator), own)
+            weights = self.weights if rows is None else self.weights[rows]
+            return WeightedBatch(replace(self, weights=None)._take(rows, generator), weights)
         if self.tensors is not None:
             return self.tensors if rows is None else tuple(t[rows] for t in self.tensors)
         assert self.dataset is not None
@@ -273,7 +298,7 @@ class Data:
         return self.prepare(batch)
 
     def _loaded(self, seed: int, epoch: int, skip: int) -> Iterator[Batch]:
-        """A loader's batches, with every generator that it draws from set to ours meanwhile."""
+        """The batches of the loader, with every generator that it uses seeded by (seed, epoch)."""
         assert self.loader is not None
         generator = stream(seed, "loader", epoch)
         with _seeded(self.loader, seed, epoch):
@@ -290,16 +315,18 @@ class Data:
 
 
 def read_weights(weights: Any, rows: Data) -> Tensor | None:
-    """The weights of some rows as a float64 tensor (N,); None where each is one."""
+    """Return the weights of the rows as a float64 tensor (N,), or None if all are 1."""
     if rows.num_data is None:
-        raise InputError("The 'weights' argument of fit must be left out without data: there are no rows to weight.")
+        raise InputError(
+            "The 'weights' argument of fit must be left out without data, since there are no rows to weight."
+        )
     if rows.loader is not None:
         raise InputError(
-            "The 'weights' argument of fit must be left out with a DataLoader, whose rows have no numbers: give its "
+            "The 'weights' argument of fit must be left out with a DataLoader, whose rows have no indices; give its "
             "Dataset, as in fit(model, loader.dataset, method, weights=weights, batch_size=...)."
         )
     twice = rows.weights is not None
-    require(not twice, "weights", "fit", "be left out where the data have weights already", "both")
+    require(not twice, "weights", "fit", "be left out if the data already have weights", "both")
     t = tensor_of(weights, "The 'weights' argument of fit").to("cpu", torch.float64)
     shaped = tuple(t.shape) == (rows.num_data,)
     require(shaped, "weights", "fit", f"have one number per row, ({rows.num_data},)", f"the shape {tuple(t.shape)}")
@@ -312,19 +339,19 @@ def read_weights(weights: Any, rows: Data) -> Tensor | None:
 
 @contextmanager
 def swapped(generator: torch.Generator) -> Iterator[None]:
-    """Torch's global stream replaced by this one, which goes on where it stopped; the global one is put back after."""
-    theirs = torch.get_rng_state()
+    """Replace torch's global generator by this one within a block, and restore it afterwards; this one advances."""
+    saved = torch.get_rng_state()
     torch.set_rng_state(generator.get_state())
     try:
         yield
     finally:
         generator.set_state(torch.get_rng_state())
-        torch.set_rng_state(theirs)
+        torch.set_rng_state(saved)
 
 
 @contextmanager
 def _seeded(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[None]:
-    """The generators that a loader and its samplers hold, set by (seed, epoch) and put back after."""
+    """Seed the generators of a loader and its samplers by (seed, epoch) within a block, then restore them."""
     holders = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
     found = {id(g): g for h in holders if isinstance(g := getattr(h, "generator", None), torch.Generator)}
     states = {key: g.get_state() for key, g in found.items()}
@@ -338,7 +365,7 @@ def _seeded(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[None]:
 
 
 class _Collated(Dataset[Any]):
-    """Rows of a loader's data set, with the loader's own way of making a batch of them."""
+    """Rows of a loader's data set, with the loader's collate function."""
 
     def __init__(self, rows: Subset[Any], collate: Callable[[list[Any]], Any]) -> None:
         self.rows, self.collate = rows, collate
@@ -351,20 +378,20 @@ class _Collated(Dataset[Any]):
 
 
 def as_batch(item: Any, owner: str = "of the data") -> Batch:
-    """A collated item as a tuple of tensors."""
+    """Return a collated item as a tuple of tensors."""
     parts: Sequence[Any] = item if isinstance(item, (tuple, list)) else (item,)
     return tuple(tensor_of(a, f"Part {i} {owner}") for i, a in enumerate(parts))
 
 
 def part(index: int, parts: int) -> str:
-    """How a sentence calls a part of the data."""
+    """Return the name of a part of the data in error messages."""
     if index == parts - 1:
         return "targets"
     return "inputs" if parts == 2 else f"inputs {index}"
 
 
 def check_finite(t: Tensor, name: str, rows: Sequence[int] | None = None, holes: bool = False) -> None:
-    """Refuse NaN (but for holes) and infinity, saying in which row (of the data set, if the rows are named)."""
+    """Raise an InputError that names the first row with NaN (unless `holes`) or infinity; `rows` are its indices."""
     if not t.is_floating_point() or bool(torch.isfinite(t.sum())):
         return
     finite = ~t.isinf() if holes else torch.isfinite(t)
@@ -378,7 +405,7 @@ def check_finite(t: Tensor, name: str, rows: Sequence[int] | None = None, holes:
 
 
 def tensor_of(a: Any, name: str) -> Tensor:
-    """A tensor of numbers with rows, from a tensor, an array, a frame or a list."""
+    """Return a dense tensor with at least one dimension, from a tensor, an array, a data frame or a list."""
     if isinstance(a, Tensor):
         t = a.detach()
     else:
@@ -396,7 +423,7 @@ def tensor_of(a: Any, name: str) -> Tensor:
 
 
 def _plain(array: Any) -> Any:
-    """An array that torch can share: writable, forward, in the machine's byte order; anything else is copied."""
+    """An array that torch can share: writable, with positive strides and native byte order; otherwise a copy."""
     if not hasattr(array, "flags") or not hasattr(array, "strides"):
         return array
     if array.dtype.kind not in "biufc":
@@ -407,7 +434,7 @@ def _plain(array: Any) -> Any:
 
 
 def _sizes_of_loader(loader: DataLoader[Any]) -> tuple[int, int]:
-    """How many rows a loader goes through, and how many at a time."""
+    """The number of rows that a loader visits, and its batch size."""
     if isinstance(loader.dataset, IterableDataset):
         raise InputError(
             "The 'data' argument of fit must be a DataLoader with a length, from which the number of rows is read, "
