@@ -263,7 +263,7 @@ def text_files() -> list[Path]:
     return [path for path in paths if path.is_file() and b"\0" not in path.read_bytes()[:8192]]
 
 
-def test_the_project_speaks_of_itself_alone():
+def test_no_file_mentions_anything_outside_the_project():
     found = [
         f"{path.relative_to(ROOT)}:{number}: {match.group()}"
         for path in text_files()

@@ -1,4 +1,4 @@
-"""Variational online Newton as a `torch.optim.Optimizer`, for a training loop of one's own.
+"""Variational online Newton as a `torch.optim.Optimizer`, for use in any training loop.
 
     optimizer = VariationalOnlineNewton(net.parameters(), num_data=len(train), prior_precision=100.0)
     for x, y in loader:
@@ -8,14 +8,14 @@
         optimizer.zero_grad()
 
 The equations are those of `priory.methods.variational.natural`, with diagonal covariance. A loss that is a mean over
-rows has the gradient d = -g / N, so that with N = `num_data`, at a draw w = m + s eps, s = S^(-1/2),
+rows has the gradient d = -g / N, so with N = `num_data`, at a draw w = m + s eps, s = S^(-1/2),
 
     F = (mean of N d eps / s + T lambda) / T,  S <- (S + X^2 / S) / 2,   X = beta2 S + (1 - beta2) F
     M <- beta1 M + (1 - beta1) mean of d,      m <- m - lr clip((N M / (1 - beta1^k) + T lambda m) / (T S))
 
-where the means are over the blocks `sampled()` since the last step, each of which counts equally, and over the
-processes of `torch.distributed`; k counts steps. Between the blocks the parameters are the mean m. As blocks are
-averaged here, gradient accumulation leaves out the division by the number of blocks that other optimizers need.
+where the means are over the `sampled()` blocks since the last step, with equal weights, and over the processes of
+`torch.distributed`; k is the number of steps. Outside the blocks the parameters hold the mean m. Blocks are averaged
+here, so gradient accumulation must not divide the loss by the number of blocks, as other optimizers require.
 """
 
 from __future__ import annotations
@@ -37,24 +37,49 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 OWNER = "VariationalOnlineNewton"
-OPTIONS = ("lr", "betas", "prior_precision", "initial_scale", "clip")  # that a group may have of its own
-BESIDE = ("params", "name", "initial_lr")  # what else torch and its schedulers keep in a group
-LOW = (torch.float16, torch.bfloat16)  # types in which a small step of the mean would be lost
+GROUP_OPTIONS = (
+    "lr",
+    "betas",
+    "prior_precision",
+    "initial_scale",
+    "clip",
+)  # options that a parameter group may override
+TORCH_GROUP_KEYS = ("params", "name", "initial_lr")  # other keys that torch and its schedulers store in a group
+HALF_TYPES = (torch.float16, torch.bfloat16)  # types in which a small step of the mean would be rounded away
 
 
 class VariationalOnlineNewton(Optimizer):
-    """Learn a Gaussian N(m, diag(s^2)) over the parameters instead of a point.
+    """Variational online Newton: learns a Gaussian N(m, diag(s^2)) over the parameters instead of a point.
 
-    `num_data` N is the number of rows that the mean loss stands for. The prior is a normal with mean zero and
-    `prior_precision` lambda; `weight_decay` wd is another way to say it, lambda = N wd. `initial_scale` is the standard
-    deviation at the start, and `clip` bounds a step of the mean, in learning rates; None is a tenth of the prior's
-    standard deviation, for both. T is the `temperature` of the likelihood, p(D|w)^(1/T) p(w). Parameter groups may
-    have their own `lr`, `betas`, `prior_precision`, `initial_scale` and `clip`.
+    The mean and precision of parameters without a gradient are left unchanged. Parameters in half precision have a mean
+    and a precision in single precision. Parameter groups may override `lr`, `betas`, `prior_precision`, `initial_scale`
+    and `clip`.
 
-    Parameters without a gradient are left as they are, mean and precision. Parameters in half precision have a mean and
-    a precision in single precision. With `torch.distributed`, every process draws its own noise and ends with the same
-    bits, if all began with the same parameters. The averaging is done here, as it must be after the product with the
-    noise: DistributedDataParallel, which averages before, must be in its `no_sync()`.
+    With `torch.distributed`, every process draws its own noise, and all end with identical parameters if they started
+    with identical ones. Gradients are averaged here, after their product with the noise. DistributedDataParallel
+    averages before that product, so it must run in its `no_sync()` context.
+
+    Args:
+        params: Parameters, or parameter groups, to optimise.
+        num_data: Number of training rows N. Required; the loss is a mean over rows.
+        lr: Learning rate of the mean.
+        prior_precision: Precision lambda of the prior N(0, 1 / lambda). Give this or `weight_decay`.
+        weight_decay: The prior as a weight decay wd: lambda = N wd.
+        betas: Decay rates of the averages of the gradient and of the precision, each in [0, 1).
+        initial_scale: Standard deviation s at the start. Default: a tenth of the prior's standard deviation.
+        clip: Largest step of the mean, in units of `lr`. Default: a tenth of the prior's standard deviation.
+        temperature: Temperature T of the tempered posterior, proportional to p(D | w)^(1/T) p(w).
+        seed: Seed of the noise.
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> net = torch.nn.Linear(3, 1)
+        >>> optimizer = VariationalOnlineNewton(net.parameters(), num_data=100, prior_precision=1.0)
+        >>> with optimizer.sampled():
+        ...     net(torch.ones(4, 3)).square().mean().backward()
+        >>> optimizer.step()
     """
 
     def __init__(
@@ -82,8 +107,8 @@ class VariationalOnlineNewton(Optimizer):
             require(positive(weight_decay), "weight_decay", OWNER, "be a positive number", weight_decay)
             prior_precision = num_data * weight_decay
         self.num_data, self.temperature, self.seed = int(num_data), float(temperature), int(seed)
-        self.draws = 0  # which noise comes next
-        self._blocks = 0  # since the last step
+        self.draws = 0  # index of the next draw
+        self._blocks = 0  # number of blocks since the last step
         self._inside = False
         self._products: dict[Tensor, Tensor] = {}  # the sum over blocks of d eps, in units of the mean loss
         defaults = {
@@ -96,10 +121,17 @@ class VariationalOnlineNewton(Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, with the options that differ from the others'."""
+        """Add a parameter group.
+
+        Args:
+            param_group: The parameters under "params", and the options that differ from the defaults.
+
+        Raises:
+            InputError: If an option is unknown or invalid.
+        """
         require("weight_decay" not in param_group, "group", OWNER, "have a prior_precision, N wd", "a weight_decay")
-        unknown = ", ".join(str(name) for name in param_group if name not in (*OPTIONS, *BESIDE))
-        require(not unknown, "group", OWNER, f"have no options but {', '.join(OPTIONS)}", unknown)
+        unknown = ", ".join(str(name) for name in param_group if name not in (*GROUP_OPTIONS, *TORCH_GROUP_KEYS))
+        require(not unknown, "group", OWNER, f"have only the options {', '.join(GROUP_OPTIONS)}", unknown)
         options = {**self.defaults, **param_group}
         for name in ("lr", "prior_precision"):
             require(positive(options[name]), name, OWNER, "be a positive number", options[name])
@@ -109,27 +141,35 @@ class VariationalOnlineNewton(Optimizer):
         betas = options["betas"]
         pair = isinstance(betas, (tuple, list)) and len(betas) == 2
         ok = pair and all(number(beta) and 0 <= beta < 1 for beta in betas)
-        require(ok, "betas", OWNER, "be two numbers from 0 to below 1", betas)
+        require(ok, "betas", OWNER, "be two numbers in [0, 1)", betas)
         super().add_param_group(param_group)
 
     # Draws.
 
     @contextmanager
     def sampled(self, train: bool = True, scaler: Any = None) -> Iterator[None]:
-        """Put a draw of w into the parameters; on the way out, also by an exception, the mean comes back, to the bit.
+        """A context in which the parameters hold a draw of w; afterwards they hold the mean again, bit for bit.
 
-        Gradients of a loss that is a mean over rows count towards the next step, unless `train` is False (to predict).
-        Several blocks are averaged, each counting equally, so that their losses must not be divided by their number.
-        A `torch.amp.GradScaler` that scales the loss goes into `scaler`. The backward pass belongs inside of the block.
+        The mean is restored also when an exception is raised. The backward pass of a loss that is a mean over rows must
+        run inside the block. Several blocks before a step are averaged with equal weights, so their losses must not be
+        divided by the number of blocks.
+
+        Args:
+            train: Whether gradients count towards the next step; False for predictions.
+            scaler: The `torch.amp.GradScaler` that scales the loss, if any.
+
+        Raises:
+            InputError: If blocks are nested, gradients are sparse, or no parameter has a gradient at the end of the
+                block.
         """
         if self._inside:
-            raise InputError("The blocks 'sampled' argument of VariationalOnlineNewton must not be nested.")
+            raise InputError("The sampled() blocks of VariationalOnlineNewton must not be nested.")
         groups = {p: group for group in self.param_groups for p in group["params"] if p.requires_grad}
         for p, group in groups.items():
             self._state(p, group)
         if train and all(p.grad is None for p in groups):
-            self._discard()  # gradients were cleared by the network's own zero_grad
-        counts = self._blocks > 0 or not train  # what was there before the first block is no part of the step
+            self._discard()  # gradients were cleared by the module's zero_grad
+        counts = self._blocks > 0 or not train  # gradients from before the first block are not part of the step
         before = {p: p.grad if counts else None for p in groups}
         means = {p: p.detach().clone() for p in groups}
         self._inside = True
@@ -142,7 +182,7 @@ class VariationalOnlineNewton(Optimizer):
                 self._collect(noise, scaler)
         except BaseException:
             for p in groups:
-                p.grad = None  # what a broken block left behind is not a gradient
+                p.grad = None  # a block that raised leaves no valid gradient
             raise
         finally:
             with torch.no_grad():
@@ -168,16 +208,15 @@ class VariationalOnlineNewton(Optimizer):
 
     @torch.no_grad()
     def _collect(self, noise: dict[Tensor, Tensor], scaler: Any) -> None:
-        """Add this block's d eps to those of the blocks before it."""
+        """Add d eps of this block to the sum over blocks."""
         scale = 1.0 if scaler is None else float(scaler.get_scale())
         used = [(p, p.grad, eps) for p, eps in noise.items() if p.grad is not None]
         if any(gradient.is_sparse for _, gradient, _ in used):
             raise InputError("The gradients of VariationalOnlineNewton must be dense, got a sparse one.")
-        if not used and world() == 1:  # another process may have used what this one hasn't
+        if not used and world() == 1:  # another process may have used other parameters
             raise InputError(
-                "A block 'sampled' argument of VariationalOnlineNewton must hold the backward pass: no parameter "
-                "has a gradient "
-                "at its end. To predict, it is sampled(train=False)."
+                "The sampled() block of VariationalOnlineNewton must contain the backward pass, but no parameter has a "
+                "gradient at its end; use sampled(train=False) for predictions."
             )
         for p, gradient, eps in used:
             product = eps.mul_(gradient).div_(scale)
@@ -194,25 +233,31 @@ class VariationalOnlineNewton(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move the mean and the precision by the blocks since the last step.
+        """Update the mean and the precision from the blocks since the last step.
 
-        A `closure` computes the loss with its gradients, and is called once, in a block of its own.
+        Args:
+            closure: Function that computes the loss and its gradients; it is called once, in its own `sampled()` block.
+
+        Returns:
+            The result of `closure`, or None.
+
+        Raises:
+            InputError: If no block preceded the step, or the gradients were cleared.
+            DivergedError: If a gradient is not finite.
         """
         if self._inside:
             raise InputError(
-                "The 'step' argument of VariationalOnlineNewton must come after the block 'sampled', not inside."
+                "The step() of VariationalOnlineNewton must come after the sampled() block, not inside it."
             )
         loss = None
         if closure is not None:
             with torch.enable_grad(), self.sampled():
                 loss = closure()
         if self._blocks == 0:
-            raise InputError(
-                "The 'step' argument of VariationalOnlineNewton must follow a block 'with optimizer.sampled():'."
-            )
+            raise InputError("The step() of VariationalOnlineNewton must follow a block 'with optimizer.sampled():'.")
         found = self._averages()
         refuse_cleared([(gradient, product) for _, gradient, product in found.values()])
-        refuse_broken([(gradient, product) for _, gradient, product in found.values()])
+        refuse_nonfinite([(gradient, product) for _, gradient, product in found.values()])
         for p, (group, gradient, product) in found.items():
             self._update(p, group, gradient, product)
         self._discard()
@@ -237,7 +282,7 @@ class VariationalOnlineNewton(Optimizer):
         return {p: (group, pair[0], pair[1]) for p, (group, pair, used) in found.items() if used}
 
     def _update(self, p: Tensor, group: dict[str, Any], gradient: Tensor, product: Tensor) -> None:
-        """The equations above, for one parameter, in place."""
+        """Apply the equations of the module's docstring to one parameter, in place."""
         state, prior, weight = self._state(p, group), group["prior_precision"], self.num_data / self.temperature
         mean, precision, momentum = state.get("mean", p), state["precision"], state["momentum"]
         beta1, beta2 = group["betas"]
@@ -253,7 +298,7 @@ class VariationalOnlineNewton(Optimizer):
             p.copy_(mean)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients and forget the blocks that they came from."""
+        """Clear the gradients, and discard the blocks since the last step."""
         super().zero_grad(set_to_none)
         self._discard()
 
@@ -267,23 +312,21 @@ class VariationalOnlineNewton(Optimizer):
         """The precision, the average gradient and, in half precision, the mean of a parameter."""
         state = self.state[p]
         if not state:
-            kind = torch.float32 if p.dtype in LOW else p.dtype
+            kind = torch.float32 if p.dtype in HALF_TYPES else p.dtype
             scale = group["initial_scale"] or 0.1 * group["prior_precision"] ** -0.5
             state["step"] = 0
             state["precision"] = torch.full_like(p, scale**-2, dtype=kind)
             state["momentum"] = torch.zeros_like(p, dtype=kind)
-        if p.dtype in LOW and not self._inside:
+        if p.dtype in HALF_TYPES and not self._inside:
             same = "mean" in state and torch.equal(state["mean"].to(p.dtype), p)
-            if not same:  # at the start, or set by a person meanwhile
+            if not same:  # at the start, or if the user has changed the parameter
                 state["mean"] = p.detach().to(torch.float32)
         return state
 
     def mean(self) -> dict[Tensor, Tensor]:
-        """The mean of each parameter, in the type of the state."""
+        """The mean of each parameter, in the dtype of the state."""
         if self._inside:
-            raise InputError(
-                "The 'mean' argument of VariationalOnlineNewton must be asked for outside of the block 'sampled'."
-            )
+            raise InputError("The mean() of VariationalOnlineNewton must be called outside the sampled() block.")
         return {p: self._state(p, g).get("mean", p).detach().clone() for g in self.param_groups for p in g["params"]}
 
     def std(self) -> dict[Tensor, Tensor]:
@@ -291,18 +334,24 @@ class VariationalOnlineNewton(Optimizer):
         return {p: self._state(p, g)["precision"].rsqrt() for g in self.param_groups for p in g["params"]}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, and the place in the noise, so that a resumed run has the same bits."""
+        """The state of the optimizer including the position in the noise, so a resumed run is identical bit for bit."""
         return {**super().state_dict(), "seed": self.seed, "draws": self.draws}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take up a kept state, to the bit; after the parameters themselves were loaded."""
+        """Restore a state from `state_dict`, bit for bit; load the parameters first."""
         keys = state_dict.keys() if hasattr(state_dict, "keys") else ()
         own = {"state", "param_groups", "seed", "draws"} <= set(keys)
-        own = own and all(name in group for group in state_dict["param_groups"] for name in OPTIONS)
-        require(own, "state_dict", OWNER, "be one of its own", f"that of another, with {', '.join(map(str, keys))}")
+        own = own and all(name in group for group in state_dict["param_groups"] for name in GROUP_OPTIONS)
+        require(
+            own,
+            "state_dict",
+            OWNER,
+            "come from VariationalOnlineNewton.state_dict()",
+            f"another with {', '.join(map(str, keys))}",
+        )
         super().load_state_dict(dict(state_dict))
-        # torch casts a state to its parameter's type, which would round the state of half-precision parameters
+        # torch casts a state to its parameter's dtype, which would round the state of half-precision parameters
         kept = [index for group in state_dict["param_groups"] for index in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
         for index, p in zip(kept, params, strict=True):
@@ -318,23 +367,22 @@ def add(before: Tensor | None, gradient: Tensor | None) -> Tensor | None:
 
 
 def refuse_cleared(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Stop where the gradients of the blocks are gone: their products with the noise are kept apart from them."""
+    """Raise an error if the gradients of the blocks were cleared, while their products with the noise remain."""
     gone = not any(bool(gradient.any()) for gradient, _ in pairs)
     if gone and (not pairs or any(bool(product.any()) for _, product in pairs)):
         raise InputError(
-            "The 'step' argument of VariationalOnlineNewton must come before the gradients of its blocks are "
-            "cleared: none is "
-            "left."
+            "The step() of VariationalOnlineNewton must come before the gradients of its blocks are cleared, but no "
+            "gradient is left; call zero_grad() after step()."
         )
 
 
-def refuse_broken(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Stop before a step that would leave nothing but NaN, for good."""
+def refuse_nonfinite(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Raise an error before a step that would make the parameters NaN."""
     for gradient, product in pairs:
         if not math.isfinite(float(gradient.sum() + product.sum())):
             raise DivergedError(
-                f"The gradient of a parameter of shape {tuple(gradient.shape)} is not finite, so that the step of "
-                "VariationalOnlineNewton was not taken: try a lower lr, or a GradScaler in half precision."
+                f"The gradient of a parameter of shape {tuple(gradient.shape)} is not finite, so the step of "
+                "VariationalOnlineNewton was not taken; try a lower lr, or a GradScaler in half precision."
             )
 
 

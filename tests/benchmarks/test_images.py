@@ -66,7 +66,7 @@ def test_noise_has_the_variance_of_its_level(images: ModuleType, kind: str, seve
     assert_mean_close((noisy - 0.5).square(), variance)
 
 
-def test_impulses_turn_their_share_black_and_white(images: ModuleType):
+def test_impulse_noise_turns_its_fraction_of_pixels_black_or_white(images: ModuleType):
     noisy = images.corrupted(grey(0.5), "impulse", 4, generator()).flatten()
     for value, share in ((0.0, 0.085), (1.0, 0.085), (0.5, 0.83)):
         assert_mean_close((noisy == value).double(), share)
@@ -79,7 +79,7 @@ def test_contrast_shrinks_towards_the_mean_of_each_image(images: ModuleType):
     assert torch.allclose(lost.std((1, 2)), 0.05 * pixels.std((1, 2)), atol=1e-12)
 
 
-def test_auroc_is_the_chance_to_be_above_with_ties_as_half(images: ModuleType):
+def test_auroc_is_the_probability_of_ranking_above_with_ties_as_half(images: ModuleType):
     low, high = (torch.randint(6, (n,), generator=generator()) for n in (40, 70))
     pairs = (high[:, None] > low).double() + 0.5 * (high[:, None] == low)
     assert images.auroc(low, high) == pytest.approx(float(pairs.mean()), abs=1e-12)

@@ -35,7 +35,7 @@ def test_the_setting_with_the_lowest_nll_of_held_out_rows_is_kept(vision: Module
     assert chosen.tried == "NLL of held-out images by letter: a: 0.6931, b: 0.1054, c: 1.6094"
 
 
-def test_a_setting_that_diverges_is_left_out_and_said(vision: ModuleType, lab: Any):
+def test_a_setting_that_diverges_is_left_out_with_a_message(vision: ModuleType, lab: Any):
     def run(rate: float) -> Any:
         if rate > 1:
             raise pr.DivergedError("too far")
@@ -46,7 +46,7 @@ def test_a_setting_that_diverges_is_left_out_and_said(vision: ModuleType, lab: A
     assert "2.0: diverged" in chosen.tried
 
 
-def test_what_several_parts_of_a_row_began_with_is_paid_once(vision: ModuleType, lab: Any):
+def test_time_shared_by_several_parts_of_a_row_is_counted_once(vision: ModuleType, lab: Any):
     lab.fits["start"] = saying(vision, 0.5)
     lab.fits["one"] = saying(vision, 0.5, needs=("start",))
     lab.fits["two"] = saying(vision, 0.5, needs=("start",))

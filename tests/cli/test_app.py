@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 import priory
 from priory import methods
 from priory.cli import main
-from priory.cli.app import METHODS, app, build_model, print_rich, standardise
+from priory.cli.app import METHOD_NAMES, app, build_model, print_rich, standardise
 from priory.cli.tables import DataTable, read_table
 
 
@@ -65,7 +65,7 @@ def test_compare_reads_classes_and_takes_its_options(tmp_path: Path) -> None:
     assert "MAP" not in result.output
 
 
-def test_one_column_is_spoken_of_in_the_singular(tmp_path: Path) -> None:
+def test_one_column_is_named_in_the_singular(tmp_path: Path) -> None:
     text = "a,y\n" + "".join(f"{k},{k / 7}\n" for k in range(20))
     result = run("compare", "--data", table(text, tmp_path), "--methods", "map", "--epochs", "2")
     assert "20 rows, 1 column, target" in words(result)
@@ -88,16 +88,19 @@ def test_the_same_seed_prints_the_same_scores(tmp_path: Path) -> None:
             "The 'methods' argument of compare must be among hmc, mala, map, nuts",
         ),
         (["--data", "iris", "--methods", ","], "must name at least one of hmc, mala, map, nuts"),
-        (["--data", "iris", "--hidden", "many"], "must be integers with commas, such as 50 or 50,50, got 'many'"),
+        (
+            ["--data", "iris", "--hidden", "many"],
+            "must be integers separated by commas, such as 50 or 50,50, got 'many'",
+        ),
         (["--data", "iris", "--test", "2"], "a fraction between 0 and 1, got 2.0"),
-        (["--data", "iris", "--epochs", "0"], "must be an integer, at least 1, got 0"),
+        (["--data", "iris", "--epochs", "0"], "must be an integer >= 1, got 0"),
         (["--data", "iris", "--report", "none/report.html"], "must be a file in a folder that exists"),
         (["--data", "iris", "--test", "0.001"], "must hold out at least one of the 150 rows and leave one"),
         (["--data", "iris", "--prior", "loose"], "must be a positive number or one of fan_in, glorot, he, flat"),
         (["--data", "iris", "--prior", "-1"], "must be a positive number or a rule's name, got -1"),
     ],
 )
-def test_wrong_arguments_get_one_sentence_and_no_traceback(options: list[str], sentence: str) -> None:
+def test_wrong_arguments_print_one_sentence_and_no_traceback(options: list[str], sentence: str) -> None:
     result = run("compare", *options)
     assert result.exit_code == 1
     assert sentence in words(result)
@@ -129,7 +132,7 @@ def test_scores_are_in_the_units_of_the_table(tmp_path: Path) -> None:
     assert rmse_thousand == pytest.approx(1000 * rmse, rel=2e-3)
 
 
-def test_only_the_rows_to_fit_set_the_scale() -> None:
+def test_only_the_training_rows_set_the_scale() -> None:
     x = torch.randn(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     numbers = DataTable("numbers", 5 + 3 * x, 7 - 2 * x[:, 0], ["a", "b"], "y", None, [])
     (fit_x, fit_y), (held_x, held_y), units = standardise(numbers, 0.2, seed=0)
@@ -142,7 +145,7 @@ def test_only_the_rows_to_fit_set_the_scale() -> None:
     torch.testing.assert_close(together.sort().values, numbers.y.sort().values, atol=1e-5, rtol=0)
 
 
-def test_a_column_that_is_constant_on_the_rows_to_fit_stays_finite() -> None:
+def test_a_column_that_is_constant_on_the_training_rows_stays_finite() -> None:
     x = torch.zeros(20, 1, dtype=torch.float64)
     numbers = DataTable("numbers", x, torch.arange(20.0, dtype=torch.float64), ["a"], "y", None, [])
     (fit_x, _), _, _ = standardise(numbers, 0.2, seed=0)
@@ -159,9 +162,9 @@ def test_the_network_is_a_function_of_the_seed_and_torch_keeps_its_own_stream() 
 
 
 def test_every_method_that_needs_no_argument_has_a_name_on_the_command_line() -> None:
-    assert METHODS["map"] == "MAP"
-    assert METHODS["mean_field"] == "MeanField"
-    for name in METHODS.values():
+    assert METHOD_NAMES["map"] == "MAP"
+    assert METHOD_NAMES["mean_field"] == "MeanField"
+    for name in METHOD_NAMES.values():
         getattr(methods, name)()
 
 

@@ -59,7 +59,7 @@ def test_the_gradient_of_detached_draws_is_zero_on_average(example: ModuleType, 
     assert example.exact_gradient(theta).abs().min() > 2  # far from it
 
 
-def test_the_gradient_of_a_detached_draw_is_the_score_of_q_and_knows_nothing_of_p(
+def test_the_gradient_of_a_detached_draw_is_the_score_of_q_and_does_not_depend_on_p(
     example: ModuleType, theta: torch.Tensor
 ):
     eps = torch.randn(7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

@@ -35,7 +35,7 @@ def test_chains_agree_about_predictions_and_not_about_weights(example: ModuleTyp
     assert truth.summary()["r_hat"].max() > 1.1
 
 
-def test_vi_is_too_sure_outside_the_data_and_laplace_not_sure_enough(example: ModuleType, truth, vi, laplace):
+def test_vi_is_overconfident_outside_the_data_and_laplace_underconfident(example: ModuleType, truth, vi, laplace):
     """The ratios are 0.35 and 1.8, and each band's width is known to some percent."""
     assert example.distance(vi, truth, *example.PLACES["outside"]).width < 0.6
     assert example.distance(laplace, truth, *example.PLACES["outside"]).width > 1.3
@@ -46,7 +46,7 @@ def test_all_three_agree_where_the_data_are(example: ModuleType, truth, vi, lapl
         assert example.distance(other, truth, *example.PLACES["among the data"]).mean < 0.3
 
 
-def test_the_distance_of_a_posterior_from_itself_is_none(example: ModuleType, truth):
+def test_the_distance_of_a_posterior_from_itself_is_zero(example: ModuleType, truth):
     found = example.distance(truth, truth, -1.0, 1.0, samples=100)
     assert found == example.Distance(0.0, 1.0)
 

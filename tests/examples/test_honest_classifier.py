@@ -28,12 +28,12 @@ def verdicts(example: ModuleType, problem, net):
     return example.verdicts(problem, net)
 
 
-def test_no_digit_from_outside_is_in_what_the_network_learns(problem):
+def test_no_out_of_distribution_digit_is_in_the_training_data(problem):
     assert problem.train[1].unique().tolist() == problem.test[1].unique().tolist() == [0, 1, 2, 3, 4]
     assert len(problem.train[0]) + len(problem.test[0]) + len(problem.outside) == 1797  # all of scikit-learn's
 
 
-def test_the_network_as_trained_is_right_and_sure_even_of_what_it_has_never_seen(verdicts):
+def test_the_trained_network_is_accurate_and_confident_even_on_unseen_digits(verdicts):
     plain = verdicts["as trained"]
     assert plain.accuracy > 0.97
     assert plain.inside.mean() > 0.95
@@ -46,7 +46,7 @@ def test_laplace_over_all_layers_lowers_confidence_outside_by_a_third_and_more_t
     assert everything < last < plain
 
 
-def test_laplace_keeps_the_accuracy_and_tells_inside_from_outside_as_well(verdicts):
+def test_laplace_keeps_the_accuracy_and_detects_unseen_digits_as_well(verdicts):
     plain = verdicts["as trained"]
     for name in ("Laplace, last layer", "Laplace, all layers"):
         assert verdicts[name].accuracy > plain.accuracy - 0.01
@@ -60,7 +60,7 @@ def test_the_network_is_left_as_it_was_trained(example: ModuleType, problem, net
         assert torch.equal(own, again)
 
 
-def test_the_chance_to_be_more_sure_inside_counts_ties_as_half(example: ModuleType):
+def test_auroc_counts_ties_as_half(example: ModuleType):
     verdict = example.Verdict(1.0, 0.0, torch.tensor([0.9, 0.5]), torch.tensor([0.5, 0.4, 0.95]))
     assert verdict.auroc == pytest.approx((2 + 1.5) / 6)
 

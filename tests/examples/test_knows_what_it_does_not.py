@@ -31,13 +31,13 @@ def test_no_row_of_the_fit_lies_in_the_gap_or_beyond(example: ModuleType):
     assert float((y - example.truth(X)).std()) == pytest.approx(example.NOISE, rel=4.5 / (2 * 160) ** 0.5)
 
 
-def test_a_point_is_as_sure_in_the_gap_as_among_the_data(example: ModuleType, fits):
+def test_a_point_estimate_is_as_confident_in_the_gap_as_among_the_data(example: ModuleType, fits):
     assert unsure(example, fits["MAP"], "gap") == 0
     assert fits["MAP"].predict(example.rows("gap", 5, 1)[0]).std.tolist() == pytest.approx([example.NOISE] * 5)
 
 
 @pytest.mark.parametrize("name", ["anchored Ensemble", "Laplace", "NUTS"])
-def test_what_averages_over_weights_is_less_sure_in_the_gap(example: ModuleType, fits, name):
+def test_methods_that_average_over_weights_are_less_confident_in_the_gap(example: ModuleType, fits, name):
     assert unsure(example, fits[name], "gap") > 1.5 * unsure(example, fits[name], "among")
     inside = example.scores(fits[name], "gap")[1]
     assert inside > example.scores(fits["MAP"], "gap")[1] + 0.1
@@ -48,7 +48,7 @@ def test_anchors_make_members_disagree_where_there_are_no_data(example: ModuleTy
     assert anchored > 1.5 * plain
 
 
-def test_randomised_priors_are_a_mixture_whose_members_have_functions_of_their_own(example: ModuleType):
+def test_randomised_priors_are_a_mixture_whose_members_have_their_own_functions(example: ModuleType):
     mixture = example.randomised(example.train(), members=2, steps=20)
     first, second = (member.predict(torch.zeros(1, 4, dtype=torch.float64)).mean for member in mixture.members)
     assert float(first) != float(second)

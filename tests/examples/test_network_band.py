@@ -31,7 +31,7 @@ def test_the_mean_is_closer_to_the_truth_than_the_noise_is_wide(example: ModuleT
     assert error.square().mean().sqrt() < 0.6 * example.NOISE
 
 
-def test_the_weights_are_less_sure_the_farther_outside(posterior):
+def test_epistemic_uncertainty_grows_away_from_the_data(posterior):
     among, near, far = posterior.predict(torch.tensor([[1.3], [3.0], [4.0]]), samples=1000).epistemic.sqrt()
     assert among < 0.15
     assert near > 2 * among

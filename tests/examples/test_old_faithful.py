@@ -39,7 +39,7 @@ def test_em_leaves_a_poor_start_and_comes_near_what_made_the_rows(example: Modul
     assert bool(((theta["means"] - means).abs() < 5 * error).all())  # false alarms below 3e-6
 
 
-def test_with_lost_waits_em_keeps_the_shares_and_whole_rows_do_not(example: ModuleType, rows):
+def test_with_missing_waits_em_keeps_the_weights_and_complete_rows_do_not(example: ModuleType, rows):
     y, z = rows
     holes = example.with_holes(y)
     lost = holes[:, 1].isnan()

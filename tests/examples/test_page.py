@@ -26,7 +26,7 @@ def test_every_script_is_on_the_page_and_has_a_test():
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_a_picture_of_the_page_is_there_and_small(name: str):
+def test_every_picture_of_the_page_exists_and_is_small(name: str):
     path = ROOT / "docs" / "images" / name
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert path.stat().st_size < 80_000

@@ -29,7 +29,7 @@ def test_each_penalty_has_its_verdict(example: ModuleType, found: dict[str, pr.E
     assert found["a cold divergence"].certificate.temperature == pytest.approx(example.COLD, abs=1e-6)
 
 
-def test_all_three_speak_of_the_standard_normal(found: dict[str, pr.Equivalence]):
+def test_all_three_penalties_relate_to_the_standard_normal(found: dict[str, pr.Equivalence]):
     w = torch.linspace(-3, 3, 13, dtype=torch.float64)
     for one in found.values():
         torch.testing.assert_close(one.log_prior(w), Normal(0.0, 1.0).log_prob(w), rtol=0, atol=1e-6)

@@ -37,6 +37,6 @@ def test_the_same_script_draws_the_same_picture(example: ModuleType, tmp_path: P
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_the_picture_beside_the_documents_is_there_and_small(example: ModuleType) -> None:
+def test_the_picture_in_the_docs_exists_and_is_small(example: ModuleType) -> None:
     assert size(example.PICTURE) == (1400, 600)
     assert example.PICTURE.stat().st_size < 150_000

@@ -65,7 +65,7 @@ def test_least_squares_and_ridge_are_the_points_of_the_line(example: ModuleType,
         torch.testing.assert_close(example.weights(line[name], 1)[0], expected, rtol=0.02, atol=0.02)
 
 
-def test_laplace_is_exact_on_the_line_and_mean_field_too_sure_far_away(example: ModuleType, line):
+def test_laplace_is_exact_on_the_line_and_mean_field_is_overconfident_far_away(example: ModuleType, line):
     x = torch.tensor([[3.0]], dtype=torch.float64)
     exact = example.line().predictive(x).stddev.item()
     assert example.spread(line["Laplace"], x).item() == pytest.approx(exact, rel=1e-3)
@@ -73,7 +73,7 @@ def test_laplace_is_exact_on_the_line_and_mean_field_too_sure_far_away(example: 
     assert example.spread(line["VI"], x).item() < 0.95 * exact
 
 
-def test_a_point_is_as_sure_everywhere_and_an_average_is_not(example: ModuleType, line, network):
+def test_a_point_estimate_is_equally_confident_everywhere_and_an_average_is_not(example: ModuleType, line, network):
     inside, outside = (torch.full((1, 1), x, dtype=torch.float64) for x in (1.0, 3.0))
     for fits in (line, network):
         for name in example.POINTS:
@@ -83,7 +83,7 @@ def test_a_point_is_as_sure_everywhere_and_an_average_is_not(example: ModuleType
             assert example.spread(fits[name], outside) > 1.3 * example.spread(fits[name], inside)
 
 
-def test_a_factorised_gaussian_is_surer_of_the_network_far_away_than_nuts(example: ModuleType, network):
+def test_a_factorised_gaussian_is_more_confident_far_away_than_nuts(example: ModuleType, network):
     far = torch.tensor([[-3.0], [3.0]], dtype=torch.float64)
     assert bool((example.spread(network["VI"], far) < 0.8 * example.spread(network["NUTS"], far)).all())
 

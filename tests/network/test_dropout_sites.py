@@ -130,7 +130,7 @@ def test_masks_of_weights_are_the_networks_own_dropout(case):
     assert torch.allclose(masked, dropped, rtol=0, atol=1e-12)
 
 
-def test_looking_draws_nothing_and_changes_nothing():
+def test_tracing_draws_no_noise_and_changes_nothing():
     net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Dropout(0.3), nn.Linear(3, 1)).double()
     network, before = Network(net), torch.get_rng_state()
     assert found(net, rows(4)) == [(("4.weight",), 3, 0.3)]
@@ -217,13 +217,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_dropout_that_no_mask_of_weights_stands_for_is_refused(case):
+def test_dropout_that_is_not_a_mask_of_weights_is_refused(case):
     net, x, sentence = REFUSED[case]
     with pytest.raises(pr.InputError, match=sentence):
         found(net, x)
 
 
-def test_the_hint_is_true_and_without_a_rate_of_its_own_a_network_gets_masks_by_layer():
+def test_a_network_whose_dropout_rates_are_zero_gets_masks_by_layer_as_the_error_suggests():
     net = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.2), nn.Tanh(), nn.Linear(5, 1))
     data = (rows(4, n=20).float(), rows(n=20).float())
     with pytest.raises(pr.InputError, match="set every p to 0 to let Dropout place its masks by layer"):
@@ -266,7 +266,7 @@ def test_recurrent_layers_that_are_not_trained_have_no_weights_to_mask():
 # Sequences: one mask for all positions.
 
 
-def test_entries_of_a_sequence_share_a_mask_over_its_positions_and_a_warning_says_so():
+def test_entries_of_a_sequence_share_a_mask_over_its_positions_with_a_warning():
     net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1)).double()
     with pytest.warns(pr.PrioryWarning, match="the same units at all positions"):
         assert found(net, rows(5, 3)) == [(("2.weight",), 4, 0.2)]
@@ -365,7 +365,7 @@ def test_sums_over_the_weights_of_a_site_are_over_all_that_read_its_units():
     assert int(units.masked.sum()) == 16
 
 
-def test_the_first_layer_is_the_one_that_rows_come_to_first():
+def test_the_first_layer_is_the_one_called_first():
     class HeadFirst(nn.Module):
         def __init__(self):
             super().__init__()

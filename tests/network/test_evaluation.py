@@ -72,7 +72,7 @@ def test_one_vector_and_more_rows_than_vmap_pays_for_run_the_network_itself() ->
     assert e.strategy((rows(limit + 1),), 2, {}, gradients=False) is e.plain
 
 
-def test_inputs_of_another_type_or_shape_are_no_chain() -> None:
+def test_inputs_of_another_type_or_shape_are_not_a_chain() -> None:
     e = evaluation_of(chain())
     assert e.is_chain((rows(5),))
     for inputs in ((rows(5).float(),), (rows(5)[:, None],), (rows(5), rows(5))):

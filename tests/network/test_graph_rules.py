@@ -76,7 +76,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {  # with the operati
 
 @pytest.mark.parametrize("order", [by_coordinate, by_vector])
 @pytest.mark.parametrize("case", CASES)
-def test_every_number_is_as_it_was_and_so_is_every_infinity(case, order):
+def test_every_number_and_every_infinity_stays_the_same(case, order):
     given, left = CASES[case]
     w = order(odd(4))
     module = make_fx(given)(w)
@@ -99,7 +99,7 @@ def test_slices_that_overlap_are_added_up():
     torch.testing.assert_close(function(module, w)(w), overlapping(w), rtol=0, atol=0)
 
 
-def test_what_nothing_reads_of_a_vector_has_no_gradient_between_slices():
+def test_coordinates_that_are_not_read_have_zero_gradient_between_slices():
     def gaps(w: Tensor) -> Tensor:
         back = torch.ops.aten.slice_backward.default
         return back(w[:, 1:2], [5, 6], 1, 1, 2, 1) + back(w[:, 3:5], [5, 6], 1, 3, 5, 1) + w
@@ -170,7 +170,7 @@ def test_a_density_and_its_gradient_are_those_of_autograd(name, batched, shape):
         torch.testing.assert_close(joint.gradient(w).reshape(-1, target.size)[i], gradient, **close)
 
 
-def test_the_order_in_memory_of_what_is_given_changes_nothing():
+def test_the_memory_layout_of_the_input_does_not_change_the_result():
     given, params = DENSITIES["schools"]
     target, w = Target(pr.Density(given, params), None), randn(6, 5)
     joint = log_joint(target, Data.of(None), w)
@@ -180,7 +180,7 @@ def test_the_order_in_memory_of_what_is_given_changes_nothing():
     assert joint.order(w).mT.is_contiguous()
 
 
-def test_a_function_that_needs_its_vectors_in_one_piece_is_given_them_so():
+def test_a_function_that_needs_contiguous_vectors_gets_them():
     def viewed(p: dict[str, Tensor]) -> Tensor:
         return -0.5 * p["w"].view(-1).square().reshape(p["w"].shape).sum(-1)
 

@@ -180,7 +180,7 @@ def test_a_noisy_convolution_is_the_one_written_out_as_products(kind, options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_falls_back_and_what_the_likelihood_learns_is_drawn_once(kind):
+def test_fallback_parameters_and_learnt_coordinates_are_drawn_once(kind):
     net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 1, bias=False))
     model, m, scale, (X, y) = setting(net, 6, 3, likelihood=pr.Gaussian())
     found = one_pass(LayerNoise(model.network, kind), model, m, scale, (X, y), stream(5, "noise"))
@@ -276,7 +276,7 @@ class Sum(nn.Module):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_local_takes_positions_as_independent_and_flipout_does_not(kind):
+def test_local_treats_positions_as_independent_and_flipout_does_not(kind):
     """out_n = w sum_t x_nt has variance s^2 (sum_t x_nt)^2, and s^2 sum_t x_nt^2 with independent positions.
 
     1,000 passes, 5 standard errors in 3 entries (false alarms: 2e-6); the two answers are far more than that apart.
@@ -298,7 +298,7 @@ def test_local_takes_positions_as_independent_and_flipout_does_not(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_gradients_vary_far_less_than_those_of_one_draw_a_batch(kind):
+def test_its_gradients_vary_far_less_than_those_of_one_draw_per_batch(kind):
     """Variances summed over entries, 500 each: about a tenth, asserted under a third (false alarms: < 1e-9)."""
     setup = setting(nn.Linear(3, 1), 60, 3)
     ours, theirs = (draws[:, 1:5].var(0).sum() for draws in (many(kind, *setup, 500), pathwise(*setup, 500)))
@@ -426,7 +426,7 @@ def test_layers_without_a_rule_fall_back_and_are_named(kind, build, shape, wante
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_any_rule_it_is_one_draw_of_the_weights(kind):
+def test_without_any_rule_the_weights_are_drawn_once(kind):
     model, m, scale, batch = setting(OneSize(), 4, 3)
     found = one_pass(LayerNoise(model.network, kind), model, m, scale, batch, stream(5, "noise"))
     eps = torch.empty(len(m), dtype=F64).normal_(generator=stream(5, "noise"))
@@ -448,7 +448,7 @@ class Fragile(Twice):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_skeleton_and_the_module_are_as_before_when_an_exception_passes(kind):
+def test_the_skeleton_and_the_module_are_restored_after_an_exception(kind):
     net = Fragile().to(F64)
     kept = {name: t.clone() for name, t in net.state_dict().items()}
     model, m, scale, batch = setting(net, 4, 3)
@@ -465,7 +465,7 @@ def test_the_skeleton_and_the_module_are_as_before_when_an_exception_passes(kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_batch_norm_writes_its_buffers_once_a_pass_and_makes_every_layer_approximate(kind):
+def test_batch_norm_writes_its_buffers_once_per_pass_and_makes_every_layer_approximate(kind):
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     model, m, scale, batch = setting(net, 6, 3)
     buffers, noise = model.buffers(), LayerNoise(model.network, kind)
@@ -484,7 +484,7 @@ class Sometimes(Twice):
         return self.b(self.a(h) if float(x[0, 0]) > 100 else h)
 
 
-def test_a_layer_that_acts_otherwise_than_on_the_first_batch_is_refused():
+def test_a_layer_that_acts_differently_than_on_the_first_batch_is_refused():
     model, m, scale, (X, y) = setting(Sometimes(), 4, 3)
     noise = LayerNoise(model.network, "flipout")
     one_pass(noise, model, m, scale, (X, y), stream(0, "noise"))

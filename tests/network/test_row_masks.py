@@ -111,7 +111,7 @@ def row_by_row(model: pr.Model, batch: tuple[Tensor, Tensor], masks: RowMasks, m
 
 @pytest.mark.parametrize("vectors", [1, 3])
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_those_of_each_row_at_weights_of_its_own(name: str, vectors: int) -> None:
+def test_values_and_gradients_are_those_of_each_row_at_its_own_weights(name: str, vectors: int) -> None:
     model, batch, masks = made(name)
     assert int(masks.once.sum()) == CASES[name][2]
     noise = stream(1, "z")
@@ -132,7 +132,7 @@ def test_values_and_gradients_are_those_of_each_row_at_weights_of_its_own(name: 
         torch.testing.assert_close(plain[1][i], toward[i], **EXACT)
 
 
-def test_a_batch_that_a_layer_sees_otherwise_takes_the_masks_of_its_first_row() -> None:
+def test_a_batch_of_another_size_takes_the_masks_of_its_first_row() -> None:
     """Rows are folded into one where there are few of them, so that the layer has one row for all inputs."""
 
     class Folding(nn.Module):
@@ -154,7 +154,7 @@ def test_a_batch_that_a_layer_sees_otherwise_takes_the_masks_of_its_first_row() 
     torch.testing.assert_close(value[0], wanted.detach(), **EXACT)
 
 
-def test_rows_with_masks_of_their_own_have_gradients_of_less_variance() -> None:
+def test_one_mask_per_row_gives_gradients_of_less_variance() -> None:
     model, batch, masks = made("a chain")
     m, noise = model.network.initial[None], stream(2, "z")
     shared, own = [], []

@@ -327,7 +327,7 @@ def test_a_frozen_parameter_is_used_and_never_learnt() -> None:
     torch.testing.assert_close(posterior.predict(x).mean, by_hand[:, 0].detach())
 
 
-def test_a_file_is_never_read_into_other_frozen_weights_unsaid(tmp_path: Path) -> None:
+def test_a_file_is_not_loaded_into_a_model_with_other_frozen_weights_silently(tmp_path: Path) -> None:
     net, (x,), y = build("frozen")
     posterior = fitted(net, (x,), y)
     posterior.save(tmp_path / "fit.priory")
@@ -341,7 +341,7 @@ def test_a_file_is_never_read_into_other_frozen_weights_unsaid(tmp_path: Path) -
     assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)
 
 
-def test_a_file_is_never_read_into_other_statistics_unsaid(tmp_path: Path) -> None:
+def test_a_file_is_not_loaded_into_a_model_with_other_statistics_silently(tmp_path: Path) -> None:
     net, (x,), y = build("batch norm in eval mode")
     posterior = fitted(net, (x,), y)
     posterior.save(tmp_path / "fit.priory")
@@ -418,7 +418,7 @@ def test_the_statistics_of_a_batch_norm_network_follow_the_data_and_serve_predic
 
 
 @pytest.mark.parametrize("name", ["batch norm", "batch norm over images", "spectral norm", "convolution", "lstm"])
-def test_a_learnt_noise_goes_with_every_network(name: str) -> None:
+def test_every_network_fits_with_learnt_noise(name: str) -> None:
     net, inputs, y = build(name)
     before = picture(net)
     posterior = fitted(net, inputs, y, likelihood=pr.Gaussian(), steps=30, batch_size=5)
@@ -436,7 +436,7 @@ def test_a_replaced_buffer_is_trained_as_by_hand() -> None:
     torch.testing.assert_close(posterior.buffers["centre"], hand.centre)
 
 
-def test_a_last_batch_of_one_row_says_what_batch_norm_lacks() -> None:
+def test_a_last_batch_of_one_row_raises_an_error_about_batch_norm() -> None:
     net, (x,), y = build("batch norm")
     before = picture(net)
     with pytest.raises((InputError, ValueError), match="more than 1 value per channel"):
@@ -448,7 +448,7 @@ def test_a_last_batch_of_one_row_says_what_batch_norm_lacks() -> None:
 
 
 @pytest.mark.parametrize("name", DROPPING)
-def test_dropout_is_refused_in_training_mode_and_taken_in_eval_mode(name: str) -> None:
+def test_dropout_is_refused_in_training_mode_and_accepted_in_eval_mode(name: str) -> None:
     net, inputs, y = build(name)
     before = picture(net)
     with pytest.raises(InputError, match=r"must not draw random numbers.*dropout in training mode.*net\.eval\(\)"):
@@ -485,7 +485,7 @@ class Failing(nn.Module):
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), ValueError("no"), KeyboardInterrupt("no"), MemoryError("no")])
 @pytest.mark.parametrize("method", METHODS[:2], ids=["MAP", "MeanField"])
-def test_a_network_that_raises_on_the_way_keeps_its_bits(method: Any, error: BaseException) -> None:
+def test_a_network_that_raises_during_a_fit_keeps_its_bits(method: Any, error: BaseException) -> None:
     _, (x,), y = build("dense")
     net = dress(Failing(at=6, error=error))  # the trial pass is the first
     before = picture(net)
@@ -646,7 +646,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_used_is_refused_in_a_sentence_and_keeps_its_bits(name: str) -> None:
+def test_an_unusable_network_is_refused_in_a_sentence_and_keeps_its_bits(name: str) -> None:
     make, sentence = REFUSED[name]
     torch.manual_seed(0)
     net, (x,), y = make(), rows_of("rows"), torch.zeros(ROWS)
@@ -858,7 +858,7 @@ def test_pooling_by_maxima_gives_torchs_own_bits(size: int, options: dict[str, A
     assert torch.equal(leaf.grad, plain.grad)
 
 
-def test_the_persons_own_pooling_stays_as_it_is() -> None:
+def test_a_pooling_layer_defined_by_the_user_is_not_replaced() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2))
     skeleton = Network(net).skeleton
     assert "forward" in vars(skeleton[1])  # pyright: ignore[reportIndexIssue]
@@ -866,7 +866,7 @@ def test_the_persons_own_pooling_stays_as_it_is() -> None:
     assert repr(skeleton) == repr(net)
 
 
-def test_casts_that_autocast_keeps_are_of_the_vector_that_is_read():
+def test_casts_cached_by_autocast_are_of_the_bound_vector():
     network = Network(nn.Linear(3, 2))
     x = torch.ones(4, 3)
     w = network.initial.clone()

@@ -52,7 +52,7 @@ def test_traced_gradients_are_those_of_autograd() -> None:
     assert not function.loop
 
 
-def test_every_vector_may_have_tensors_of_its_own() -> None:
+def test_every_vector_may_have_its_own_tensors() -> None:
     moved = lambda w, batch, factor, by: smooth(w + by, batch, factor)  # noqa: E731
     batch, w, by = (randn(5, P, seed=1), randn(5, seed=2)), randn(3, P, seed=3), randn(3, P, seed=4)
     wanted = one_at_a_time(w + by, batch, 2.0)
@@ -100,7 +100,7 @@ def branching(w: Tensor, x: Tensor) -> Tensor:
     return (x * w).sum() if float(w[0].detach()) > 0 else (x * w * w).sum()
 
 
-def test_what_vmap_cannot_take_is_looped_over_with_one_warning_and_the_same_numbers() -> None:
+def test_functions_that_vmap_cannot_take_run_in_a_loop_with_one_warning_and_the_same_numbers() -> None:
     function, x, w = Vectorised(branching, "This density"), randn(P), randn(6, P, seed=3)
     assert {bool(v > 0) for v in w[:, 0]} == {True, False}
     wanted = [value_and_grad(branching, row, x) for row in w]
@@ -116,7 +116,7 @@ def test_what_vmap_cannot_take_is_looped_over_with_one_warning_and_the_same_numb
         torch.testing.assert_close(function.values(w, x), found[0])
 
 
-def test_values_that_vmap_cannot_take_are_looped_over_too() -> None:
+def test_values_that_vmap_cannot_take_run_in_a_loop_too() -> None:
     function, x, w = Vectorised(branching, "This density"), randn(P), randn(6, P, seed=3)
     with pytest.warns(PrioryWarning, match="runs in a loop"):
         values = function.values(w, x)
@@ -141,7 +141,7 @@ def test_a_branch_on_the_data_is_taken_anew_for_each_batch() -> None:
             )
 
 
-def test_a_mistake_of_the_function_is_raised_as_its_own() -> None:
+def test_an_error_of_the_function_itself_is_raised_unchanged() -> None:
     def wrong(w: Tensor) -> Tensor:
         return (w @ torch.zeros(P + 1, dtype=F64)).sum()
 
@@ -156,7 +156,7 @@ def test_a_mistake_of_the_function_is_raised_as_its_own() -> None:
         Vectorised(unwritten, "This").values_and_grads(randn(2, P))
 
 
-def test_only_so_many_recordings_are_kept() -> None:
+def test_at_most_max_traces_graphs_are_kept() -> None:
     function = Vectorised(lambda w: (w * w).sum(), "This")
     for draws in [*range(1, MAX_TRACES + 4), 1]:
         value, gradient = function.values_and_grads(torch.ones(draws, 2, dtype=F64))
@@ -165,14 +165,14 @@ def test_only_so_many_recordings_are_kept() -> None:
     assert len(function._traces) <= MAX_TRACES
 
 
-def test_types_are_told_apart() -> None:
+def test_each_dtype_has_its_own_trace() -> None:
     function = Vectorised(lambda w, x: (x * w).sum(), "This")
     for dtype in (torch.float32, torch.float64, torch.float32):
         value, gradient = function.values_and_grads(torch.ones(2, 3, dtype=dtype), torch.ones(3, dtype=dtype))
         assert value.dtype == gradient.dtype == dtype
 
 
-def test_the_vector_given_is_left_alone() -> None:
+def test_the_given_vector_is_not_changed() -> None:
     w = randn(3, P)
     kept = w.clone()
     Vectorised(smooth, "This").values_and_grads(w, (randn(5, P), randn(5)), 1.0)
@@ -182,7 +182,7 @@ def test_the_vector_given_is_left_alone() -> None:
     assert w.grad is None
 
 
-def test_a_density_that_vmap_cannot_take_says_so_once_and_fits_as_by_hand() -> None:
+def test_a_density_that_vmap_cannot_take_warns_once_and_fits_as_by_hand() -> None:
     def log_prob(p: dict[str, Tensor]) -> Tensor:
         a = p["a"]
         return -0.5 * (a - 1).square() if float(a.detach()) > 0 else -0.5 * (a - 1).square() + 0 * a
@@ -233,7 +233,7 @@ def test_distributions_that_check_their_arguments_are_vectorised_and_check_again
         Normal(0.0, -1.0)
 
 
-def test_the_check_of_arguments_comes_back_after_an_error() -> None:
+def test_argument_validation_is_restored_after_an_error() -> None:
     before = Distribution._validate_args
     with pytest.raises(KeyError), unchecked():
         raise KeyError

@@ -97,7 +97,7 @@ def test_a_report_is_a_whole_page_whose_elements_nest(kind: str, request: pytest
 
 
 @pytest.mark.parametrize("kind", ["numbers", "classes"])
-def test_a_report_loads_nothing_from_anywhere(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_report_loads_nothing_from_elsewhere(kind: str, request: pytest.FixtureRequest) -> None:
     text = comparison_page(request.getfixturevalue(kind))
     page = Page(text)
     assert page.all("script") == []
@@ -123,7 +123,7 @@ def test_every_picture_is_inside_the_page_drawn_and_described(
         assert len(str(picture["alt"])) > 20
 
 
-def test_what_people_write_is_escaped(numbers: Comparison) -> None:
+def test_text_from_the_user_is_escaped(numbers: Comparison) -> None:
     text = comparison_page(numbers, title="<script>alert(1)</script>")
     assert "<script>" not in text
     assert "<b>MAP</b>" not in text
@@ -133,7 +133,7 @@ def test_what_people_write_is_escaped(numbers: Comparison) -> None:
     assert "This method failed: a < b & c" in page.text
 
 
-def test_a_report_tells_what_was_done_and_what_the_numbers_mean(numbers: Comparison, classes: Comparison) -> None:
+def test_a_report_describes_the_settings_and_explains_the_scores(numbers: Comparison, classes: Comparison) -> None:
     text = Page(comparison_page(numbers)).text
     for words in (
         numbers.verdict,
@@ -148,37 +148,37 @@ def test_a_report_tells_what_was_done_and_what_the_numbers_mean(numbers: Compari
     ):
         assert words in text
     text = Page(comparison_page(classes)).text
-    assert "Fraction of the rows whose most probable class was right" in text
+    assert "Fraction of the rows whose most probable class is correct" in text
     assert "Root of the mean squared distance" not in text
 
 
 @pytest.mark.parametrize(
-    ("noise", "reading"), [(5.0, "the model is not sure enough."), (0.01, "the model is too sure.")]
+    ("noise", "reading"), [(5.0, "the model is underconfident."), (0.01, "the model is overconfident.")]
 )
-def test_the_reading_of_a_calibration_error_says_which_way_it_is_off(noise: float, reading: str) -> None:
+def test_a_calibration_error_is_called_overconfident_or_underconfident(noise: float, reading: str) -> None:
     torch.manual_seed(0)
     model = pr.Model(nn.Linear(3, 1), pr.Gaussian(noise))
     comparison = compare(model, rows(), [pr.MAP()], test=0.5, steps=300, progress=False)
     text = Page(comparison_page(comparison)).text.replace("\xa0", " ")
-    assert f"so this is more than luck gives: {reading} The 90 % intervals hold" in text
+    assert f"so this is more than chance: {reading} The 90 % intervals hold" in text
     assert "about right" not in text
 
 
-def test_a_confident_model_that_is_often_wrong_is_called_too_sure() -> None:
+def test_a_confident_model_that_is_often_wrong_is_called_overconfident() -> None:
     torch.manual_seed(0)
     x, y = rows()
     labels = (y > 0).long()
     model = pr.Model(nn.Linear(3, 2), pr.Categorical(), "flat")
     comparison = compare(model, (x, labels), [pr.MAP()], test=(x, 1 - labels), steps=300, progress=False)
-    assert "more than luck gives: the model is too sure." in Page(comparison_page(comparison)).text
+    assert "more than chance: the model is overconfident." in Page(comparison_page(comparison)).text
 
 
 @pytest.mark.parametrize(("noise", "count"), [("learn", 1), (0.3, 0)])
-def test_the_curve_of_a_mode_with_a_learnt_noise_tells_when_rows_join(noise: Any, count: int) -> None:
+def test_the_curve_of_a_mode_with_learnt_noise_notes_when_rows_are_added(noise: Any, count: int) -> None:
     torch.manual_seed(0)
     model = pr.Model(nn.Linear(3, 1), pr.Gaussian(noise))
     comparison = compare(model, rows(), [pr.MAP(), pr.MeanField()], steps=30, samples=8, progress=False)
-    assert Page(comparison_page(comparison)).text.count("join in at two thirds") == count
+    assert Page(comparison_page(comparison)).text.count("are added after two thirds of the steps") == count
 
 
 def test_the_table_of_the_report_is_that_of_the_comparison(numbers: Comparison) -> None:
@@ -188,13 +188,13 @@ def test_the_table_of_the_report_is_that_of_the_comparison(numbers: Comparison) 
             assert cell in text
 
 
-def test_a_report_is_written_to_its_path_and_the_path_is_given_back(numbers: Comparison, tmp_path: Path) -> None:
+def test_a_report_is_written_to_its_path_and_the_path_is_returned(numbers: Comparison, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     assert numbers.report(path, title="Two methods") == path
     assert path.read_text(encoding="utf-8").count("<title>Two methods</title>") == 1
 
 
-def test_a_path_that_can_not_be_written_gets_one_sentence(numbers: Comparison, tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_raises_one_sentence(numbers: Comparison, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'path' argument of report must lie in a folder that exists"):
         write_comparison(numbers, tmp_path / "none" / "report.html")
     with pytest.raises(InputError, match=r"'path' argument of report must be the name of a file"):
@@ -210,9 +210,9 @@ def test_without_matplotlib_the_sentence_says_what_to_install(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_penalty_on_q_is_drawn_with_the_prior_that_it_is_and_the_verdict() -> None:
+def test_a_penalty_on_q_is_drawn_with_its_equivalent_prior_and_the_verdict() -> None:
     penalty = pr.penalties.Variational(lambda mu, scale: 0.5 * (mu**2 + scale**2))  # the entropy forgotten
     model = pr.Model(nn.Linear(3, 1), pr.Gaussian(0.3), prior=penalty)
     page = comparison_page(compare(model, rows(), [pr.MeanField()], steps=40, samples=8, progress=False))
     Page(page)
-    assert "The penalty that MeanField was trained with, and the prior that it is. The entropy term is missing" in page
+    assert "The penalty that MeanField was trained with, and the equivalent prior. The entropy term is missing" in page

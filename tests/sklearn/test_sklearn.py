@@ -121,7 +121,7 @@ def test_weights_of_the_bayesian_mixture_are_repetitions_also_in_its_priors():
     assert weighted.lower_bound_ == pytest.approx(repeated.lower_bound_, rel=1e-8)
 
 
-def test_a_missing_value_is_summed_out():
+def test_a_missing_value_is_marginalised_out():
     X = clouds()
     mixture = GaussianMixture(3, random_state=0).fit(X)
     marginal = [
@@ -198,7 +198,7 @@ def test_spare_components_of_the_bayesian_mixture_stay_empty():
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_rows_that_are_drawn_have_the_fitted_moments(kind: str):
+def test_sampled_rows_have_the_fitted_moments(kind: str):
     mixture = GaussianMixture(3, covariance_type=kind, random_state=0).fit(clouds())
     X, labels = mixture.sample(30_000)
     for k in range(3):
@@ -216,7 +216,7 @@ def test_rows_that_are_drawn_have_the_fitted_moments(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["full", "diag"])
-def test_rows_of_the_bayesian_mixture_are_drawn_from_the_density_that_scores_them(kind: str):
+def test_the_bayesian_mixture_samples_from_the_density_that_scores_rows(kind: str):
     mixture = BayesianGaussianMixture(covariance_type=kind, random_state=0).fit(clouds(6))
     X, _ = mixture.sample(200_000)
     middle = np.arange(-49.75, 50, 0.5)
@@ -265,7 +265,7 @@ def test_the_chain_scores_and_smooths_sequences_by_their_lengths():
     assert model.aic(X) == pytest.approx(-2 * model.score(X) + 2 * free)
 
 
-def test_a_step_that_was_not_seen_is_summed_out_of_the_chain():
+def test_a_missing_step_is_marginalised_out_of_the_chain():
     X, _ = chain(40)
     model = HMM(2, random_state=0).fit(X)
     holes = X.copy()
@@ -279,7 +279,7 @@ def test_a_step_that_was_not_seen_is_summed_out_of_the_chain():
     assert np.isfinite(model.predict_proba(holes)).all()
 
 
-def test_a_value_that_was_not_seen_is_summed_out_of_the_chain_and_its_path_is_scored():
+def test_a_missing_value_is_marginalised_out_of_the_chain_and_its_path_is_scored():
     X, _ = chain(40)
     model = HMM(2, random_state=0).fit(X)
     holes = X.copy()
@@ -300,7 +300,7 @@ def test_a_value_that_was_not_seen_is_summed_out_of_the_chain_and_its_path_is_sc
 
 
 @pytest.mark.parametrize("emissions", ["gaussian", "poisson", "categorical"])
-def test_a_sequence_that_is_drawn_gives_the_chain_back(emissions: str):
+def test_a_fit_to_a_sampled_sequence_recovers_the_chain(emissions: str):
     _, states = chain(3000)
     random = np.random.default_rng(1)
     made = {
@@ -326,7 +326,7 @@ def test_a_sequence_that_is_drawn_gives_the_chain_back(emissions: str):
 # As an estimator.
 
 
-def test_it_can_be_pickled_cloned_and_searched_over():
+def test_an_estimator_can_be_pickled_cloned_and_used_in_a_grid_search():
     X = clouds()
     for estimator in (GaussianMixture(2, random_state=0), BayesianGaussianMixture(2, random_state=0)):
         fitted = estimator.fit(X)
@@ -338,7 +338,7 @@ def test_it_can_be_pickled_cloned_and_searched_over():
     assert found.best_params_ == {"n_components": 3}
 
 
-def test_a_warm_start_goes_on_where_the_last_fit_ended():
+def test_a_warm_start_continues_where_the_last_fit_ended():
     X = clouds()
     once = GaussianMixture(3, tol=0, max_iter=20, random_state=0, **start("full")).fit(X)
     twice = GaussianMixture(3, tol=0, max_iter=10, random_state=0, warm_start=True, **start("full")).fit(X).fit(X)
@@ -353,7 +353,7 @@ def test_single_precision_stays_single():
     assert HMM(2, random_state=0).fit(X).means_.dtype == np.float32
 
 
-def test_too_few_iterations_are_warned_of():
+def test_too_few_iterations_raise_a_convergence_warning():
     for estimator in (GaussianMixture(3, max_iter=1), BayesianGaussianMixture(3, max_iter=1), HMM(3, max_iter=1)):
         with pytest.warns(ConvergenceWarning, match="did not converge in 1 iterations. Raise max_iter"):
             estimator.fit(clouds())
@@ -362,7 +362,7 @@ def test_too_few_iterations_are_warned_of():
 
 BAD = [
     (GaussianMixture(0), "The 'n_components' argument of GaussianMixture must be an integer >= 1, got 0."),
-    (GaussianMixture(tol=-1), "The 'tol' argument of GaussianMixture must be a number from 0, got -1."),
+    (GaussianMixture(tol=-1), "The 'tol' argument of GaussianMixture must be a number >= 0, got -1."),
     (GaussianMixture(max_iter=0), "The 'max_iter' argument of GaussianMixture must be an integer >= 1, got 0."),
     (GaussianMixture(n_init=0), "The 'n_init' argument of GaussianMixture must be an integer >= 1, got 0."),
     (
@@ -413,12 +413,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("estimator", "sentence"), BAD)
-def test_what_cannot_be_used_is_refused_in_one_sentence(estimator, sentence: str):
+def test_invalid_options_are_refused_in_one_sentence(estimator, sentence: str):
     with pytest.raises(InputError, match=sentence):
         estimator.fit(clouds(12))
 
 
-def test_what_cannot_be_asked_is_refused_in_one_sentence():
+def test_invalid_arguments_of_methods_are_refused_in_one_sentence():
     X = clouds(12)
     with pytest.raises(
         InputError,
@@ -426,7 +426,7 @@ def test_what_cannot_be_asked_is_refused_in_one_sentence():
         r"integer >= 1.",
     ):
         GaussianMixture().fit(X).sample(0)
-    with pytest.raises(InputError, match=r"The 'learning_decay' argument of GaussianMixture must lie above 0.5"):
+    with pytest.raises(InputError, match=r"The 'learning_decay' argument of GaussianMixture must be above 0.5"):
         GaussianMixture(learning_decay=0.2).partial_fit(X)
     with pytest.raises(InputError, match=r"The 'lengths' argument of HMM must be integers >= 1 that add up to 12"):
         HMM().fit(X, lengths=[5, 6])

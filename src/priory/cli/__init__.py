@@ -1,7 +1,8 @@
 """The command `priory`: compare methods on a table from a shell.
 
-`priory compare --data diabetes --report report.html` fits, scores, prints a table and writes a
-page. The command needs the extra `cli`; without it, it says so in one sentence.
+`priory compare --data diabetes --report report.html` fits the methods, scores them on held-out
+rows, prints a table and writes an HTML page. The command needs the extra `cli`; without it, an error names the extra to
+install.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command; the exit status is 0, or 1 after a sentence that says what to change."""
+    """Run the command. The exit status is 0, or 1 after an error message that says what to change."""
     try:
         for module in ("typer", "rich", "pandas"):
             extra(module, "cli")

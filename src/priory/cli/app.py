@@ -1,4 +1,4 @@
-"""The commands themselves, on typer: `priory compare` and `priory version`."""
+"""The commands, built with typer: `priory compare` and `priory version`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rich.text import Text
 import priory
 from priory import methods
 from priory.analysis.comparison import TITLES, Comparison, Units, compare, counted, split_rows
-from priory.cli.tables import SHIPPED, DataTable, read_table
+from priory.cli.tables import SHIPPED_DATA, DataTable, read_table
 from priory.core.errors import InputError, MissingExtra, extra, require, whole
 from priory.methods.em.ascent import Ascent
 from priory.priors.base import FLAT
@@ -30,7 +30,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 
 def known_methods() -> dict[str, str]:
-    """Methods for a network that need no argument, by their name on the command line: mean_field for MeanField."""
+    """Methods for networks that need no argument, by command-line name: mean_field for MeanField."""
     found = {}
     for name in methods.__all__:
         one = methods.by_name(name)
@@ -42,8 +42,8 @@ def known_methods() -> dict[str, str]:
     return found
 
 
-METHODS = known_methods()
-SMALL = 1_000_000  # numbers in a table that one thread reads best
+METHOD_NAMES = known_methods()
+SINGLE_THREAD_NUMBERS = 1_000_000  # table entries below which one thread is fastest
 
 
 @app.callback()
@@ -59,22 +59,22 @@ def version() -> None:
 
 @app.command("compare")
 def compare_command(
-    data: Annotated[str, typer.Option(help=f"A CSV file, or one of {', '.join(SHIPPED)}.")],
-    target: Annotated[str | None, typer.Option(help="The column to predict; the last one if left out.")] = None,
+    data: Annotated[str, typer.Option(help=f"A CSV file, or one of {', '.join(SHIPPED_DATA)}.")],
+    target: Annotated[str | None, typer.Option(help="The column to predict; default: the last one.")] = None,
     task: Annotated[str, typer.Option(help="regression, classification, or auto: decided by the target.")] = "auto",
     names: Annotated[
-        str, typer.Option("--methods", help=f"Methods by name, with commas: {', '.join(METHODS)}.")
+        str, typer.Option("--methods", help=f"Names of methods, separated by commas: {', '.join(METHOD_NAMES)}.")
     ] = "map,mean_field",
-    hidden: Annotated[str, typer.Option(help="Units of each hidden layer, with commas: 50 or 50,50.")] = "50",
+    hidden: Annotated[str, typer.Option(help="Units of each hidden layer, separated by commas: 50 or 50,50.")] = "50",
     prior: Annotated[
-        str, typer.Option(help="Scale rule (he, glorot, fan_in, flat), or a number: the weights' spread.")
+        str, typer.Option(help="Scale rule (he, glorot, fan_in, flat), or the standard deviation of the weights.")
     ] = "he",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data; each method's own if left out.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data; default: chosen by each method.")] = None,
     test: Annotated[float, typer.Option(help="Fraction of the rows to hold out.")] = 0.2,
-    seed: Annotated[int, typer.Option(help="Seed of the split, the network's start and the fits.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split, the initial weights and the fits.")] = 0,
     report: Annotated[Path | None, typer.Option(help="Write the comparison to this HTML file.")] = None,
 ) -> None:
-    """Fit several methods to a table, score them on held-out rows, and print what came out."""
+    """Fit several methods to a table, score them on held-out rows, and print the scores."""
     try:
         comparison = run(data, target, task, names, hidden, prior, epochs, test, seed, report)
     except (InputError, MissingExtra) as error:
@@ -96,11 +96,11 @@ def run(
     seed: int,
     report: Path | None,
 ) -> Comparison:
-    """Everything that `priory compare` does, in order."""
+    """Run `priory compare`: read the table, fit and score the methods, print the scores, and write the report."""
     chosen, widths, spread = _methods(names), _widths(hidden), _prior(prior)
     require(0 < test < 1, "test", "compare", "be a fraction between 0 and 1", test)
-    require(epochs is None or whole(epochs, 1), "epochs", "compare", "be an integer, at least 1", epochs)
-    if report is not None:  # before the fits: nobody should lose them to a missing folder
+    require(epochs is None or whole(epochs, 1), "epochs", "compare", "be an integer >= 1", epochs)
+    if report is not None:  # before the fits, so that a missing folder doesn't lose them
         extra("matplotlib.figure", "plot")
         require(
             report.parent.is_dir() and not report.is_dir(),
@@ -110,12 +110,12 @@ def run(
             str(report),
         )
     table = read_table(data, target, task)
-    if table.x.numel() < SMALL:  # threads would wait for each other longer than they work
+    if table.x.numel() < SINGLE_THREAD_NUMBERS:  # synchronising threads would cost more than they save
         torch.set_num_threads(1)
     began = time.perf_counter()
     fitted, held, units = standardise(table, test, seed)
     model = build_model(table, widths, spread, seed)
-    # Only now, when every argument has been read: a wrong one gets its sentence and nothing else.
+    # Print only after all arguments are validated, so that a wrong argument prints its error alone.
     console = Console(highlight=False)
     rows, columns = (counted(size, noun) for size, noun in zip(table.x.shape, ("row", "column"), strict=True))
     kind = f"{len(table.classes)} classes" if table.classes else "regression"
@@ -139,7 +139,7 @@ def run(
 
 
 def standardise(table: DataTable, test: float, seed: int) -> tuple[tuple[Any, Any], tuple[Any, Any], Units | None]:
-    """Part the rows, in float32, and take the mean and spread of the rows to fit out of both parts."""
+    """Split the rows, and standardise both parts by the mean and deviation of the training rows, in float32."""
     kept, (x_held, y_held) = split_rows((table.x, table.y), test, seed)
     x, y = next(iter(kept.blocks(kept.num_data or 1)))
     center, spread = _moments(x)
@@ -152,13 +152,13 @@ def standardise(table: DataTable, test: float, seed: int) -> tuple[tuple[Any, An
 
 
 def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and spread; a column that is constant on the rows to fit keeps its scale."""
+    """Mean and standard deviation of each column; 1 as the deviation of a constant column."""
     spread = values.std(0, unbiased=False)
     return values.mean(0), torch.where(spread > 0, spread, torch.ones_like(spread))
 
 
 def build_model(table: DataTable, widths: list[int], prior: str | float, seed: int) -> Any:
-    """Make a network of dense layers, its start a function of the seed, with the task's likelihood."""
+    """Build a multilayer perceptron, initialised from the seed, with the likelihood of the task."""
     from priory.likelihoods import Categorical, Gaussian
     from priory.models.model import Model
 
@@ -175,16 +175,16 @@ def build_model(table: DataTable, widths: list[int], prior: str | float, seed: i
 
 def _methods(text: str) -> dict[str, Any]:
     names = [name.strip().lower().replace("-", "_") for name in text.split(",") if name.strip()]
-    require(len(names) > 0, "methods", "compare", f"name at least one of {', '.join(METHODS)}", repr(text))
+    require(len(names) > 0, "methods", "compare", f"name at least one of {', '.join(METHOD_NAMES)}", repr(text))
     for name in names:
-        require(name in METHODS, "methods", "compare", f"be among {', '.join(METHODS)}", repr(name))
-    return {METHODS[name]: methods.by_name(METHODS[name])() for name in names}
+        require(name in METHOD_NAMES, "methods", "compare", f"be among {', '.join(METHOD_NAMES)}", repr(name))
+    return {METHOD_NAMES[name]: methods.by_name(METHOD_NAMES[name])() for name in names}
 
 
 def _widths(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     ok = all(part.isdigit() and int(part) >= 1 for part in parts)
-    require(ok, "hidden", "compare", "be integers with commas, such as 50 or 50,50", repr(text))
+    require(ok, "hidden", "compare", "be integers separated by commas, such as 50 or 50,50", repr(text))
     return [int(part) for part in parts]
 
 
@@ -216,5 +216,5 @@ def print_rich(console: Console, comparison: Comparison) -> None:
     for name, error in comparison.failures.items():
         console.print(f"{name} failed: {error}", style="red", markup=False)
     better = ", except for accuracy" if "accuracy" in comparison.columns else ""
-    console.print(f"NLL in nats a row, with its standard error. Lower is better{better}.", style="dim", markup=False)
+    console.print(f"NLL in nats per row, with its standard error. Lower is better{better}.", style="dim", markup=False)
     console.print(comparison.verdict, markup=False)

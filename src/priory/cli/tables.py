@@ -1,6 +1,6 @@
-"""Tables for the command line: a data set that ships with scikit-learn, or a CSV file, as tensors with names.
+"""Reads tables for the command line: a data set that ships with scikit-learn, or a CSV file, as named tensors.
 
-Everything that was done to the data on the way is kept as a sentence in `notes`.
+`Table.notes` describes every change made to the data, one sentence each.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 from priory.analysis.comparison import counted
 from priory.core.errors import InputError, extra, require
 
-SHIPPED = ("diabetes", "breast_cancer", "wine", "iris", "digits")
-MOST_CLASSES = 10  # integers with more values than this are read as amounts
-MOST_TEXTS = 50  # a column of more texts than this is a name rather than a kind, whatever the number of rows
-DATES = {  # each with the words for it; the first that reads every row is taken
+SHIPPED_DATA = ("diabetes", "breast_cancer", "wine", "iris", "digits")
+MAX_CLASSES = 10  # integers with more distinct values than this are a regression target
+MAX_CATEGORIES = 50  # a text column with more distinct values than this is left out, whatever the number of rows
+DATE_FORMATS = {  # with a description of each; the first format that parses every row is used
     "ISO8601": "year-month-day",
     "%Y/%m/%d": "year/month/day",
     "%d.%m.%Y": "day.month.year",
@@ -38,7 +38,17 @@ DATES = {  # each with the words for it; the first that reads every row is taken
 
 @dataclass(frozen=True)
 class DataTable:
-    """Inputs (N, D) and targets (N,), real numbers or class numbers, with their names."""
+    """A data set: inputs (N, D) and targets (N,), which are real numbers or class indices.
+
+    Attributes:
+        name: Name of the data set or file.
+        x: Inputs, (N, D).
+        y: Targets, (N,).
+        columns: Names of the D inputs.
+        target: Name of the target column.
+        classes: Names of the classes, or None for regression.
+        notes: Changes made to the data while reading it, one sentence each.
+    """
 
     name: str
     x: Tensor
@@ -50,7 +60,19 @@ class DataTable:
 
 
 def read_table(source: str, target: str | None = None, task: str = "auto") -> DataTable:
-    """Read a data set by its name or a CSV file by its path; the target is the last column unless named."""
+    """Read a data set by name or a CSV file by path.
+
+    Args:
+        source: One of `SHIPPED_DATA`, or the path of a CSV file.
+        target: Name of the target column. Default: the last column.
+        task: "regression", "classification" or "auto", which decides by the target.
+
+    Returns:
+        The table, as tensors.
+
+    Raises:
+        InputError: If the file cannot be read or has no usable rows, columns or targets.
+    """
     require(
         task in ("auto", "regression", "classification"),
         "task",
@@ -59,7 +81,7 @@ def read_table(source: str, target: str | None = None, task: str = "auto") -> Da
         task,
     )
     notes: list[str] = []
-    if source in SHIPPED and not Path(source).is_file():
+    if source in SHIPPED_DATA and not Path(source).is_file():
         frame, default = _shipped(source)
     else:
         frame, default = _csv(source, notes), None
@@ -90,14 +112,14 @@ def _shipped(name: str) -> tuple[Any, str]:
 
 
 def _csv(source: str, notes: list[str]) -> Any:
-    """Read a CSV file as a frame; semicolons, tabs, decimal commas and a missing line of names are understood."""
+    """Read a CSV file as a frame; semicolons, tabs, decimal commas and a missing header line are handled."""
     pandas = extra("pandas", "cli")
     path = Path(source)
-    shipped = ", ".join(SHIPPED)
+    shipped = ", ".join(SHIPPED_DATA)
     require(path.is_file(), "data", "compare", f"be the path of a CSV file, or one of {shipped}", repr(source))
     text = _text(path, notes)
     if not text.strip():
-        raise InputError(f"The file {source} is empty: it must have a line of column names and rows below it.")
+        raise InputError(f"The file {source} is empty; it must have a line of column names and rows below it.")
     separator = _separator(text)
     names = _names(text, separator, source)
     header = None if _all_numbers(names) else 0
@@ -119,7 +141,7 @@ def _csv(source: str, notes: list[str]) -> Any:
 
 
 def _text(path: Path, notes: list[str]) -> str:
-    """The file's text in UTF-8, or else in the encoding that Windows has for Western Europe."""
+    """The text of a file in UTF-8, or else in Windows-1252."""
     content = path.read_bytes()
     try:
         return content.decode("utf-8-sig")
@@ -130,19 +152,19 @@ def _text(path: Path, notes: list[str]) -> str:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text or content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise InputError(f"The file {path} is not text in UTF-8 (see line {line}): save it as UTF-8.")
+        raise InputError(f"The file {path} is not text in UTF-8 (see line {line}); save it as UTF-8.")
     notes.append(f"Line {line} is not UTF-8, so the file was read as Latin-1; if names look wrong, save it as UTF-8.")
     return text
 
 
 def _separator(text: str) -> str:
-    """The semicolon or the tab, if each of the first lines has one outside quotation marks; else the comma."""
+    """The separator: a semicolon or tab if each of the first lines has one outside quotation marks, else a comma."""
     lines = [re.sub(r'"[^"]*"', "", line) for line in text[:100_000].splitlines() if line.strip()][:5]
     return next((mark for mark in (";", "\t") if all(mark in line for line in lines)), ",")
 
 
 def _names(text: str, separator: str, source: str) -> list[str]:
-    """The values of the first line, after a look at all others: none may have more."""
+    """The values of the first line, after checking that no other line has more values."""
     names: list[str] = []
     reader = csv.reader(io.StringIO(text), delimiter=separator, skipinitialspace=True)
     try:
@@ -159,7 +181,7 @@ def _names(text: str, separator: str, source: str) -> list[str]:
 
 
 def _all_numbers(names: list[str]) -> bool:
-    """Whether a first line is a row of the data; 0, 1, 2, ... are the names that programs give."""
+    """Whether the first line is a row of data; 0, 1, 2, ... are taken as generated column names."""
     given = [name for name in names if name]
     if given == [str(place) for place in range(len(given))]:
         return False
@@ -167,7 +189,7 @@ def _all_numbers(names: list[str]) -> bool:
 
 
 def _unique(names: list[str], notes: list[str]) -> list[str]:
-    """Names that tell the columns apart: a number for a column without one, and for the second of a name."""
+    """Unique column names: unnamed and repeated columns get a number."""
     labels: list[str] = []
     for place, name in enumerate(names):
         label, copies = name or f"column_{place + 1}", 1
@@ -175,13 +197,13 @@ def _unique(names: list[str], notes: list[str]) -> list[str]:
             copies += 1
             label = f"{name}_{copies}"
         if copies > 1:
-            notes.append(f"The column name '{name}' is there already: column {place + 1} became '{label}'.")
+            notes.append(f"The column name '{name}' occurs more than once; column {place + 1} was renamed '{label}'.")
         labels.append(label)
     return labels
 
 
 def _decimal_commas(frame: Any, other: Any, notes: list[str]) -> None:
-    """Take the columns that are numbers only if the comma is the decimal mark."""
+    """Replace, in place, the columns that are numeric only with a decimal comma."""
     numeric = extra("pandas", "cli").api.types.is_numeric_dtype
     found = [name for name in frame.columns if numeric(other[name]) and not numeric(frame[name])]
     for name in found:
@@ -191,12 +213,12 @@ def _decimal_commas(frame: Any, other: Any, notes: list[str]) -> None:
 
 
 def _ends(names: list[str]) -> str:
-    """The names, or the first and the last of many."""
+    """The names, or the first and last of more than three."""
     return ", ".join(names if len(names) <= 3 else [names[0], "...", names[-1]])
 
 
 def _complete_rows(frame: Any, source: str, notes: list[str]) -> Any:
-    """Rows without missing or infinite values."""
+    """The rows without missing or infinite values."""
     complete = frame.replace([float("inf"), float("-inf")], float("nan")).dropna()
     dropped = len(frame) - len(complete)
     if dropped:
@@ -205,7 +227,7 @@ def _complete_rows(frame: Any, source: str, notes: list[str]) -> Any:
             len(complete) > 0,
             "data",
             "compare",
-            f"have rows with no value missing (see column '{worst}')",
+            f"have rows without missing values (see column '{worst}')",
             source,
         )
         verbs = ("has", "was") if dropped == 1 else ("have", "were")
@@ -221,16 +243,18 @@ def _complete_rows(frame: Any, source: str, notes: list[str]) -> Any:
 
 
 def _targets(column: Any, task: str, name: str, notes: list[str]) -> tuple[Tensor, list[str] | None]:
-    """Real targets, or class numbers with the classes' names."""
+    """Real targets, or class indices with the names of the classes."""
     types = extra("pandas", "cli").api.types
     numeric = types.is_numeric_dtype(column) and not types.is_bool_dtype(column)
     values, repeats = column.nunique(), len(column) // 2
     require(values >= 2, "target", "compare", "take at least two values", f"the constant column '{name}'")
     if task == "auto":
-        counts = numeric and values <= min(MOST_CLASSES, repeats) and bool((column == column.round()).all())
+        counts = numeric and values <= min(MAX_CLASSES, repeats) and bool((column == column.round()).all())
         task = "classification" if counts or not numeric else "regression"
         if counts:
-            notes.append(f"'{name}' holds {values} integers, read as classes (amounts: --task regression).")
+            notes.append(
+                f"'{name}' holds {values} integers, read as classes (use --task regression to read them as numbers)."
+            )
     if task == "regression":
         require(
             numeric,
@@ -241,7 +265,7 @@ def _targets(column: Any, task: str, name: str, notes: list[str]) -> tuple[Tenso
         )
         return torch.tensor(column.astype(float).tolist(), dtype=torch.float64), None
     require(
-        values <= min(repeats, max(MOST_CLASSES, len(column) // 5)),
+        values <= min(repeats, max(MAX_CLASSES, len(column) // 5)),
         "target",
         "compare",
         "repeat its classes for classification",
@@ -253,9 +277,9 @@ def _targets(column: Any, task: str, name: str, notes: list[str]) -> tuple[Tenso
 
 
 def _inputs(frame: Any, source: str, notes: list[str]) -> tuple[Tensor, list[str]]:
-    """Numbers as they are, dates as days, and text as one column of 0 and 1 for each text."""
+    """The inputs as numbers: dates as days, and text as one column of 0 and 1 per distinct value."""
     pandas = extra("pandas", "cli")
-    few = min(max(10, len(frame) // 10), len(frame) // 2, MOST_TEXTS)
+    few = min(max(10, len(frame) // 10), len(frame) // 2, MAX_CATEGORIES)
     parts = []
     for name in frame.columns:
         column = frame[name]
@@ -266,25 +290,27 @@ def _inputs(frame: Any, source: str, notes: list[str]) -> tuple[Tensor, list[str
         elif (days := _days(column, notes)) is not None:
             parts.append(days)
         elif column.nunique() > few:
-            notes.append(f"The column '{name}' holds {column.nunique()} different texts and was left out.")
+            notes.append(f"The column '{name}' holds {column.nunique()} distinct texts and was left out.")
         else:
             coded = pandas.get_dummies(column.astype(str), prefix=name, prefix_sep="=", dtype=float)
-            # One kind of two is the other's absence: a second column would say nothing new.
+            # With two distinct values the second column is determined by the first.
             parts.append(coded.iloc[:, 1:] if coded.shape[1] == 2 else coded)
             became = counted(parts[-1].shape[1], "column")
-            notes.append(f"The column '{name}' holds text and became {became} of 0 and 1.")
+            notes.append(f"The column '{name}' holds text and was encoded as {became} of 0 and 1.")
     require(len(parts) > 0, "data", "compare", "have at least one column that varies beside the target", source)
     wide = pandas.concat(parts, axis=1)
     return torch.tensor(wide.to_numpy().tolist(), dtype=torch.float64), [str(name) for name in wide.columns]
 
 
 def _days(column: Any, notes: list[str]) -> Any:
-    """Days since the first date of a column of dates; None for other texts."""
+    """A column of dates as days since the first date; None for other text."""
     pandas = extra("pandas", "cli")
-    for form, words in DATES.items():
+    for form, words in DATE_FORMATS.items():
         when = pandas.to_datetime(column.astype(str), format=form, errors="coerce", utc=True)
         if when.notna().all():
             first = when.min()
-            notes.append(f"The column '{column.name}' holds dates ({words}) and became days since {first:%Y-%m-%d}.")
+            notes.append(
+                f"The column '{column.name}' holds dates ({words}) and was converted to days since {first:%Y-%m-%d}."
+            )
             return ((when - first).dt.total_seconds() / 86_400).rename(column.name)
     return None

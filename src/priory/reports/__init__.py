@@ -1,4 +1,4 @@
-"""Reports in HTML: one page that says what was done, what came out and what it means."""
+"""HTML reports of a comparison: one self-contained page with the scores, figures, settings and a glossary."""
 
 from __future__ import annotations
 
@@ -19,31 +19,44 @@ if TYPE_CHECKING:
 
 __all__ = ["comparison_page", "write_comparison"]
 
-LEVEL = 0.9
+INTERVAL_LEVEL = 0.9
 GLOSSARY = {
     "NLL": "Negative log predictive density of the held-out targets, averaged over the rows, in nats. It "
-    "rewards being right and being as sure as one may be; lower is better. Only differences matter: 0.1 nats "
-    "less is a probability 1.1 times as high.",
+    "rewards predictions that are accurate and have the right uncertainty; lower is better. Only differences matter: "
+    "0.1 nats less is a probability 1.1 times as high.",
     "RMSE": "Root of the mean squared distance between predicted mean and target, in the target's units. It "
-    "sees the mean only, not the uncertainty; lower is better.",
-    "accuracy": "Fraction of the rows whose most probable class was right; higher is better.",
-    "calibration": "For numbers: how far, on average over the levels 10 % to 90 %, the fraction of targets "
-    "inside the central interval lies from its level. For classes: the expected calibration error, the "
-    "distance between confidence and frequency of being right. 0 is perfect.",
-    "± after a score": "One standard error: how much the score would move with other held-out rows.",
+    "measures the mean only, not the uncertainty; lower is better.",
+    "accuracy": "Fraction of the rows whose most probable class is correct; higher is better.",
+    "calibration": "For regression: the distance between the level of a central interval and the fraction of targets "
+    "inside it, averaged over the levels 10 % to 90 %. For classification: the expected calibration error, the "
+    "distance between confidence and accuracy. 0 is perfect.",
+    "± after a score": "One standard error: how much the score would vary with other held-out rows.",
     "epistemic": "Uncertainty about the weights. More data would shrink it.",
     "aleatoric": "Noise in the targets themselves. More data would not shrink it. The total variance is the "
     "sum of the two.",
-    "ELBO": "Evidence lower bound: what variational methods maximise. It can't exceed the log probability of "
+    "ELBO": "Evidence lower bound: the objective of variational methods. It can't exceed the log probability of "
     "the data under the model.",
-    "(no inputs)": "The guess of one who never sees the inputs: the mean and spread, or the class "
-    "frequencies, of the rows that were fitted. A method that is not clearly better has learnt nothing.",
+    "(no inputs)": "A baseline that ignores the inputs: the mean and standard deviation, or the class "
+    "frequencies, of the training rows. A method that is not clearly better has learnt nothing.",
     "nat": "Unit of information for natural logarithms; one nat is 1.44 bits.",
 }
 
 
 def write_comparison(comparison: Comparison, path: str | Path, title: str = "Comparison of methods") -> Path:
-    """Write the page to `path` and return it."""
+    """Write the HTML page of a comparison to a file.
+
+    Args:
+        comparison: The result of `priory.compare`.
+        path: The file to write, in an existing folder.
+        title: Title of the page.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        InputError: If `path` is a folder, or lies in a folder that does not exist.
+        MissingExtra: If matplotlib is not installed.
+    """
     extra("matplotlib.figure", "plot")
     path = Path(path)
     require(not path.is_dir(), "path", "report", "be the name of a file", f"the folder {path}")
@@ -53,7 +66,15 @@ def write_comparison(comparison: Comparison, path: str | Path, title: str = "Com
 
 
 def comparison_page(comparison: Comparison, title: str = "Comparison of methods") -> str:
-    """Compose the page as text: header, table, a part for each method, glossary."""
+    """The HTML page of a comparison: header, table of scores, one section per method, settings and glossary.
+
+    Args:
+        comparison: The result of `priory.compare`.
+        title: Title of the page.
+
+    Returns:
+        The page as text.
+    """
     names = [row["method"] for row in comparison.rows]
     links = ", ".join(f'<a href="#{_anchor(place)}">{escape(name)}</a>' for place, name in enumerate(names))
     parts = [
@@ -82,27 +103,27 @@ def _anchor(place: int) -> str:
 
 def _key(comparison: Comparison) -> str:
     exception = " (accuracy: higher)" if "accuracy" in comparison.columns else ""
-    text = f"The best of each column is set in bold; lower is better{exception}. "
-    text += "NLL is in nats a row, ± one standard error."
+    text = f"The best value of each column is in bold; lower is better{exception}. "
+    text += "NLL is in nats per row, ± one standard error."
     if comparison.baseline:
-        text += " The last row is a guess that never sees the inputs."
+        text += " The last row is a baseline that ignores the inputs."
     return text
 
 
 def _used(term: str, comparison: Comparison) -> bool:
-    """Leave out the terms of the other kind of task."""
+    """Whether a term of the glossary applies to this comparison."""
     other = {"RMSE"} if "accuracy" in comparison.columns else {"accuracy"}
     return term not in other and (term != "(no inputs)" or comparison.baseline is not None)
 
 
 def _histories(comparison: Comparison) -> str:
-    """All fits in one picture, where there is more than one."""
+    """The curves of all fits in one figure; empty unless at least two fits have one."""
     shared = [set(one.history) for one in comparison.posteriors.values() if one.history]
     if len(shared) < 2 or len(shared) < len(comparison.posteriors) or "nll" not in set.intersection(*shared):
         return ""
     ax = plot.history(comparison.posteriors, "nll")
     alt = f"Negative log-likelihood of the fitted rows, step by step, for {', '.join(comparison.posteriors)}."
-    caption = "Fit to the training rows, step by step. A curve that still falls at its end asks for more epochs."
+    caption = "Fit to the training rows, step by step. A curve that still falls at its end needs more epochs."
     return f'<h3>How the fits went</h3><div class="figures">{picture(ax, alt, caption, wide=True)}</div>'
 
 
@@ -119,14 +140,16 @@ def _method(comparison: Comparison, row: dict[str, Any], place: int) -> str:
 
 
 def _numbers(comparison: Comparison, row: dict[str, Any], prediction: Any, y: Tensor) -> list[str]:
-    """Each score with its reading."""
+    """One card per score, with its interpretation."""
     base = comparison.baseline or {}
     text = dict(zip(comparison.columns, comparison.cells()[comparison.rows.index(row)], strict=True))
-    cards = [number(text["nll"], "NLL, nats a row; lower is better", _against_guess(row, base))]
+    cards = [number(text["nll"], "NLL, nats per row; lower is better", _against_baseline(row, base))]
     if prediction.classes:
         wrong = round((1 - row["accuracy"]) * y.numel())
         reading = f"Wrong on {wrong} of {counted(y.numel(), 'row')}"
-        reading += f"; always naming the commonest class: right on {100 * base['accuracy']:.0f} %." if base else "."
+        reading += (
+            f"; always predicting the most frequent class: correct on {100 * base['accuracy']:.0f} %." if base else "."
+        )
         cards.append(number(f"{100 * row['accuracy']:.1f} %", "accuracy; higher is better", reading))
     else:
         reading = f"Typical distance from prediction to target. The targets' own spread is {y.double().std():.4g}."
@@ -135,7 +158,7 @@ def _numbers(comparison: Comparison, row: dict[str, Any], prediction: Any, y: Te
         number(
             f"{row['calibration']:.3f}",
             "calibration error; 0 is perfect",
-            _calibration_reading(row, prediction, y),
+            _calibration_text(row, prediction, y),
         )
     )
     seconds = f"and {row['predict_seconds']:.2g} s to predict {counted(len(y), 'row')}"
@@ -143,35 +166,35 @@ def _numbers(comparison: Comparison, row: dict[str, Any], prediction: Any, y: Te
     return cards
 
 
-def _against_guess(row: dict[str, Any], base: dict[str, Any]) -> str:
+def _against_baseline(row: dict[str, Any], base: dict[str, Any]) -> str:
     if not base:
-        return "Rewards being right and being as sure as one may be."
+        return "Rewards predictions that are accurate and have the right uncertainty."
     gain = base["nll"] - row["nll"]
     if not gain > row["nll_error"]:
-        return f"Not clearly better than a guess that never sees the inputs ({base['nll']:.4g})."
+        return f"Not clearly better than a baseline that ignores the inputs ({base['nll']:.4g})."
     factor = f"{math.exp(min(gain, 50)):.3g} times as probable"
-    return f"{gain:.3g} less than a guess that never sees the inputs: a typical target is {factor}."
+    return f"{gain:.3g} less than a baseline that ignores the inputs: a typical target is {factor}."
 
 
-def _calibration_reading(row: dict[str, Any], prediction: Any, y: Tensor) -> str:
-    """Read the error beside what luck alone would give a perfect model with as many rows."""
-    luck, error = _luck(prediction, y), row["calibration"]
-    text = f"With {counted(len(y), 'row')} a perfect model would show about {luck:.3f}, so this is "
-    if error <= 1.5 * luck:
-        text += "no more than luck gives."
+def _calibration_text(row: dict[str, Any], prediction: Any, y: Tensor) -> str:
+    """Compare the calibration error with the error that a perfect model would show by chance on as many rows."""
+    chance, error = _chance_error(prediction, y), row["calibration"]
+    text = f"With {counted(len(y), 'row')} a perfect model would show about {chance:.3f}, so this is "
+    if error <= 1.5 * chance:
+        text += "no more than chance."
     else:
-        lean = _sureness(prediction, y)
-        both = "too sure in places, not sure enough in others"
-        way = "too sure" if lean > 0.5 * error else "not sure enough" if lean < -0.5 * error else both
-        text += f"more than luck gives: the model is {way}."
+        lean = _overconfidence(prediction, y)
+        both = "overconfident in places, underconfident in others"
+        way = "overconfident" if lean > 0.5 * error else "underconfident" if lean < -0.5 * error else both
+        text += f"more than chance: the model is {way}."
     if prediction.classes:
         return text
-    inside = float(evaluate.coverage(prediction, y, [LEVEL]))
-    return f"{text} The {100 * LEVEL:.0f} % intervals hold {100 * inside:.0f} % of the targets."
+    inside = float(evaluate.coverage(prediction, y, [INTERVAL_LEVEL]))
+    return f"{text} The {100 * INTERVAL_LEVEL:.0f} % intervals hold {100 * inside:.0f} % of the targets."
 
 
-def _sureness(prediction: Any, y: Tensor) -> float:
-    """By how much, on average, promises exceed what happened: above zero is too sure."""
+def _overconfidence(prediction: Any, y: Tensor) -> float:
+    """Mean difference between stated and observed frequencies: positive if overconfident."""
     if not prediction.classes:
         inside = evaluate.coverage(prediction, y).cpu()
         return sum(evaluate.LEVELS) / len(evaluate.LEVELS) - inside.mean().item()
@@ -181,8 +204,8 @@ def _sureness(prediction: Any, y: Tensor) -> float:
     return float(gap.sum() / curve.count.sum())
 
 
-def _luck(prediction: Any, y: Tensor) -> float:
-    """Average, as the score does, the mean absolute error sqrt(2 p (1 - p) / (pi n)) of a frequency."""
+def _chance_error(prediction: Any, y: Tensor) -> float:
+    """Calibration error of a perfect model: the average of sqrt(2 p (1 - p) / (pi n)), a frequency's mean error."""
     if not prediction.classes:
         levels = evaluate.LEVELS
         return sum(math.sqrt(2 * p * (1 - p) / (math.pi * y.numel())) for p in levels) / len(levels)
@@ -197,31 +220,31 @@ def _figures(comparison: Comparison, name: str, prediction: Any, y: Tensor) -> l
     posterior = comparison.posteriors[name]
     if posterior.history:
         alt = f"Curve of the fit of {name}, step by step."
-        caption = f"Every step (faint) and their running mean; far outliers are cut off.{_joining(posterior)}"
+        caption = f"Every step (faint) and the running mean; far outliers are cut off.{_jump_note(posterior)}"
         figures.append(picture(plot.history(posterior), alt, caption))
     ax = plot.calibration(prediction, y)
-    caption = "On the dashed line is perfect; inside the grey is as good as these rows can tell. "
-    caption += "Below: too sure. Above: not sure enough."
+    caption = "The dashed line is perfect calibration; the grey band is the sampling error of these rows. "
+    caption += "Below: overconfident. Above: underconfident."
     figures.append(picture(ax, f"Calibration of {name}: {_words(ax.get_title(loc='left'))}.", caption))
-    ax = plot.predictive(prediction, comparison.inputs, y, level=LEVEL)
+    ax = plot.predictive(prediction, comparison.inputs, y, level=INTERVAL_LEVEL)
     if prediction.classes:
-        caption = "Wrong rows should lie to the left, where the model is unsure."
+        caption = "Wrong rows should lie to the left, where the confidence is low."
     else:
-        caption = "Dark: uncertainty about the weights alone. Light: with the noise of the targets."
+        caption = "Dark: epistemic uncertainty alone. Light: with the noise of the targets."
     figures.append(picture(ax, f"Predictions of {name}: {_words(ax.get_title(loc='left'))}.", caption, wide=True))
     found = getattr(posterior, "equivalence", None)
     if found is not None:
-        caption = f"The penalty that {name} was trained with, and the prior that it is. {found.certificate.verdict}"
+        caption = f"The penalty that {name} was trained with, and the equivalent prior. {found.certificate.verdict}"
         figures.append(picture(equivalence(found).axes[0], "A penalty and its prior.", caption, wide=True))
     return figures
 
 
-def _joining(posterior: Any) -> str:
-    """Explain the step in the curve of a mode, where a learnt noise was set on rows of its own."""
+def _jump_note(posterior: Any) -> str:
+    """Explain the jump in the curve of a point estimate whose noise was fitted on held-out rows."""
     learnt = posterior.model.learnt
     if not posterior.point or learnt.start == learnt.stop:
         return ""
-    return " The rows held out to set the noise join in at two thirds, so the curve may jump there."
+    return " The rows held out to fit the noise are added after two thirds of the steps, so the curve may jump there."
 
 
 def _words(text: str) -> str:

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: its style, its frame, its pictures. Nothing in it is loaded from anywhere."""
+"""Parts of a self-contained HTML page: style, frame and figures. The page loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STYLE = files("priory.reports").joinpath("style.css").read_text(encoding="utf-8")
+STYLE_SHEET = files("priory.reports").joinpath("style.css").read_text(encoding="utf-8")
 
 
 def page(title: str, body: str) -> str:
-    """Put a whole HTML page around its body; the title is escaped here, the body must already be."""
+    """A whole HTML page around a body; the title is escaped here, the body must already be escaped."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<title>{escape(title)}</title>\n<link rel="icon" href="data:,">\n'
-        f"<style>\n{STYLE}</style>\n</head>\n"
+        f"<style>\n{STYLE_SHEET}</style>\n</head>\n"
         f"<body>\n{body}\n</body>\n</html>\n"
     )
 
 
 def picture(ax: Axes, alt: str, caption: str, wide: bool = False) -> str:
-    """Frame a picture inside the page: as drawn shapes, which stay sharp on paper and on any screen."""
+    """A figure embedded as SVG, which stays sharp on paper and on any screen, with its caption."""
     buffer = io.BytesIO()
     figure: Any = ax.figure
     if wide:
@@ -39,13 +39,13 @@ def picture(ax: Axes, alt: str, caption: str, wide: bool = False) -> str:
 
 
 def number(value: str, name: str, reading: str) -> str:
-    """Show a value with its name and what it means in plain words."""
-    text = escape(reading).replace(" %", "&nbsp;%")  # a number keeps its unit at the end of a line
+    """A value with its name and its interpretation."""
+    text = escape(reading).replace(" %", "&nbsp;%")  # keep a number and its unit on one line
     return f'<div class="number"><b>{escape(value)}</b><span>{escape(name)}</span><p>{text}</p></div>'
 
 
 def definitions(pairs: dict[str, str]) -> str:
-    """List terms with their texts; text of several lines keeps its lines."""
+    """A list of terms with their descriptions; line breaks in a description are kept."""
     items = []
     for term, text in pairs.items():
         inner = f"<pre>{escape(text)}</pre>" if "\n" in text else escape(text)

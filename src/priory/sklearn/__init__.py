@@ -1,7 +1,7 @@
-"""scikit-learn's estimators over the EM of this library, under the names that scikit-learn and hmmlearn use.
+"""Estimators with the interfaces of scikit-learn and hmmlearn, fitted by this library's EM.
 
-They do what those don't: rows may have weights and missing values (NaN), minibatches come by `partial_fit`, and the
-Bayesian mixture's `lower_bound_` has all of its constants, so that it may choose the number of components.
+Beyond the originals, rows may have weights and missing values (NaN), `partial_fit` accepts minibatches, and the
+`lower_bound_` of the Bayesian mixture includes all constants, so it can be used to choose the number of components.
 
 >>> import numpy as np
 >>> X = np.random.default_rng(0).normal(size=(200, 2)) + 5 * (np.arange(200) % 2)[:, None]
@@ -12,7 +12,7 @@ True
 
 from priory.core.errors import extra
 
-extra("sklearn", "sklearn")  # says what to install, where it is missing
+extra("sklearn", "sklearn")  # raises an error that names the extra to install
 
 from priory.sklearn.bayesian_mixture import BayesianGaussianMixture  # noqa: E402
 from priory.sklearn.gaussian_mixture import GaussianMixture  # noqa: E402

@@ -1,7 +1,7 @@
-"""What the estimators share: options by scikit-learn's names, rows from arrays, and a fit by this library's EM.
+"""Base classes of the estimators: scikit-learn's options, rows as arrays, and fitting by this library's EM.
 
-Fitted numbers are arrays, as everywhere in scikit-learn, so that an estimator can be cloned, pickled and searched over.
-What predicts is built from them when it is asked for.
+Fitted attributes are NumPy arrays, as in scikit-learn, so an estimator can be cloned, pickled and used in a grid
+search. The posterior is rebuilt from them for each prediction.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from priory.methods import EM, VariationalEM
 
 Array = np.ndarray
-# Ours takes rows as centres by distance, with a few rounds of k-means after it, or at random.
-STARTS = {"kmeans": "k-means++", "k-means++": "k-means++", "random_from_data": "random", "random": "random"}
+# This library starts from k-means++ centres followed by a few rounds of k-means, or from random rows.
+START_METHODS = {"kmeans": "k-means++", "k-means++": "k-means++", "random_from_data": "random", "random": "random"}
 
 
 class LatentEstimator(DensityMixin, BaseEstimator):
-    """An estimator whose `fit` is EM."""
+    """Base class of estimators that are fitted by EM."""
 
     n_components: int
     tol: float
@@ -53,39 +53,41 @@ class LatentEstimator(DensityMixin, BaseEstimator):
         tags.input_tags.allow_nan = True
         return tags
 
-    # Into the engine.
+    # Validation and fitting.
 
     def _check_options(self, shapes: tuple[str, ...]) -> None:
-        """One sentence for an option that can't be used."""
+        """Raise an `InputError` for an invalid option."""
         name = type(self).__name__
         for option in ("n_components", "max_iter", "n_init"):
             value = getattr(self, option)
             require(whole(value, 1), option, name, "be an integer >= 1", repr(value))
         ok = isinstance(self.tol, Real) and 0 <= self.tol < math.inf
-        require(ok, "tol", name, "be a number from 0", repr(self.tol))
-        must = f"be one of {', '.join(STARTS)}"
-        require(str(self.init_params) in STARTS, "init_params", name, must, repr(self.init_params))
+        require(ok, "tol", name, "be a number >= 0", repr(self.tol))
+        must = f"be one of {', '.join(START_METHODS)}"
+        require(str(self.init_params) in START_METHODS, "init_params", name, must, repr(self.init_params))
         kind = getattr(self, "covariance_type", None)
         require(kind in shapes, "covariance_type", name, f"be one of {', '.join(shapes)}", repr(kind))
 
-    def _read(self, X: Any, reset: bool, least: int = 1) -> Array:
+    def _read(self, X: Any, reset: bool, min_rows: int = 1) -> Array:
         """Rows as an array of floats, (n, D), NaN where a value is missing."""
         kinds, finite = [np.float64, np.float32], "allow-nan"
-        rows: Any = validate_data(self, X, reset=reset, dtype=kinds, ensure_all_finite=finite, ensure_min_samples=least)
+        rows: Any = validate_data(
+            self, X, reset=reset, dtype=kinds, ensure_all_finite=finite, ensure_min_samples=min_rows
+        )
         return rows
 
-    def _weigh(self, sample_weight: Any, X: Array) -> Array | None:
-        """Weights as an array (n,); None for none."""
+    def _read_weights(self, sample_weight: Any, X: Array) -> Array | None:
+        """The sample weights as an array (n,), or None if there are none."""
         if sample_weight is None:
             return None
         return _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
 
     def _seed(self) -> int:
-        """A seed of the engine's streams."""
+        """An integer seed drawn from `random_state`."""
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _run(self, model: Latent, data: Any, method: EM | VariationalEM, seed: int) -> LatentPoint | ConjugatePosterior:
-        """The engine's fit, what it says of itself as attributes, and a warning where it hasn't settled."""
+        """Fit the model, set `converged_` and `n_iter_`, and warn if the fit did not converge."""
         posterior = fit(model, data, method, steps=int(self.max_iter), seed=seed, progress=bool(self.verbose))
         assert isinstance(posterior, (LatentPoint, ConjugatePosterior))
         assert isinstance(posterior.latent.frame, dict)
@@ -101,39 +103,48 @@ class LatentEstimator(DensityMixin, BaseEstimator):
             )
         return posterior
 
-    # Out of it.
+    # Prediction.
 
     def _posterior(self) -> LatentPoint | ConjugatePosterior:
-        """What is known, from the fitted arrays."""
+        """The posterior, rebuilt from the fitted arrays."""
         raise NotImplementedError
 
-    def _ask(self, question: str, X: Any) -> Array:
-        """What a posterior's method says of each row."""
+    def _per_row(self, question: str, X: Any) -> Array:
+        """Evaluate a method of the posterior, by name, at each row of X."""
         check_is_fitted(self)
         return getattr(self._posterior(), question)(tensor_of(self._read(X, reset=False), "X")).numpy()
 
 
 class MixtureEstimator(LatentEstimator):
-    """A mixture: each row by itself."""
+    """Base class of mixtures, whose rows are independent."""
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Fit to rows (n, D), NaN where a value is missing, each counted as often as `sample_weight` says."""
+        """Fit the mixture to rows.
+
+        Args:
+            X: Rows, (n, D), with NaN for missing values.
+            y: Ignored; present for scikit-learn's interface.
+            sample_weight: Non-negative weight of each row, (n,). Default: 1 for all rows.
+
+        Returns:
+            The fitted estimator.
+        """
         raise NotImplementedError
 
     def fit_predict(self, X: Any, y: Any = None, sample_weight: Any = None) -> Array:
-        """Fit, and name the component that each of the rows most likely comes from, (n,)."""
+        """Fit the mixture, and return the most probable component of each row, (n,)."""
         return self.fit(X, y, sample_weight).predict(X)
 
     def predict(self, X: Any) -> Array:
-        """The component that each row most likely comes from, (n,)."""
-        return self._ask("predict_labels", X)
+        """The most probable component of each row, (n,)."""
+        return self._per_row("predict_labels", X)
 
     def predict_proba(self, X: Any) -> Array:
         """The responsibilities q(z_n = k), (n, K)."""
-        return self._ask("responsibilities", X)
+        return self._per_row("responsibilities", X)
 
     def score_samples(self, X: Any) -> Array:
-        """The log density of what was seen of each row, (n,)."""
+        """The log density of the observed values of each row, (n,)."""
         raise NotImplementedError
 
     def score(self, X: Any, y: Any = None) -> float:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -141,21 +152,28 @@ class MixtureEstimator(LatentEstimator):
         return float(self.score_samples(X).mean())
 
     def sample(self, n_samples: int = 1) -> tuple[Array, Array]:
-        """Rows from the fitted mixture, (n, D), in the order of their components, (n,)."""
+        """Sample from the fitted mixture.
+
+        Args:
+            n_samples: Number of rows, an integer >= 1.
+
+        Returns:
+            The rows, (n_samples, D), sorted by component, and their components, (n_samples,).
+        """
         check_is_fitted(self)
         owner = f"{type(self).__name__}.sample"
         require(whole(n_samples, 1), "n_samples", owner, "be an integer >= 1", repr(n_samples))
-        rows, labels = self._made(int(n_samples))
+        rows, labels = self._generate(int(n_samples))
         order = np.argsort(labels, kind="stable")
         return rows[order], labels[order]
 
-    def _made(self, n: int) -> tuple[Array, Array]:
-        """Rows and their components, in any order."""
+    def _generate(self, n: int) -> tuple[Array, Array]:
+        """Sample n rows and their components, in any order."""
         raise NotImplementedError
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-    """Tensors by name as arrays of their own."""
+    """Tensors by name as copies in NumPy arrays."""
     return {name: t.detach().cpu().numpy().copy() for name, t in tensors.items()}
 
 
@@ -164,8 +182,8 @@ def tensors(named: Mapping[str, Array]) -> dict[str, Tensor]:
     return {name: torch.as_tensor(a) for name, a in named.items()}
 
 
-def precision_roots(covariances: Array, kind: str) -> Array:
-    """scikit-learn's `precisions_cholesky_`: U with U U' = C^-1, or 1 / sqrt(C) where columns are apart."""
+def precision_cholesky(covariances: Array, kind: str) -> Array:
+    """scikit-learn's `precisions_cholesky_`: U with U U' = C^-1, or 1 / sqrt(C) for diagonal types."""
     if kind not in ("full", "tied"):
         return 1 / np.sqrt(covariances)
     lower = np.linalg.cholesky(covariances)
@@ -173,5 +191,5 @@ def precision_roots(covariances: Array, kind: str) -> Array:
 
 
 def positive(spread: Array, matrices: bool) -> bool:
-    """Whether variances are above zero, or matrices (*, D, D) positive definite."""
+    """Whether variances are positive, or matrices (*, D, D) positive definite."""
     return bool(((np.linalg.eigvalsh(spread) if matrices else spread) > 0).all())

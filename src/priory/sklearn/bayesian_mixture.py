@@ -1,9 +1,10 @@
-"""The Bayesian Gaussian mixture by variational EM, as `sklearn.mixture.BayesianGaussianMixture` is called.
+"""Bayesian Gaussian mixture fitted by variational EM, with the interface of `sklearn.mixture.BayesianGaussianMixture`.
 
-What it does differently: `lower_bound_` is the whole bound on log p(X), in nats, with every constant, and
-`log_evidence_`, which counts the ways to number the components too, compares numbers of components. `score_samples` is
-the density of a new row with the doubt of the parameters in it, a mixture of Student's t, and `sample` draws from it.
-Degrees of freedom begin where a covariance has a prior mean. With "diag" each column has degrees of its own.
+Differences from scikit-learn: `lower_bound_` is the bound on log p(X) in nats, with every constant. `log_evidence_`
+adds the number of ways to label the components, and compares mixtures with different numbers of components.
+`score_samples` is the posterior predictive density of a row, a mixture of Student's t, and `sample` draws from it.
+Degrees of freedom must be large enough for the prior covariance to have a mean. With "diag" each column has its own
+degrees of freedom.
 """
 
 from __future__ import annotations
@@ -19,21 +20,51 @@ from priory.core.errors import require
 from priory.methods import VariationalEM
 from priory.models.target import Target
 from priory.posteriors import ConjugatePosterior
-from priory.sklearn.base import STARTS, Array, MixtureEstimator, arrays, positive, precision_roots, tensors
+from priory.sklearn.base import START_METHODS, Array, MixtureEstimator, arrays, positive, precision_cholesky, tensors
 
-SHAPES = ("full", "diag")
-PRIORS = ("dirichlet_process", "dirichlet_distribution")
+COVARIANCE_TYPES = ("full", "diag")
+WEIGHT_PRIORS = ("dirichlet_process", "dirichlet_distribution")
 
 
 class BayesianGaussianMixture(MixtureEstimator):
-    """K Gaussians with priors, of which as few are used as the data need.
+    """Variational Bayesian Gaussian mixture, which uses only as many components as the data need.
 
-    Priors that are left out are scikit-learn's, but for the degrees of freedom, D + 2 (3 a column for "diag"), and the
-    covariance, which has the data's variances and no correlations. Fitted: `weights_`, `means_`, `covariances_` (the
-    inverse of the expected precision), `precisions_`, `precisions_cholesky_`, `weight_concentration_`,
-    `mean_precision_`, `degrees_of_freedom_`, the priors with an underscore after their names, `converged_`, `n_iter_`,
-    `lower_bound_`, `lower_bounds_` and `log_evidence_`.
+    Args:
+        n_components: Maximum number of components K.
+        covariance_type: "full" (default) or "diag".
+        tol: Tolerance of EM on the rise of the bound per iteration.
+        max_iter: Maximum number of iterations.
+        n_init: Number of restarts; the fit with the highest bound is kept.
+        init_params: Initialisation: "kmeans", "k-means++", "random_from_data" or "random".
+        weight_concentration_prior_type: "dirichlet_process" (default) or "dirichlet_distribution".
+        weight_concentration_prior: Concentration of the weights' prior. Default: 1 / K.
+        mean_precision_prior: Precision of the prior of the means, relative to a row's. Default: 1.
+        mean_prior: Prior mean, (D,). Default: the mean of the data.
+        degrees_of_freedom_prior: Prior degrees of freedom, > D + 1. Default: D + 2; for "diag" > 2, and 3 per column.
+        covariance_prior: Scale matrix of the inverse Wishart prior, (D, D), or (D,) for "diag". Default: the variances
+            of the data, without correlations.
+        random_state: Seed of initialisation and `sample`, as in scikit-learn.
+        warm_start: Whether `fit` starts from the previous fit.
+        verbose: Whether to show progress.
 
+    Attributes:
+        weights_: Expected weights, (K,).
+        means_: Expected means, (K, D).
+        covariances_: Inverses of the expected precisions, (K, D, D), or (K, D) for "diag".
+        precisions_: Expected precisions, in the shape of `covariances_`.
+        precisions_cholesky_: Cholesky factors of `precisions_`, as in scikit-learn.
+        weight_concentration_: Parameters of the posterior of the weights.
+        mean_precision_: Precisions of the posteriors of the means.
+        degrees_of_freedom_: Degrees of freedom of the posteriors of the covariances.
+        weight_concentration_prior_, mean_precision_prior_, mean_prior_, degrees_of_freedom_prior_, covariance_prior_:
+            The priors that were used.
+        converged_: Whether the fit converged.
+        n_iter_: Number of iterations.
+        lower_bound_: The bound on log p(X), in nats.
+        lower_bounds_: The bound after each iteration.
+        log_evidence_: The bound including all labellings of the components.
+
+    Example:
     >>> BayesianGaussianMixture(covariance_type="tied").fit([[0.0], [1.0]])
     Traceback (most recent call last):
     ...
@@ -76,33 +107,45 @@ class BayesianGaussianMixture(MixtureEstimator):
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> BayesianGaussianMixture:
-        """Fit to rows (n, D), NaN where a value is missing, each counted as often as `sample_weight` says."""
-        self._check_options(SHAPES)
-        kind, must = self.weight_concentration_prior_type, f"be one of {', '.join(PRIORS)}"
-        require(kind in PRIORS, "weight_concentration_prior_type", type(self).__name__, must, repr(kind))
+        """Fit the mixture to rows.
+
+        Args:
+            X: Rows, (n, D), with NaN for missing values.
+            y: Ignored; present for scikit-learn's interface.
+            sample_weight: Non-negative weight of each row, (n,). Default: 1 for all rows.
+
+        Returns:
+            The fitted estimator.
+
+        Raises:
+            InputError: If an option is invalid.
+        """
+        self._check_options(COVARIANCE_TYPES)
+        kind, must = self.weight_concentration_prior_type, f"be one of {', '.join(WEIGHT_PRIORS)}"
+        require(kind in WEIGHT_PRIORS, "weight_concentration_prior_type", type(self).__name__, must, repr(kind))
         warm = bool(self.warm_start) and hasattr(self, "means_")
-        rows = self._read(X, reset=not warm, least=2)
-        weights = self._weigh(sample_weight, rows)
+        rows = self._read(X, reset=not warm, min_rows=2)
+        weights = self._read_weights(sample_weight, rows)
         self._set_priors(rows, weights)
-        start = tensors(self._phi) if warm else STARTS[self.init_params]
+        start = tensors(self._phi) if warm else START_METHODS[self.init_params]
         method = VariationalEM(restarts=1 if warm else int(self.n_init), tolerance=float(self.tol), start=start)
         data = rows if weights is None else (rows, weights)
         posterior = self._run(self._model(weights is not None), data, method, self._seed())
         assert isinstance(posterior, ConjugatePosterior)
-        self._keep(posterior)
+        self._set_fitted(posterior)
         return self
 
     def score_samples(self, X: Any) -> Array:
-        """log E_q[p(x_n | theta)] of what was seen of each row, (n,)."""
-        return self._ask("log_predictive", X)
+        """log E_q[p(x_n | theta)] of the observed values of each row, (n,)."""
+        return self._per_row("log_predictive", X)
 
-    # Its parts.
+    # Helpers.
 
     def _set_priors(self, X: Array, weights: Array | None) -> None:
-        """The priors, from what is given or from the data's means and variances."""
+        """Validate the priors, and fill in missing ones from the means and variances of the data."""
         name, d = type(self).__name__, X.shape[1]
         full = self.covariance_type == "full"
-        size = d if full else 1  # columns that a Wishart has
+        size = d if full else 1  # dimension of each Wishart distribution
         for option in ("weight_concentration_prior", "mean_precision_prior"):
             value = getattr(self, option)
             require(
@@ -148,8 +191,8 @@ class BayesianGaussianMixture(MixtureEstimator):
             given="weights" if weighted else (),
         )
 
-    def _keep(self, posterior: ConjugatePosterior) -> None:
-        """q(theta) as fitted attributes."""
+    def _set_fitted(self, posterior: ConjugatePosterior) -> None:
+        """Set the fitted attributes from q(theta)."""
         phi = self._phi = arrays(posterior.phi)
         k, d = int(self.n_components), self.n_features_in_
         shape = (k, d, d) if self.covariance_type == "full" else (k, d)
@@ -160,7 +203,7 @@ class BayesianGaussianMixture(MixtureEstimator):
         self.mean_precision_ = phi["beta"].reshape(each)
         self.degrees_of_freedom_ = phi["nu"].reshape(each)
         self.covariances_ = (phi["scatter"] / phi["nu"][..., None, None]).reshape(shape)
-        root = self.precisions_cholesky_ = precision_roots(self.covariances_, self.covariance_type)
+        root = self.precisions_cholesky_ = precision_cholesky(self.covariances_, self.covariance_type)
         self.precisions_ = root @ np.swapaxes(root, -1, -2) if self.covariance_type == "full" else root**2
         self.lower_bounds_ = [float(value) for value in posterior.history["bound"]]
         self.lower_bound_ = posterior.bound
@@ -172,14 +215,14 @@ class BayesianGaussianMixture(MixtureEstimator):
         model = self._model().in_shapes(shape, phi["means"].dtype, torch.device("cpu"), **tensors(self._frame))
         return ConjugatePosterior(Target(model, None), phi, self.lower_bound_, self.converged_)
 
-    def _made(self, n: int) -> tuple[Array, Array]:
-        """Rows of the density that `score_samples` has."""
+    def _generate(self, n: int) -> tuple[Array, Array]:
+        """Sample n rows and their components from the posterior predictive density."""
         y, z = self._posterior().generate(n, seed=self._seed())
         return y.numpy(), z.numpy()
 
 
 def weighted_moments(X: Array, weights: Array | None) -> tuple[Array, Array]:
-    """The mean and the variance of what was seen of each column, (D,); a variance of 1 where nothing varies."""
+    """Mean and variance of the observed values of each column, (D,); a variance of 1 for a constant column."""
     seen = ~np.isnan(X) * (1.0 if weights is None else weights[:, None])
     total = np.maximum(seen.sum(0), np.finfo(np.float64).tiny)
     filled = np.nan_to_num(X, nan=0.0)

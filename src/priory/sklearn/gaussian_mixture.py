@@ -1,11 +1,11 @@
-"""The Gaussian mixture by EM, as `sklearn.mixture.GaussianMixture` is called.
+"""Gaussian mixture fitted by EM, with the interface of `sklearn.mixture.GaussianMixture`.
 
-What it does differently: `reg_covar` is a floor under the variances, as a share of the data's own, and nothing is added
-to them; the likelihood therefore never falls. NaN is a value that wasn't seen, and is summed out.
+Differences from scikit-learn: `reg_covar` is a lower bound on the variances, as a fraction of the variances of the
+data, and is not added to them, so the likelihood never decreases. NaN is a missing value, and is marginalised out.
 
-`partial_fit` is online EM (Cappe and Moulines, 2009). What earlier rows say is in the parameters themselves: the
-expected statistics of a row are its component's share and first two moments, s(theta). With theta_b the M-step of
-this batch alone, and t how many batches of its size have been seen,
+`partial_fit` is online EM (Cappe and Moulines, 2009). The parameters summarise the earlier rows: the expected
+statistics of a row are the weight and the first two moments of its component, s(theta). With theta_b the M-step of this
+batch alone, and t the number of batches of its size seen so far,
 
     theta  <-  M-step of  (1 - r) s(theta) + r s(theta_b),      r = (t + 1)^-learning_decay
 """
@@ -27,20 +27,46 @@ from priory.latent.base import Theta, expect
 from priory.methods import EM
 from priory.models.target import Target
 from priory.posteriors import LatentPoint
-from priory.sklearn.base import STARTS, Array, MixtureEstimator, arrays, positive, precision_roots, tensors
+from priory.sklearn.base import START_METHODS, Array, MixtureEstimator, arrays, positive, precision_cholesky, tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHAPES = ("full", "tied", "diag", "spherical")
+COVARIANCE_TYPES = ("full", "tied", "diag", "spherical")
 
 
 class GaussianMixture(MixtureEstimator):
-    """K Gaussians by maximum likelihood.
+    """Gaussian mixture fitted by maximum likelihood.
 
-    Fitted: `weights_`, `means_`, `covariances_`, `precisions_`, `precisions_cholesky_`, `converged_`, `n_iter_`,
-    `lower_bound_` (the mean log-likelihood of a row) and `lower_bounds_`, one an iteration.
+    Args:
+        n_components: Number of components K.
+        covariance_type: "full" (default), "tied", "diag" or "spherical".
+        tol: Tolerance of EM on the rise of the log-likelihood per iteration.
+        reg_covar: Lower bound on the variances, as a fraction of the variances of the data; between 0 and 1.
+        max_iter: Maximum number of iterations.
+        n_init: Number of restarts; the fit with the highest likelihood is kept.
+        init_params: Initialisation: "kmeans", "k-means++", "random_from_data" or "random".
+        weights_init: Initial weights, (K,), positive, with sum 1.
+        means_init: Initial means, (K, D).
+        precisions_init: Initial precisions, in the shape of `covariances_`.
+        random_state: Seed of initialisation and `sample`, as in scikit-learn.
+        warm_start: Whether `fit` starts from the previous fit.
+        learning_decay: Exponent of the step size of `partial_fit`, above 0.5 and at most 1.
+        verbose: Whether to show progress.
 
+    Attributes:
+        weights_: Weights, (K,).
+        means_: Means, (K, D).
+        covariances_: Covariances: (K, D, D), (D, D), (K, D) or (K,), by `covariance_type`.
+        precisions_: Precisions, in the shape of `covariances_`.
+        precisions_cholesky_: Cholesky factors of `precisions_`, as in scikit-learn.
+        converged_: Whether the fit converged.
+        n_iter_: Number of iterations.
+        lower_bound_: Mean log-likelihood per row.
+        lower_bounds_: Mean log-likelihood per row after each iteration.
+        n_samples_seen_: Number of rows seen.
+
+    Example:
     >>> GaussianMixture(n_components=0).fit([[0.0], [1.0]])
     Traceback (most recent call last):
     ...
@@ -81,26 +107,47 @@ class GaussianMixture(MixtureEstimator):
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> GaussianMixture:
-        """Fit to rows (n, D), NaN where a value is missing, each counted as often as `sample_weight` says."""
-        self._check_options(SHAPES)
-        rows, model, data, weight = self._met(X, sample_weight, not self._warm())
+        """Fit the mixture to rows.
+
+        Args:
+            X: Rows, (n, D), with NaN for missing values.
+            y: Ignored; present for scikit-learn's interface.
+            sample_weight: Non-negative weight of each row, (n,). Default: 1 for all rows.
+
+        Returns:
+            The fitted estimator.
+
+        Raises:
+            InputError: If an option is invalid.
+        """
+        self._check_options(COVARIANCE_TYPES)
+        rows, model, data, weight = self._prepare(X, sample_weight, not self._warm())
         seed = self._seed()
         start = self._start(model, data, seed)
         method = EM(restarts=1 if isinstance(start, dict) else int(self.n_init), tolerance=float(self.tol), start=start)
         posterior = self._run(model, data, method, seed)
-        self._keep(posterior.mean)
+        self._set_fitted(posterior.mean)
         self.lower_bounds_ = [float(value) / weight for value in posterior.history["bound"]]
         self.lower_bound_ = self.lower_bounds_[-1]
         self.n_samples_seen_ = len(rows)
         return self
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> GaussianMixture:
-        """One step of online EM on some more rows."""
-        self._check_options(SHAPES)
+        """Update the mixture by one step of online EM.
+
+        Args:
+            X: New rows, (n, D), with NaN for missing values.
+            y: Ignored; present for scikit-learn's interface.
+            sample_weight: Non-negative weight of each row, (n,). Default: 1 for all rows.
+
+        Returns:
+            The fitted estimator.
+        """
+        self._check_options(COVARIANCE_TYPES)
         ok = isinstance(self.learning_decay, Real) and 0.5 < self.learning_decay <= 1
-        require(ok, "learning_decay", type(self).__name__, "lie above 0.5 and not above 1", repr(self.learning_decay))
+        require(ok, "learning_decay", type(self).__name__, "be above 0.5 and at most 1", repr(self.learning_decay))
         first = not hasattr(self, "means_")
-        rows, model, data, weight = self._met(X, sample_weight, first)
+        rows, model, data, weight = self._prepare(X, sample_weight, first)
         met, batches = model.meet(data)
         if first:
             self._frame = arrays(dict(met.frame))
@@ -117,25 +164,25 @@ class GaussianMixture(MixtureEstimator):
         alone = met.m_step(found.statistics, theta)
         rate = (self.n_samples_seen_ / len(rows) + 1) ** -self.learning_decay
         sums = (1 - rate) * moments(met, theta) + rate * moments(met, alone)
-        self._keep(met.m_step({"sums": sums.double()}, theta))
+        self._set_fitted(met.m_step({"sums": sums.double()}, theta))
         self.lower_bound_ = float(found.bound)
         self.n_samples_seen_ += len(rows)
         self.n_iter_ += 1
         return self
 
     def score_samples(self, X: Any) -> Array:
-        """log p(x_n | theta) of what was seen of each row, (n,)."""
-        return self._ask("log_likelihood", X)
+        """log p(x_n | theta) of the observed values of each row, (n,)."""
+        return self._per_row("log_likelihood", X)
 
     def bic(self, X: Any) -> float:
-        """The Bayesian information criterion on some rows: lower is better."""
+        """The Bayesian information criterion on the rows X; lower is better."""
         return -2 * float(self.score_samples(X).sum()) + self._n_parameters() * math.log(len(X))
 
     def aic(self, X: Any) -> float:
-        """Akaike's information criterion on some rows: lower is better."""
+        """Akaike's information criterion on the rows X; lower is better."""
         return -2 * float(self.score_samples(X).sum()) + 2 * self._n_parameters()
 
-    # Its parts.
+    # Helpers.
 
     def _warm(self) -> bool:
         return bool(self.warm_start) and hasattr(self, "means_")
@@ -146,19 +193,19 @@ class GaussianMixture(MixtureEstimator):
         given = "weights" if weighted else ()
         return latent.GaussianMixture(int(self.n_components), self.covariance_type, float(self.reg_covar), given)
 
-    def _met(self, X: Any, sample_weight: Any, reset: bool) -> tuple[Array, latent.GaussianMixture, Any, float]:
-        """Rows, the model and the data as the engine reads them, and how many rows they count as."""
-        rows = self._read(X, reset=reset, least=2)
-        weights = self._weigh(sample_weight, rows)
+    def _prepare(self, X: Any, sample_weight: Any, reset: bool) -> tuple[Array, latent.GaussianMixture, Any, float]:
+        """The rows, the model, the data in the form that `fit` accepts, and the total weight of the rows."""
+        rows = self._read(X, reset=reset, min_rows=2)
+        weights = self._read_weights(sample_weight, rows)
         data = rows if weights is None else (rows, weights)
         return rows, self._model(weights is not None), data, float(len(rows) if weights is None else weights.sum())
 
     def _start(self, model: latent.GaussianMixture, data: Any, seed: int) -> str | dict[str, Any]:
-        """The way to begin; or where, if some of it is given."""
+        """The initialisation method, or the initial parameters if any of them are given."""
         if self._warm():
             return dict(self._theta())
-        how = STARTS[self.init_params]
-        given = self._given()
+        how = START_METHODS[self.init_params]
+        given = self._given_start()
         if not given:
             return how
         met, batches = model.meet(data)
@@ -166,8 +213,8 @@ class GaussianMixture(MixtureEstimator):
         begun = met.begin(met.rows(batches.random_rows(met.sample, met.block, generator)), how, generator)
         return {**begun, **given}
 
-    def _given(self) -> dict[str, Array]:
-        """Weights, means and covariances, where they are given."""
+    def _given_start(self) -> dict[str, Array]:
+        """The initial weights, means and covariances that the user gave."""
         k, d, kind = int(self.n_components), self.n_features_in_, self.covariance_type
         spread = {"full": (k, d, d), "tied": (d, d), "diag": (k, d), "spherical": (k,)}[kind]
         shapes = {"weights_init": (k,), "means_init": (k, d), "precisions_init": spread}
@@ -191,11 +238,11 @@ class GaussianMixture(MixtureEstimator):
     def _has(self, option: str) -> bool:
         return getattr(self, option) is not None
 
-    def _keep(self, theta: Theta) -> None:
-        """Theta as fitted attributes."""
+    def _set_fitted(self, theta: Theta) -> None:
+        """Set the fitted attributes from theta."""
         found = arrays(theta)
         self.weights_, self.means_, self.covariances_ = found["weights"], found["means"], found["covariances"]
-        self.precisions_cholesky_ = precision_roots(self.covariances_, self.covariance_type)
+        self.precisions_cholesky_ = precision_cholesky(self.covariances_, self.covariance_type)
         crossed = self.covariance_type in ("full", "tied")
         root = self.precisions_cholesky_
         self.precisions_ = root @ np.swapaxes(root, -1, -2) if crossed else root**2
@@ -209,7 +256,7 @@ class GaussianMixture(MixtureEstimator):
         model = self._model().in_shapes(shape, theta["means"].dtype, torch.device("cpu"), **tensors(self._frame))
         return LatentPoint(Target(model, None), theta, self.lower_bound_, self.converged_)
 
-    def _made(self, n: int) -> tuple[Array, Array]:
+    def _generate(self, n: int) -> tuple[Array, Array]:
         y, z = self._posterior().generate(n, seed=self._seed())
         return y.numpy(), z.numpy()
 
@@ -222,7 +269,7 @@ class GaussianMixture(MixtureEstimator):
 
 
 def moments(model: latent.GaussianMixture, theta: Theta) -> Tensor:
-    """s(theta), (K, F): the expected statistics of a row of the mixture itself, whose M-step is theta."""
+    """s(theta), (K, F): the expected statistics of a row under the mixture, whose M-step is theta."""
     means, spread = model.standard(theta)
     one = torch.ones_like(means[:, :1])
     if spread.ndim == 3:

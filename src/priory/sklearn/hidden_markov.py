@@ -1,8 +1,8 @@
-"""The hidden Markov model by EM, with the rows and the fitted names of hmmlearn.
+"""Hidden Markov model fitted by EM, with the input format and the attribute names of hmmlearn.
 
-X has one row a step, (n_samples, n_features), and `lengths` says how many belong to each sequence, one after the other;
-left out, all are one. A value that was not seen is NaN. So may be a whole step, but for the last of a sequence, which
-ends it.
+X has one row per time step, (n_samples, n_features). `lengths` gives the number of steps of each sequence, in order; by
+default all rows are one sequence. A missing value is NaN. A whole step may be missing, except the last of a sequence,
+which marks its end.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from priory.latent.sequences import padded, padded_states
 from priory.methods import EM
 from priory.models.target import Target
 from priory.posteriors import LatentPoint
-from priory.sklearn.base import STARTS, Array, LatentEstimator, arrays, tensors
+from priory.sklearn.base import START_METHODS, Array, LatentEstimator, arrays, tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-KINDS = ("gaussian", "categorical", "poisson")
-SHAPES = ("full", "tied", "diag", "spherical")
-# Fitted attributes under hmmlearn's names, and the engine's.
-NAMES = {
+EMISSIONS = ("gaussian", "categorical", "poisson")
+COVARIANCE_TYPES = ("full", "tied", "diag", "spherical")
+# Fitted attributes under hmmlearn's names, and the names of `priory.latent.HiddenMarkov`.
+ENGINE_NAMES = {
     "startprob_": "initial",
     "transmat_": "transitions",
     "means_": "means",
@@ -41,12 +41,33 @@ NAMES = {
 
 
 class HMM(LatentEstimator):
-    """A chain of K states that is seen through what they emit: "gaussian", "poisson" or "categorical".
+    """Hidden Markov model with Gaussian, Poisson or categorical emissions, fitted by maximum likelihood.
 
-    Fitted: `startprob_`, `transmat_`; `means_` and `covars_`, or `lambdas_`, or `emissionprob_`; `converged_`,
-    `n_iter_`, `lower_bound_` (the log-likelihood) and `lower_bounds_`. Categories are integers >= 0 in one
-    column.
+    Args:
+        n_components: Number of states K.
+        emissions: "gaussian" (default), "poisson" or "categorical"; categories are integers >= 0 in one column.
+        covariance_type: "full" (default), "tied", "diag" or "spherical", for Gaussian emissions.
+        tol: Tolerance of EM on the rise of the log-likelihood per time step.
+        min_covar: Lower bound on the variances, as a fraction of the variances of the data; between 0 and 1.
+        max_iter: Maximum number of iterations.
+        n_init: Number of restarts; the fit with the highest likelihood is kept.
+        init_params: Initialisation: "kmeans", "k-means++", "random_from_data" or "random".
+        random_state: Seed of initialisation and `sample`, as in scikit-learn.
+        verbose: Whether to show progress.
 
+    Attributes:
+        startprob_: Probabilities of the first state, (K,).
+        transmat_: Transition probabilities, (K, K).
+        means_: Means of Gaussian emissions, (K, D).
+        covars_: Covariances of Gaussian emissions, in the shape of `covariance_type`.
+        lambdas_: Rates of Poisson emissions, (K, D).
+        emissionprob_: Probabilities of categorical emissions, (K, C).
+        converged_: Whether the fit converged.
+        n_iter_: Number of iterations.
+        lower_bound_: The log-likelihood.
+        lower_bounds_: The log-likelihood after each iteration.
+
+    Example:
     >>> HMM(emissions="normal").fit([[0.0], [1.0]])
     Traceback (most recent call last):
     ...
@@ -86,19 +107,33 @@ class HMM(LatentEstimator):
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None, lengths: Any = None) -> HMM:
-        """Fit to the steps of one sequence, or of several of these lengths."""
-        self._check_options(SHAPES)
-        require(self.emissions in KINDS, "emissions", "HMM", f"be one of {', '.join(KINDS)}", repr(self.emissions))
+        """Fit the model to one or several sequences.
+
+        Args:
+            X: Rows, one per time step, (n_samples, n_features), with NaN for missing values.
+            y: Ignored; present for scikit-learn's interface.
+            lengths: Number of steps of each sequence, with sum n_samples. Default: one sequence.
+
+        Returns:
+            The fitted estimator.
+
+        Raises:
+            InputError: If an option, `X` or `lengths` is invalid.
+        """
+        self._check_options(COVARIANCE_TYPES)
+        require(
+            self.emissions in EMISSIONS, "emissions", "HMM", f"be one of {', '.join(EMISSIONS)}", repr(self.emissions)
+        )
         ok = isinstance(self.min_covar, Real) and 0 < self.min_covar < 1
         require(ok, "min_covar", "HMM", "lie between 0 and 1", repr(self.min_covar))
-        rows = self._read(X, reset=True, least=2)
-        counts = self._counts(rows, lengths)
-        self._categories = self._found_categories(rows)
-        tolerance = float(self.tol) * len(rows) / len(counts)  # the engine's is a sequence's, `tol` a step's
-        method = EM(restarts=int(self.n_init), tolerance=tolerance, start=STARTS[self.init_params])
+        rows = self._read(X, reset=True, min_rows=2)
+        counts = self._sequence_lengths(rows, lengths)
+        self._categories = self._count_categories(rows)
+        tolerance = float(self.tol) * len(rows) / len(counts)  # EM's tolerance is per sequence, `tol` is per time step
+        method = EM(restarts=int(self.n_init), tolerance=tolerance, start=START_METHODS[self.init_params])
         posterior = self._run(self._model(), self._sequences(rows, counts), method, self._seed())
         found = arrays(posterior.mean)
-        for name, engine in NAMES.items():
+        for name, engine in ENGINE_NAMES.items():
             if engine in found:
                 setattr(self, name, found[engine])
         self.lower_bounds_ = [float(value) for value in posterior.history["bound"]]
@@ -106,48 +141,48 @@ class HMM(LatentEstimator):
         return self
 
     def predict(self, X: Any, lengths: Any = None) -> Array:
-        """The states that are likeliest together (Viterbi), (n_samples,)."""
-        return self._by_step("predict_labels", X, lengths)
+        """The most probable path of states (Viterbi), (n_samples,)."""
+        return self._per_step("predict_labels", X, lengths)
 
     def predict_proba(self, X: Any, lengths: Any = None) -> Array:
         """p(z_t = k | X), (n_samples, K)."""
-        return self._by_step("responsibilities", X, lengths)
+        return self._per_step("responsibilities", X, lengths)
 
     def decode(self, X: Any, lengths: Any = None) -> tuple[float, Array]:
-        """log p(X, path) of the states that are likeliest together, and those states, (n_samples,)."""
+        """The most probable path of states, (n_samples,), after its log joint density log p(X, path)."""
         path = self.predict(X, lengths)
         rows = self._read(X, reset=False)
-        counts = self._counts(rows, lengths)
+        counts = self._sequence_lengths(rows, lengths)
         sequences, model = self._sequences(rows, counts), self._model(given="z")
         states = padded_states(list(torch.split(torch.as_tensor(path), counts)), "HMM")
         return float(self._posterior(sequences.shape[1], model).log_likelihood((sequences, states)).sum()), path
 
     def score(self, X: Any, y: Any = None, lengths: Any = None) -> float:  # pyright: ignore
-        """log p(X), of all sequences together."""
+        """The log-likelihood log p(X), summed over all sequences."""
         check_is_fitted(self)
         rows = self._read(X, reset=False)
-        sequences = self._sequences(rows, self._counts(rows, lengths))
+        sequences = self._sequences(rows, self._sequence_lengths(rows, lengths))
         return float(self._posterior(sequences.shape[1]).log_likelihood(sequences).sum())
 
     def bic(self, X: Any, lengths: Any = None) -> float:
-        """The Bayesian information criterion on some sequences: lower is better."""
+        """The Bayesian information criterion on the sequences X; lower is better."""
         return -2 * self.score(X, lengths=lengths) + self._n_parameters() * math.log(len(X))
 
     def aic(self, X: Any, lengths: Any = None) -> float:
-        """Akaike's information criterion on some sequences: lower is better."""
+        """Akaike's information criterion on the sequences X; lower is better."""
         return -2 * self.score(X, lengths=lengths) + 2 * self._n_parameters()
 
     def sample(self, n_samples: int = 1) -> tuple[Array, Array]:
-        """A sequence from the fitted model, (n_samples, n_features), and its states, (n_samples,)."""
+        """Sample one sequence of `n_samples` steps: its rows, (n_samples, n_features), and states, (n_samples,)."""
         check_is_fitted(self)
         require(whole(n_samples, 1), "n_samples", "HMM.sample", "be an integer >= 1", repr(n_samples))
         y, z = self._posterior(int(n_samples)).generate(1, seed=self._seed(), steps=int(n_samples))
         return y[0].reshape(int(n_samples), -1).numpy(), z[0].numpy()
 
-    # Its parts.
+    # Helpers.
 
-    def _found_categories(self, X: Array) -> int | None:
-        """How many categories there are in one column of integers."""
+    def _count_categories(self, X: Array) -> int | None:
+        """The number of categories in one column of integers; None for other emissions."""
         if self.emissions != "categorical":
             return None
         values = X[~np.isnan(X)]
@@ -155,8 +190,8 @@ class HMM(LatentEstimator):
         require(ok, "X", "HMM", "be one column of integers >= 0 for categorical emissions", repr(X[:3].tolist()))
         return max(int(values.max()) + 1, 2)
 
-    def _counts(self, X: Array, lengths: Any) -> list[int]:
-        """How many steps each sequence has."""
+    def _sequence_lengths(self, X: Array, lengths: Any) -> list[int]:
+        """The number of steps of each sequence."""
         given = [len(X)] if lengths is None else np.asarray(lengths).tolist()
         ok = isinstance(given, list) and all(whole(n, 1) for n in given) and sum(given) == len(X)
         require(ok, "lengths", "HMM", f"be integers >= 1 that add up to {len(X)}", repr(given))
@@ -166,15 +201,15 @@ class HMM(LatentEstimator):
         return [int(n) for n in given]
 
     def _sequences(self, X: Array, counts: list[int]) -> Tensor:
-        """Sequences as the engine reads them, NaN after a shorter one's end: (n, T, D), or (n, T) of categories."""
+        """The sequences padded with NaN to one length: (n, T, D), or (n, T) for categories."""
         rows = padded(list(torch.split(tensor_of(X, "X"), counts)))
         return rows[..., 0] if self.emissions == "categorical" else rows
 
-    def _by_step(self, question: str, X: Any, lengths: Any) -> Array:
-        """What a posterior's method says of each step, one sequence after the other."""
+    def _per_step(self, question: str, X: Any, lengths: Any) -> Array:
+        """Evaluate a method of the posterior, by name, at each time step, with sequences concatenated."""
         check_is_fitted(self)
         rows = self._read(X, reset=False)
-        counts = self._counts(rows, lengths)
+        counts = self._sequence_lengths(rows, lengths)
         sequences = self._sequences(rows, counts)
         found = getattr(self._posterior(sequences.shape[1]), question)(sequences)
         return torch.cat([row[:n] for row, n in zip(found, counts, strict=True)]).numpy()
@@ -184,8 +219,8 @@ class HMM(LatentEstimator):
         return latent.HiddenMarkov(k, kind, self.covariance_type, self._categories, float(self.min_covar), given)
 
     def _posterior(self, steps: int = 1, model: latent.HiddenMarkov | None = None) -> LatentPoint:
-        """What is known, for sequences of so many steps."""
-        theta = tensors({engine: getattr(self, name) for name, engine in NAMES.items() if hasattr(self, name)})
+        """The posterior, rebuilt from the fitted arrays, for sequences of this many steps."""
+        theta = tensors({engine: getattr(self, name) for name, engine in ENGINE_NAMES.items() if hasattr(self, name)})
         shape = ((steps,) if self.emissions == "categorical" else (steps, self.n_features_in_),)
         kept = tensors(self._frame)
         model = (model or self._model()).in_shapes(shape, theta["initial"].dtype, torch.device("cpu"), **kept)
