@@ -11,14 +11,18 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test slow lint docs bench clean
 
 demo: $(STAMP)
 	$(BIN)/priory compare --data diabetes --report $(REPORT)
 	@echo "The report is $(abspath $(REPORT))"
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+# The tests that take long; continuous integration runs them too.
+slow: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -43,6 +43,7 @@ def test_pathfinder_is_within_a_fifth_of_a_standard_deviation(name: str, shared_
     assert posterior.k_hat < 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", posteriordb.NEARLY_GAUSSIAN)
 def test_full_rank_is_within_three_tenths_of_a_standard_deviation(name: str, shared_data: Path) -> None:
     known = posteriordb.problem(name, shared_data)

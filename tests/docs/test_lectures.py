@@ -15,6 +15,7 @@ from torch.distributions.constraints import unit_interval
 
 import priory as pr
 from priory.core.data import Data
+from priory.core.streams import stream
 from priory.estimators import elbo
 from priory.families import DiagonalFamily
 from priory.models.target import Target
@@ -403,7 +404,7 @@ def test_noise_enters_from_outside_so_the_same_seed_gives_the_same_fit():
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
     assert torch.equal(before, torch.get_rng_state())
-    one, two = (pr.streams.stream(0, "noise") for _ in range(2))
+    one, two = (stream(0, "noise") for _ in range(2))
     assert torch.equal(torch.rand(3, generator=one), torch.rand(3, generator=two))
 
 

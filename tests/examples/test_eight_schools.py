@@ -11,6 +11,8 @@ import torch
 from priory.core.errors import PrioryWarning
 from priory.diagnostics import mcse_mean, r_hat
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def example(load: Callable[[str], ModuleType]) -> ModuleType:

@@ -69,11 +69,11 @@ def explain_kl(q: Distribution, p: Distribution) -> GaussianKL:
         >>> one = torch.tensor(1.0, dtype=torch.float64)
         >>> print(explain_kl(Normal(0 * one, one), Normal(one, 2 * one)))
         KL(q || p) of Gaussians, in nats
-          log(s_p / s_q)                0.693147   keeps q wide: it grows without bound as s_q goes to 0.
-          s_q^2 / (2 s_p^2)             0.125000   keeps q narrow: it is q's variance in units of p's.
-          (m_q - m_p)^2 / (2 s_p^2)     0.125000   pulls q's mean towards p's, like a squared penalty.
-          -1/2                         -0.500000   makes the sum 0 where q equals p.
-          total                         0.443147
+          log(s_p / s_q)              0.693147  keeps q wide: it grows without bound as s_q goes to 0.
+          s_q^2 / (2 s_p^2)           0.125000  keeps q narrow: it is q's variance in units of p's.
+          (m_q - m_p)^2 / (2 s_p^2)   0.125000  pulls q's mean towards p's, like a squared penalty.
+          -1/2                       -0.500000  makes the sum 0 where q equals p.
+          total                       0.443147
     """
     bases = []
     for name, d in (("q", q), ("p", p)):

@@ -46,12 +46,8 @@ class GaussianMixture(MixtureModel):
     Parameters are `weights` (K,), `means` (K, D) and `covariances`: (K, D, D), (D, D), (K, D) or (K,). For data that
     are one column, (n,), `means` and `covariances` are (K,).
 
-    >>> GaussianMixture(2, covariance="round")
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'covariance' argument of GaussianMixture must be one of full, tied, diagonal, spherical, got
-    \
-'round'.
+    >>> GaussianMixture(2, covariance="tied")
+    GaussianMixture(2, covariance='tied')
     """
 
     missing: ClassVar[bool] = True

@@ -23,7 +23,7 @@ from priory.diagnostics import mcse_mean, mcse_sd, r_hat
 from priory.methods.mcmc.sampler import Sampler
 from priory.posteriors import Chains
 
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 spec = importlib.util.spec_from_file_location("posteriordb", Path(__file__).parents[2] / "posteriordb.py")
 assert spec is not None
@@ -32,8 +32,6 @@ posteriordb = sys.modules["posteriordb"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(posteriordb)
 
 FUNNEL = "eight_schools-eight_schools_centered"
-# a loop over time in the density, 26 coordinates, chains that must be many, chains that must be long
-LONG = ("hmm_example-hmm_example", "garch-garch11", "diamonds-diamonds", "low_dim_gauss_mix-low_dim_gauss_mix", FUNNEL)
 # Small steps, for the neck of the funnel, and short trajectories: beyond a length of 1 a transition brings tau hardly
 # any further. Its autocorrelation time is about 40 transitions, and R-hat is below 1.01 where half a chain is worth 50
 # independent draws: so few chains, and about ten thousand transitions of each. The smallest tau stay out of reach, and
@@ -73,12 +71,7 @@ def is_the_reference(name: str, method: Sampler, draws: int, folder: Path) -> No
     assert name == FUNNEL or len(posterior.divergences) == 0
 
 
-def sized(name: str) -> object:
-    """A posterior's name, marked slow where its density is."""
-    return pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
-
-
-@pytest.mark.parametrize("name", [sized(name) for name in posteriordb.NAMES])
+@pytest.mark.parametrize("name", posteriordb.NAMES)
 def test_nuts_has_the_means_and_standard_deviations_of_the_reference(name: str, shared_data: Path) -> None:
     short = pr.NUTS(chains=32, max_depth=6, start=pr.Pathfinder())
     method, draws = (pr.NUTS(chains=64, max_depth=6), 400) if name == HIERARCHY else (short, 250)
@@ -87,7 +80,7 @@ def test_nuts_has_the_means_and_standard_deviations_of_the_reference(name: str, 
     is_the_reference(name, method, draws, shared_data)
 
 
-@pytest.mark.parametrize("name", [sized(name) for name in posteriordb.NAMES])
+@pytest.mark.parametrize("name", posteriordb.NAMES)
 def test_hmc_has_the_means_and_standard_deviations_of_the_reference(name: str, shared_data: Path) -> None:
     short = pr.HMC(chains=32, start=pr.Pathfinder())
     method, draws = (pr.HMC(chains=64), 500) if name == HIERARCHY else (short, 250)
