@@ -1,7 +1,7 @@
-"""What the benchmarks on images share: reading them, one network, shifted images, and telling inside from outside.
+"""Shared helpers of the image benchmarks: reading files, a network, shifted images, and out-of-distribution AUROC.
 
 Rotations and corruptions are those by which MNIST-C (Mu and Gilmer 2019, after Hendrycks and Dietterich 2019) shifts
-test images; severities from 1 to 5 are theirs, and 0 leaves an image as it is.
+test images; severities from 1 to 5 are theirs, and 0 leaves an image unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read(folder: Path, name: str) -> tuple[Tensor, Tensor]:
 
 
 def mlp(width: int, seed: int = 0) -> nn.Module:
-    """784-width-width-10, with weights that the seed fixes."""
+    """An MLP 784-width-width-10, initialised from the seed."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
 
@@ -67,7 +67,7 @@ def corrupted(pixels: Tensor, kind: str, severity: int, generator: torch.Generat
 
 
 def auroc(low: Tensor, high: Tensor) -> float:
-    """The chance that a value of `high` is above one of `low`, ties counting half."""
+    """The probability that a value of `high` is above one of `low`; ties count half."""
     values = torch.cat([high, low]).double()
     _, place, counts = values.unique(return_inverse=True, return_counts=True)
     ranks = (counts.cumsum(0) - 0.5 * (counts - 1).double())[place]  # from 1, the mean of equal ones

@@ -1,12 +1,12 @@
-"""What an iteration of EM costs beside scikit-learn's: same data, same start, one thread, interleaved, medians.
+"""Time of an EM iteration relative to scikit-learn's: same data, same start, one thread, interleaved, medians.
 
     python benchmarks/em.py [--rows 200000] [--repeats 5] [--stream 10000000]
 
 An iteration is an M-step and an E-step over all rows, float64. Ours is a step of the method over `Data`, with its
 blocks, bound and checks; scikit-learn's is `_e_step` and `_m_step` of its GaussianMixture.
 
-Memory is by how much a process of its own grew at most, without the pages of files: in an iteration, and where rows
-come from a file that is mapped into memory, float32. It is about the same for a file of a tenth of the rows.
+Memory is the peak growth of a separate process, without the pages of files: in an iteration, and where rows come from a
+memory-mapped file, float32. It is about the same for a file of a tenth of the rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from priory.latent import GaussianMixture
 from priory.methods.base import Plan
 from priory.methods.em.em import EM
 
-BOUND = 0.35  # of scikit-learn's time, full covariances
+BOUND = 0.35  # fraction of scikit-learn's time, full covariances
 NAMES = {"full": "full", "tied": "tied", "diagonal": "diag", "spherical": "spherical"}
 
 

@@ -1,8 +1,8 @@
-"""What the practical posteriors cost: eight members trained together, a step of each method, and a prediction.
+"""Cost of ensembles and similar posteriors: eight members trained together, a step of each method, and a prediction.
 
     python benchmarks/ensembles.py [--steps 300]
 
-Steps are over one step of one member of the same method, interleaved, medians, one thread, time of the process. Floor:
+Steps are relative to one step of one member of the same method: interleaved, medians, one thread, CPU time. Floor:
 eight members one after the other, which is eight steps; bound: 2.5 for members that are trained together, anchored ones
 among them. Fits are whole calls of `fit` with as many steps on 1,000 rows, over one by `MAP`, under the same bound.
 Steps of single methods are over one of `MAP`. Predictions are over as many forward passes of the plain network as there
@@ -28,7 +28,7 @@ from priory.fitting.prepare import make_target
 from priory.likelihoods import Likelihood
 
 MEMBERS, DRAWS, BOUND = 8, 64, 2.5
-NUM_INPUTS = 1000  # predicted at a time, or learnt from by a whole fit
+NUM_INPUTS = 1000  # inputs of a prediction, or rows of a whole fit
 OPTIONS = {"together": False, "anchored": True, "prior functions": "function"}  # of Ensemble's `anchored`
 
 Problem = tuple[nn.Module, Likelihood, Tensor, Tensor]

@@ -1,4 +1,4 @@
-"""What an iteration of EM for hidden Markov models costs beside hmmlearn's: same data, one thread, in turns, medians.
+"""Time of an EM iteration for hidden Markov models relative to hmmlearn's: same data, one thread, interleaved, medians.
 
     python benchmarks/hmm.py [--repeats 5]
 
@@ -23,7 +23,7 @@ from priory.latent.hidden_markov import HiddenMarkov
 from priory.methods.base import Plan
 from priory.methods.em.em import EM
 
-BOUNDS = {(1000, 100): 0.5, (1, 100_000): 1.0}  # of hmmlearn's time, by sequences and steps
+BOUNDS = {(1000, 100): 0.5, (1, 100_000): 1.0}  # fraction of hmmlearn's time, by sequences and steps
 NAMES = {"diagonal": "diag", "full": "full"}
 STATES, COLUMNS = 8, 4
 

@@ -1,4 +1,4 @@
-"""What `import priory` costs beside `import torch`: medians of fresh interpreters, taken in turns. The bound is 1.15.
+"""Time of `import priory` relative to `import torch`: medians of fresh interpreters, interleaved. The bound is 1.15.
 
 python benchmarks/import_time.py
 """

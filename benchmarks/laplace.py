@@ -1,4 +1,4 @@
-"""What Laplace costs: a fit over plain training epochs, a prediction over forward passes.
+"""Cost of Laplace: a fit relative to plain training epochs, a prediction relative to forward passes.
 
     python benchmarks/laplace.py [--repeats 7]
 
@@ -6,7 +6,7 @@ One thread, interleaved, medians. Floor of a fit: one epoch of the plain network
 `torch.optim.Adam` in batches of 128, over the same 5,000 rows. A Kronecker fit reads the rows once: a forward pass, a
 backward pass to activations for each sampled label (or for each class, where it is exact), products of activations, and
 the decomposition of every factor. Floor of a prediction: one forward pass on the same inputs. In the basis of the
-factors the covariance of 10 outputs costs 10 backward passes to activations and three products a layer. Timed once
+factors the covariance of 10 outputs costs 10 backward passes to activations and three products per layer. Timed once
 each: the dense matrix of the last layer, whose 4,010 coordinates cost N C p^2, and laplace-torch where it is installed,
 with 100 inputs, because it holds the Jacobian of all of them.
 """

@@ -1,4 +1,4 @@
-"""What the evidence is worth: UCI regression by Laplace, with the prior and the noise as they were and as it sets them.
+"""UCI regression by Laplace, with and without tuning the prior and the noise by the evidence.
 
     python benchmarks/laplace_uci.py --data DIR
 
@@ -6,12 +6,12 @@ DIR holds `uci/NAME.npz` (X, y, train_index, test_index). One hidden layer of 50
 training split; mean log predictive density of the linearised network on the test split, in the original units. Four
 columns, of which the second and third share one network:
 
-    untuned   prior N(0, 1) and noise 1 as given, in standardised units, and nothing is set by data
+    untuned   prior N(0, 1) and noise 1 as given, in standardised units, nothing is tuned on data
     held out  the prior "glorot"; MAP sets the noise on rows held out from the weights
     tuned     the same mode, then Laplace with prior and noise set by the evidence
     trained   MAP(evidence_every=5), then Laplace under the prior and the noise that it found
 
-Cost: linear in rows x epochs; about a minute a split on one core.
+Cost: linear in rows x epochs; about a minute per split on one core.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Effective draws a second, warm-up included, of our samplers and of the best peers, on one thread.
+"""Effective draws per second, including warm-up, of our samplers and of the best peers, on one thread.
 
     python benchmarks/mcmc.py [--peers FOLDER] [--problems schools logistic network] [--quick]
 
 The number is the least bulk ESS over parameters (over predictions, for the network), by `priory.diagnostics`, divided
-by the CPU seconds of warm-up and sampling. Recording and compiling are apart: a column for ours, and a first run for
-NumPyro, whose whole run is put under one `jax.jit`. CPU seconds of a process that is held to one core are what a clock
-shows on an idle machine, and change little on a busy one. NumPyro and Pyro are installed in an environment of their
-own, in the folder that `--peers` names; each run is a process of its own. NumPyro computes in its default, 32 bits;
+by the CPU seconds of warm-up and sampling. Recording and compiling are reported separately: a column for ours, and a
+first run for NumPyro, whose whole run is inside one `jax.jit`. CPU seconds of a process that is held to one core are
+what a clock shows on an idle machine, and change little on a busy one. NumPyro and Pyro are installed in a separate
+environment, in the folder given by `--peers`; each run is a separate process. NumPyro computes in its default, 32 bits;
 ours and Pyro in 64.
 
-Problems: eight schools, not centred, as a person writes it, one draw at a time; a logistic regression of 1000 rows and
+Problems: eight schools, non-centred, as a user writes it, one draw at a time; a logistic regression of 1000 rows and
 25 columns, one draw at a time and with `batched=True`; a regression by a network of 50 units, 100 rows.
 """
 

@@ -1,11 +1,11 @@
-"""What a mean-field step costs beside a plain Adam step: same network, same batch, one thread, interleaved, medians.
+"""Time of a mean-field step relative to a plain Adam step: same network, same batch, one thread, interleaved, medians.
 
     python benchmarks/mean_field.py [--steps 200]
 
 Floor: `torch.optim.Adam` on the plain network. Peers, where they are installed: IVON (ivon-opt), bayesian-torch, Pyro.
 A step of ours costs one pass of the network and O(P): a normal draw, an exponential, Adam on 2P numbers. Estimators by
-scores take two draws, and no backward pass. Noise at the layers has a floor of its own: Adam on a network with a second
-product a layer, f(x; M) + f(x^2; S), and as many parameters as there are means and scales. The last row is the whole
+scores take two draws, and no backward pass. Noise at the layers has its own floor: Adam on a network with a second
+product per layer, f(x; M) + f(x^2; S), and as many parameters as there are means and scales. The last row is the whole
 driver: `pr.fit`, with its batches, history and checks, over its number of steps.
 """
 
@@ -30,8 +30,8 @@ from priory.fitting.prepare import make_target
 from priory.methods.base import Plan
 
 BOUNDS = {"tiny 13-50-2": (1.0, 1.25), "MLP 784-400-400-10": (1.8, 1.9), "LeNet": (1.05, 1.08)}
-OF_LAYERS = 1.3  # the bound on noise at the layers, over a second product a layer
-NUM_DATA = 10_000  # rows that the batch stands for
+OF_LAYERS = 1.3  # bound for noise at the layers, relative to a second product per layer
+NUM_DATA = 10_000  # number of rows of the whole data set
 
 
 def problems() -> dict[str, tuple[nn.Module, Tensor, Tensor]]:
@@ -169,7 +169,7 @@ def interleaved(steps: dict[str, Callable[[], object]], repeats: int) -> dict[st
 
 
 def whole_fit(net: nn.Module, x: Tensor, y: Tensor, steps: int) -> float:
-    """Seconds a step of `pr.fit`, setting up included."""
+    """Seconds per step of `pr.fit`, including its set-up."""
     model = pr.Model(net, pr.Categorical(), prior="glorot")
     began = time.perf_counter()
     pr.fit(model, (x, y), pr.MeanField(learning_rate=1e-3), steps=steps, batch_size=len(y), progress=False)
@@ -188,7 +188,7 @@ def main() -> None:
         steps: dict[str, Callable[[], object]] = {
             "plain Adam": plain(net, x, y),
             "plain Adam, fused": plain(net, x, y, fused=True),
-            "second product a layer": second_product(net, x, y),
+            "second product per layer": second_product(net, x, y),
             **{row: ours(net, x, y, method) for row, method in OURS.items()},
         }
         for peer, make in PEERS.items():
@@ -201,8 +201,8 @@ def main() -> None:
         print(f"{name}, {sum(p.numel() for p in net.parameters()):,} parameters, batch {len(y)}")
         for row, seconds in medians.items():
             layers = row.strip() in ("local", "flipout")
-            over = seconds / medians["second product a layer"]
-            told = f"   {over:.2f} of a second product a layer, bound {OF_LAYERS:.2f}" if layers else bound(name, row)
+            over = seconds / medians["second product per layer"]
+            told = f"   {over:.2f} of a second product per layer, bound {OF_LAYERS:.2f}" if layers else bound(name, row)
             print(f"  {row:<24} {seconds * 1e6:>10.0f} us {seconds / medians['plain Adam']:>7.2f}{told}", flush=True)
 
 

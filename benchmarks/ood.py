@@ -1,13 +1,13 @@
-"""Images from elsewhere: how sure an MLP trained on MNIST is of Fashion-MNIST, before and after Laplace.
+"""Out-of-distribution images: confidence of an MLP trained on MNIST on Fashion-MNIST, before and after Laplace.
 
     python benchmarks/ood.py --data DIR                # DIR holds mnist/*.gz and fashion-mnist/*.gz
     python benchmarks/ood.py --data DIR --size 6000 --epochs 20 --test 2000     # a smaller one
 
 One network, trained once by MAP; every other row is Laplace at its weights, which keeps what they predict at the mode.
 Confidence is the largest probability of an image, "inside" on test images of MNIST, "outside" on those of
-Fashion-MNIST. AUROC is the chance that an image from inside has the higher confidence of the two. The prior is either
-the one that the network was trained with, or has one factor a layer that the evidence chooses: no image from outside,
-and no label of a test image, has a say in anything. The last column is accuracy minus MAP's, image by image, with its
+Fashion-MNIST. AUROC is the probability that an image from inside has the higher confidence. The prior is either
+the one that the network was trained with, or has one factor per layer that the evidence chooses: no image from outside,
+and no label of a test image, is used. The last column is accuracy minus MAP's, image by image, with its
 standard error. The last lines say whether Laplace over all layers, tuned, lowers confidence outside by a third, and at
 what price inside.
 
@@ -31,7 +31,7 @@ from torch import Tensor
 import priory as pr
 
 BATCH, RATE = 128, 1e-3
-CENTRE, SPREAD = 0.1307, 0.3081  # of MNIST's pixels, which those from outside are scaled by as well
+CENTRE, SPREAD = 0.1307, 0.3081  # mean and deviation of MNIST's pixels, used to standardise all images
 THIRD = 1 / 3
 
 

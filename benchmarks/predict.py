@@ -1,10 +1,10 @@
-"""What predicting with 64 draws costs: time over 64 forward passes of the plain network, and peak memory.
+"""Cost of predicting with 64 draws: time relative to 64 forward passes of the plain network, and peak memory.
 
     python benchmarks/predict.py
 
-Floor: the plain network's forward pass, once a draw, on the same inputs. Our cost grows as draws x (one pass + O(P) to
-draw), and memory as the outputs that are kept (draws x inputs x outputs) plus the activations of one chunk, which stay
-under `priory.network.skeleton.MEMORY_LIMIT`.
+Floor: the plain network's forward pass, once per draw, on the same inputs. Our cost grows as draws x (one pass + O(P)
+to draw), and memory as the outputs that are kept (draws x inputs x outputs) plus the activations of one chunk, which
+stay under `priory.network.skeleton.MEMORY_LIMIT`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ held out of them, or by the evidence), never on the test split; epochs and SGHMC
 
 The published rows are the best log-likelihood of a network with one hidden layer of 50 units, mean-field variational
 inference, and MC dropout split by split (`results/mc_dropout_gal2018_per_split.csv`), with which `Dropout` is compared
-in pairs. Cost: linear in rows x epochs; with two processes MAP takes about two minutes a set, NUTS up to three minutes
-a split of the small ones.
+in pairs. Cost: linear in rows x epochs; with two processes MAP takes about two minutes per data set, NUTS up to three
+minutes per split of the small ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import nn
 import priory as pr
 
 SETS = {"concrete": 200, "energy": 400, "power-plant": 40, "yacht": 800}  # epochs each
-RATES = (0.005, 0.01, 0.05, 0.1)  # of dropout, as the published rows have searched
+RATES = (0.005, 0.01, 0.05, 0.1)  # dropout rates, as searched for the published rows
 PRIOR = 1.0  # the standard deviation of every weight
 # less where less noise makes the posterior narrower
 SGHMC_RATES = {"concrete": 1e-3, "energy": 1e-4, "power-plant": 1e-3, "yacht": 1e-4}
@@ -56,7 +56,7 @@ METHODS = {
     "NUTS": lambda _: pr.NUTS(chains=8, warmup=30, accept=0.8, start=pr.Ensemble(pr.MAP(), 8)),
     "HMC": lambda _: pr.HMC(chains=8, warmup=30, accept=0.8, trajectory=1.0, start=pr.Ensemble(pr.MAP(), 8)),
 }
-# in the place of epochs; of the last four, draws a chain
+# steps instead of epochs; draws per chain for the last four
 STEPS = {"Dropout": 20_000, "SGHMC": 10_000, "SGLD": 10_000, "RandomWalk": 1000, "MALA": 1000, "NUTS": 15, "HMC": 15}
 # an approximation that has to stay narrow underfits beneath a wide prior; its elbo says so on the training rows
 VARIATIONAL = ("MeanField", "NaturalGradient", "LowRank", "MixtureOfGaussians", "Flow")

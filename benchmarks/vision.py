@@ -1,4 +1,4 @@
-"""Every method on Fashion-MNIST, with MNIST outside: how right, how sure, at what price, and what shifted images do.
+"""Every method on Fashion-MNIST, with MNIST out of distribution: accuracy, calibration, cost, and shifted images.
 
     python benchmarks/vision.py --data DIR             # DIR holds fashion-mnist/*.gz and mnist/*.gz
     python benchmarks/vision.py --data DIR --rows 500 --epochs 1       # does everything run?
@@ -8,14 +8,14 @@ chooses among the settings that are printed below a row, and weighs the stack. N
 method has as many epochs as the plain loop, unless its row says what it adds; those that start at another's weights
 (Laplace, LastLayer, SWAG, SGLD) pay for these too. What the search for settings takes is not counted.
 
-ECE has 15 bins. The two AUROCs are the chance that an image of MNIST has the higher entropy, or the higher mutual
+ECE has 15 bins. The two AUROCs are the probability that an image of MNIST has the higher entropy, or the higher mutual
 information of label and weights, than one of Fashion-MNIST. Standard errors are over test images; "- MAP" is the NLL
 less that of MAP, image by image. Times are processor time of one thread: training over a plain loop with Adam, the
 prediction of all test images over a forward pass of the plain network, both measured right before and after.
 
 The second table and the picture are of test images that are rotated, noisy (the mean over Gaussian, shot, impulse and
 speckle noise) or have less contrast, with the severities of MNIST-C. Ctrl-C ends the first table; the second and the
-picture are then of the rows so far. Cost: about 100 plain trainings, and 100 forward passes of all test images a row.
+picture are then of the rows so far. Cost: about 100 plain trainings, and 100 forward passes of all test images per row.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ import priory as pr
 from priory.core.streams import stream
 
 WIDTH, BATCH = 100, 128
-DRAWS = 20  # of a prediction; members of an ensemble share them
+DRAWS = 20  # draws per prediction, divided among the members of an ensemble
 MEMBERS, SNAPSHOTS = 5, 20
-CENTRE, SPREAD = 0.2860, 0.3530  # of Fashion-MNIST's pixels, which those from outside are scaled by as well
-PACE, LEAST = 100, 0.1  # plain steps, and seconds of forward passes, that tell how fast the machine is at the moment
+CENTRE, SPREAD = 0.2860, 0.3530  # mean and deviation of Fashion-MNIST's pixels, used to standardise all images
+PACE, LEAST = 100, 0.1  # plain steps, and seconds of forward passes, that measure the current speed of the machine
 CURVES = {
     "rotation, degrees": (0, 15, 30, 45, 60, 90, 120, 150, 180),
     "noise, severity": (0, 1, 3, 5),
@@ -400,7 +400,7 @@ def table_of_shifts(found: dict[str, Result]) -> None:
 
 
 def picture(found: dict[str, Result], folder: Path) -> Path:
-    """A panel for each shift and score, a line a method."""
+    """A panel for each shift and score, one line per method."""
     from matplotlib.figure import Figure
     from PIL import Image
 
@@ -457,13 +457,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Result]:
     size = sum(p.numel() for p in mlp(WIDTH).parameters())
     print(f"MLP 784-{WIDTH}-{WIDTH}-10, {size:,} weights; {kept:,} images to fit, {rows - kept:,} held out,", end=" ")
     print(f"{len(labels):,} to test; {options.epochs} epochs, seed {options.seed}\n{HEAD}", flush=True)
-    descend(mlp(WIDTH), lab.held, 1e-3, 1, lab.batch)  # what is loaded with the first step is nobody's time
+    descend(mlp(WIDTH), lab.held, 1e-3, 1, lab.batch)  # warm-up: the first step loads code, and is not timed
     for name in options.methods:
         try:
             found[name] = result(lab, name, test, outside, shifted)
         except KeyboardInterrupt:
             break
-        except Exception as error:  # a row that fails says so, and the others go on
+        except Exception as error:  # a row that fails is reported, and the others continue
             print(f"{name:<26} failed: {type(error).__name__}: {error}", flush=True)
             continue
         print(f"{name:<26} {found[name].line(found.get('MAP'))}", flush=True)

@@ -6,8 +6,8 @@
     until    theta has converged
 
 with w = g(theta, eps) = m + s eps and theta = (m, log s). As printed the last line has a plus, which climbs the loss.
-Adam takes the place of the plain step, in both. Both read the same random streams, so that they see the same noise and
-the same rows in the same order: what is left between them is rounding.
+Both use Adam instead of the plain step. Both read the same random streams, so they see the same noise and the same rows
+in the same order, and differ by rounding alone.
 
 python examples/algorithm_1.py --out pictures
 """
@@ -65,14 +65,14 @@ def bare(X: Tensor, y: Tensor, noise: float, prior: Normal, seed: int = 0) -> tu
 
 
 def ours(model: pr.Model, data: tuple[Tensor, Tensor], seed: int = 0) -> DiagonalGaussian:
-    """The same in one line."""
+    """Fit the same model by one line of Priory."""
     q = pr.fit(model, data, pr.MeanField(learning_rate=ETA), steps=STEPS, batch_size=M, seed=seed, progress=False)
     assert isinstance(q, DiagonalGaussian)
     return q
 
 
 def both(problem: LinearRegression) -> tuple[tuple[Tensor, Tensor, list[float]], DiagonalGaussian]:
-    """What the two find on the same rows."""
+    """The results of both on the same rows."""
     one = torch.ones((), dtype=torch.float64)
     found = bare(problem.X, problem.y, problem.noise, Normal(0 * one, problem.prior_scale * one))
     return found, ours(problem.model(), problem.data)
@@ -85,7 +85,7 @@ def lines_of_code(function: object) -> int:
 
 
 def draw(problem: LinearRegression, losses: list[float], history: Tensor, folder: Path) -> Path:
-    """The two losses on top of each other, and what is between them."""
+    """Draw both losses, and their difference."""
     figure, (ax, difference) = sheet(1, 2, 10.5, 3.9, width_ratios=[1.5, 1])
     dress(ax, "The loss of each of the first 120 steps, by both", "step", "nats, whole data")
     best, steps, first = -problem.best_mean_field().elbo, list(range(1, len(losses) + 1)), slice(120)
@@ -108,7 +108,7 @@ def draw(problem: LinearRegression, losses: list[float], history: Tensor, folder
 
 
 def main(folder: Path) -> None:
-    """Run both, print what they found beside what is exact, and draw the losses."""
+    """Run both, print their results beside the exact optimum, and draw the losses."""
     problem = rows()
     (m, s, losses), q = both(problem)
     best = problem.best_mean_field()

@@ -1,8 +1,9 @@
 """The coin toss: a prior Beta(5, 3), 17 heads in 30 tosses, and two families of q.
 
-The posterior is Beta(22, 16) and the evidence log B(22, 16) / B(5, 3) = -21.3972 nats, both in closed form. A q that
-is a Beta contains the posterior, and reaches it: the ELBO is the evidence. A q that is Gaussian in the logit of p comes
-close, and stays below. The gradients stick the landing, so that their noise vanishes where q is the posterior.
+The posterior is Beta(22, 16) and the evidence log B(22, 16) / B(5, 3) = -21.3972 nats, both in closed form. A q that is
+a Beta contains the posterior, and reaches it: the ELBO is the evidence. A q that is Gaussian in the logit of p comes
+close, and stays below. The gradients use the sticking-the-landing estimator, so their noise vanishes where q is the
+posterior.
 
 python examples/coin.py --out pictures
 """
@@ -25,7 +26,7 @@ COIN = Coin(heads=17, tails=13, a=5.0, b=3.0)
 
 
 def as_beta(steps: int = 600) -> Variational:
-    """The best Beta."""
+    """Fit a Beta distribution."""
     method = pr.MeanField(family={"p": Beta}, estimator="sticking", samples=4, learning_rate=0.1)
     q = pr.fit(COIN.density(), COIN.data, method, steps=steps, progress=False)
     assert isinstance(q, Variational)
@@ -33,7 +34,7 @@ def as_beta(steps: int = 600) -> Variational:
 
 
 def as_gaussian(steps: int = 1000) -> Variational:
-    """The best Gaussian in u = log p / (1 - p), which is what MeanField takes unless told otherwise."""
+    """Fit a Gaussian in u = log p / (1 - p), the default family of MeanField."""
     method = pr.MeanField(estimator="sticking", samples=8, learning_rate=0.05)
     q = pr.fit(COIN.density(), COIN.data, method, steps=steps, progress=False)
     assert isinstance(q, Variational)
@@ -41,7 +42,7 @@ def as_gaussian(steps: int = 1000) -> Variational:
 
 
 def shapes(q: Variational) -> tuple[float, float]:
-    """The two numbers of a fitted Beta."""
+    """The two parameters of a fitted Beta."""
     assert isinstance(q.family, PerParameter)
     beta = q.family.distributions()["p"]
     assert isinstance(beta, Beta)
@@ -49,12 +50,12 @@ def shapes(q: Variational) -> tuple[float, float]:
 
 
 def density(q: Variational, p: Tensor) -> Tensor:
-    """q's density over p itself."""
+    """The density of q over p."""
     return torch.stack([q.log_prob({"p": x}) for x in p]).exp()
 
 
 def draw(beta: Variational, gaussian: Variational, folder: Path) -> Path:
-    """The densities, and what each q misses of the posterior."""
+    """Draw the densities, and the difference of each q to the posterior."""
     figure, (ax, rest) = sheet(1, 2, 10.5, 4.0, width_ratios=[1.3, 1])
     p = torch.linspace(0.005, 0.995, 300, dtype=torch.float64)
     exact = COIN.posterior.log_prob(p).exp()
@@ -81,7 +82,7 @@ def draw(beta: Variational, gaussian: Variational, folder: Path) -> Path:
 
 
 def main(folder: Path) -> None:
-    """Fit both, print what they found beside what is exact, and draw them."""
+    """Fit both, print the results beside the exact values, and draw them."""
     beta, gaussian = as_beta(), as_gaussian()
     best, (a, b) = COIN.best_gaussian(), shapes(beta)
     m, s = (part.item() for part in (gaussian.theta[0], gaussian.theta[1].exp()))

@@ -1,6 +1,6 @@
-"""What the pictures of the examples share: one look, one place to save them, one option on the command line.
+"""Shared helpers of the examples' pictures: style, saving, and the command-line option `--out`.
 
-The look is that of `priory.plot`. Figures are made without pyplot, so that nothing global is opened or left behind.
+The style is that of `priory.plot`. Figures are made without pyplot, so no global state is changed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ INK, GREY = "#222222", "#8a8a8a"
 
 
 def sheet(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
-    """An empty figure of so many inches and its panels, row by row."""
+    """An empty figure of the given size in inches, and its panels row by row."""
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, list(panels.flat)
 
 
 def dress(ax: Axes, title: str, xlabel: str = "", ylabel: str = "") -> Axes:
-    """Title, labels, a faint grid, no frame above and right."""
+    """Set the title, the labels and a faint grid, and remove the frame above and on the right."""
     ax.set_title(title, loc="left", fontsize=11, color=INK)
     ax.set_xlabel(xlabel, fontsize=10)
     ax.set_ylabel(ylabel, fontsize=10)
@@ -46,12 +46,12 @@ def dress(ax: Axes, title: str, xlabel: str = "", ylabel: str = "") -> Axes:
 
 
 def legend(ax: Axes, place: Any = "best", columns: int = 1) -> None:
-    """The names of what is drawn, without a box."""
+    """Add a legend without a box."""
     ax.legend(frameon=False, fontsize=9, loc=place, ncols=columns)
 
 
 def ellipse(loc: Tensor, covariance: Tensor, deviations: float = 2.0) -> tuple[list[float], list[float]]:
-    """The outline of a Gaussian in the plane, so many standard deviations from its centre."""
+    """The outline of a Gaussian in the plane, at the given number of standard deviations."""
     angle = torch.linspace(0, 2 * math.pi, 200, dtype=loc.dtype)
     circle = torch.stack([angle.cos(), angle.sin()])
     outline = loc[:, None] + deviations * torch.linalg.cholesky(covariance) @ circle
@@ -59,19 +59,19 @@ def ellipse(loc: Tensor, covariance: Tensor, deviations: float = 2.0) -> tuple[l
 
 
 def save(figure: Figure, folder: Path, name: str) -> Path:
-    """Write the figure, the same bytes each time, and say where."""
+    """Write the figure, with identical bytes each time, and print its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     image = BytesIO()
     figure.savefig(image)
-    # Few colours are drawn: a palette takes a third of the bytes.
+    # The pictures have few colours, so a palette needs a third of the bytes.
     Image.open(image).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"picture: {path}")
     return path
 
 
 def folder_for_pictures(description: str | None) -> Path:
-    """What --out says on the command line, or the current folder."""
+    """The folder given by `--out` on the command line, or the current folder."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(), help="the folder that the pictures go to")
     return parser.parse_args().out

@@ -1,13 +1,13 @@
-"""Eight schools, twice: the same posterior in two sets of coordinates, and a sampler that tells them apart.
+"""Eight schools, twice: the same posterior in two sets of coordinates, and a sampler for which they differ.
 
 Eight schools report the effect of coaching, y_j with a known error s_j (Rubin 1981). Their true effects theta_j share a
 mean mu and a spread tau, which are learnt too:
 
     y_j ~ N(theta_j, s_j),    theta_j ~ N(mu, tau),    mu ~ N(0, 5),    tau ~ half-Cauchy(5)
 
-Written so (centred), the theta_j are forced together where tau is small: a funnel, too narrow at its end for steps that
-fit its mouth. Trajectories that enter it diverge, and NUTS says so. Written with theta_j = mu + tau z_j and z_j ~
-N(0, 1) (non-centred) the same posterior has no funnel, and no trajectory diverges.
+In this centred form the theta_j concentrate where tau is small: a funnel, too narrow at its end for the step size that
+fits its mouth. Trajectories that enter it diverge, and NUTS warns about them. In the non-centred form, theta_j = mu +
+tau z_j with z_j ~ N(0, 1), the same posterior has no funnel, and no trajectory diverges.
 
 python examples/eight_schools.py --out pictures
 """
@@ -31,21 +31,21 @@ Form = Literal["centred", "non-centred"]
 
 
 def centred(p: dict[str, Tensor]) -> Tensor:
-    """The log joint as the model is told."""
+    """The log joint density in the centred form."""
     mu, tau, theta = p["mu"], p["tau"], p["theta"]
     prior = Normal(0.0, 5.0).log_prob(mu) + HalfCauchy(5.0).log_prob(tau)
     return prior + Normal(mu, tau).log_prob(theta).sum() + Normal(theta, S).log_prob(Y).sum()
 
 
 def non_centred(p: dict[str, Tensor]) -> Tensor:
-    """The same with z_j = (theta_j - mu) / tau as coordinates."""
+    """The log joint density in the non-centred form, with z_j = (theta_j - mu) / tau as coordinates."""
     mu, tau, z = p["mu"], p["tau"], p["z"]
     prior = Normal(0.0, 5.0).log_prob(mu) + HalfCauchy(5.0).log_prob(tau)
     return prior + Normal(0.0, 1.0).log_prob(z).sum() + Normal(mu + tau * z, S).log_prob(Y).sum()
 
 
 def density(form: Form) -> pr.Density:
-    """One of the two."""
+    """The density in one of the two forms."""
     shared = {"mu": pr.Param(), "tau": pr.Param((), pr.constraints.positive)}
     if form == "centred":
         return pr.Density(centred, {**shared, "theta": pr.Param((8,))})
@@ -53,7 +53,7 @@ def density(form: Form) -> pr.Density:
 
 
 def fit(form: Form, chains: int = 32, draws: int = 150, warmup: int = 150) -> Chains:
-    """Draws by NUTS; of the centred form it warns of divergences."""
+    """Sample by NUTS, which warns about divergences in the centred form."""
     posterior = pr.fit(
         density(form),
         None,
@@ -66,13 +66,13 @@ def fit(form: Form, chains: int = 32, draws: int = 150, warmup: int = 150) -> Ch
 
 
 def effects(posterior: Chains) -> Tensor:
-    """theta of every draw, (chain, draw, 8)."""
+    """The effects theta of every draw, (chain, draw, 8)."""
     draws = posterior.draws
     return draws["theta"] if "theta" in draws else draws["mu"][..., None] + draws["tau"][..., None] * draws["z"]
 
 
 def diverged(posterior: Chains) -> Tensor:
-    """Which draws come from a trajectory that diverged, (chain, draw)."""
+    """Whether a draw comes from a trajectory that diverged, (chain, draw)."""
     return posterior.statistics["divergent"].bool()
 
 
@@ -83,7 +83,7 @@ def draw(fits: dict[str, Chains], folder: Path) -> Path:
         theta, log_tau, bad = effects(posterior)[..., 0], posterior.draws["tau"].log(), diverged(posterior)
         count = int(bad.sum())
         dress(ax, f"{name}: {count} of {bad.numel():,} trajectories diverged", "effect of the first school", "log tau")
-        some = slice(None, None, max(1, bad.numel() // 4000))  # more points than this are one blot
+        some = slice(None, None, max(1, bad.numel() // 4000))  # more points would overlap completely
         ax.scatter(
             *(x[~bad][some].tolist() for x in (theta, log_tau)),
             s=3,
@@ -108,7 +108,7 @@ def draw(fits: dict[str, Chains], folder: Path) -> Path:
 
 
 def main(folder: Path) -> None:
-    """Fit both, print what each says, and draw them."""
+    """Fit both forms, print their summaries, and draw them."""
     fits: dict[str, Chains] = {form: fit(form) for form in ("centred", "non-centred")}
     for name, posterior in fits.items():
         print(f"\n{name}\n{posterior.summary()}")

@@ -2,9 +2,10 @@
 
     log p(D) = ELBO(q) + KL(q || p(w|D))
 
-The left side knows nothing of q. So what training adds to the ELBO it takes from the divergence, and the bars of the
-two keep one height. The model is a line with known noise, whose posterior and evidence are known in closed form. Its
-slope and intercept are correlated under the posterior and not under q: the last of the gap can't be closed.
+The left side does not depend on q. So training moves nats from the divergence to the ELBO, and the height of the
+stacked bars stays the same. The model is a line with known noise, whose posterior and evidence are known in closed
+form. Its slope and intercept are correlated under the posterior but not under q, so the gap cannot be closed
+completely.
 
 python examples/evidence_bars.py --out pictures
 """
@@ -31,7 +32,7 @@ Gaussian = tuple[Tensor, Tensor]  # means and standard deviations, (P,)
 
 
 class Frame(NamedTuple):
-    """Where the fit was, and the two parts of the evidence in nats."""
+    """The state of the fit after a step, and the two parts of the evidence in nats."""
 
     step: int
     q: Gaussian
@@ -68,7 +69,7 @@ def kl_to_posterior(problem: LinearRegression, q: Gaussian) -> float:
 
 
 def train(problem: LinearRegression, steps: int = FRAMES[-1]) -> list[Frame]:
-    """Fit by MeanField, and look at q after every step."""
+    """Fit by MeanField, and record q after every step."""
     frames = []
 
     def look(moment: FitProgress) -> None:
@@ -83,7 +84,7 @@ def train(problem: LinearRegression, steps: int = FRAMES[-1]) -> list[Frame]:
 
 
 def draw(problem: LinearRegression, frames: list[Frame], folder: Path) -> Path:
-    """q and the posterior above, the bars below, one column for each frame."""
+    """Draw q and the posterior above, the bars below, one column per frame."""
     figure, panels = sheet(2, len(frames), 11, 5.6, height_ratios=[1, 1.5])
     for ax in panels[len(frames) :]:
         ax.remove()

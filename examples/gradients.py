@@ -7,8 +7,8 @@ them. q = N(loc, scale^2), z ~ q, f(z) = log q(z) - log p(z), and the loss is E_
     score function  f(z) d log q(z) / dtheta, f and z held fixed  the gradient, with much noise (Williams 1992)
     pathwise        d/dtheta f(loc + scale eps), eps ~ N(0, 1)    the gradient, with little (Kingma and Welling 2014)
 
-The first is what one gets by calling `sample` and differentiating the loss: a classroom mistake that runs without
-an error and learns nothing, because z is a stochastic node through which no gradient passes.
+The first results from calling `sample` and differentiating the loss: a common mistake that runs without an error and
+learns nothing, because z is a stochastic node through which no gradient passes.
 
 python examples/gradients.py --out pictures
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from priory.fitting.callbacks import FitProgress
 
-START = (-1.5, 0.7)  # loc and scale where the gradients are compared
+START = (-1.5, 0.7)  # loc and scale at which the gradients are compared
 FRAMES = (1, 10, 25, 50, 100, 300)
 Loss = Callable[[Tensor, Tensor], Tensor]  # of theta = (loc, scale) and one eps
 
@@ -42,7 +42,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # of theta = (loc, scale) and one eps
 def target() -> MixtureSameFamily:
     """1/2 N(-0.2, 0.4^2) + 1/2 N(1, 0.5^2)."""
     means, scales = (torch.tensor(v, dtype=torch.float64) for v in ((-0.2, 1.0), (0.4, 0.5)))
-    # Checks of the arguments read values, which vmap can't.
+    # vmap cannot run argument validation, which reads values.
     components = Normal(means, scales, validate_args=False)
     return MixtureSameFamily(Categorical(torch.full_like(means, 0.5)), components, validate_args=False)
 
@@ -56,20 +56,20 @@ def log_q(theta: Tensor, z: Tensor) -> Tensor:
 
 
 def detached(theta: Tensor, eps: Tensor) -> Tensor:
-    """The mistake: z came from `sample`, and only log q knows theta."""
+    """The mistake: z is detached, and only log q depends on theta."""
     z = (theta[0] + theta[1] * eps).detach()
     return log_q(theta, z) - P.log_prob(z)
 
 
 def score_function(theta: Tensor, eps: Tensor) -> Tensor:
-    """A loss whose gradient is f(z) d log q(z): its value means nothing."""
+    """A surrogate loss whose gradient is f(z) d log q(z); its value has no meaning."""
     z = (theta[0] + theta[1] * eps).detach()
     f = (log_q(theta, z) - P.log_prob(z)).detach()
     return f * log_q(theta, z)
 
 
 def pathwise(theta: Tensor, eps: Tensor) -> Tensor:
-    """Z is a function of theta, so that the gradient passes through it."""
+    """The reparameterised loss: z is a function of theta, so the gradient passes through it."""
     z = theta[0] + theta[1] * eps
     return log_q(theta, z) - P.log_prob(z)
 
@@ -83,12 +83,12 @@ def kl(theta: Tensor) -> Tensor:
 
 
 def exact_gradient(theta: Tensor) -> Tensor:
-    """Its derivatives with respect to loc and scale."""
+    """The derivatives of KL(q || p) with respect to loc and scale."""
     return torch.func.grad(kl)(theta)
 
 
 def gradients(loss: Loss, theta: Tensor, draws: int, seed: int = 0) -> Tensor:
-    """One gradient for each of so many draws, (draws, 2)."""
+    """One gradient per draw, (draws, 2)."""
     eps = torch.randn(draws, generator=stream(seed, "gradients"), dtype=torch.float64)
     return torch.func.vmap(torch.func.grad(loss), (None, 0))(theta, eps)
 
@@ -107,8 +107,8 @@ def descend(loss: Loss, steps: int, draws: int = 16, rate: float = 0.03, seed: i
 
 
 def fitted(steps: int = FRAMES[-1]) -> Tensor:
-    """The same descent by `pr.fit` with Adam, from N(START): theta after every step, (steps, 2)."""
-    # A density's fit begins at zero with a multiple of unit scale, so zero is put at the start.
+    """Descent by `pr.fit` with Adam, from N(START): theta after every step, (steps, 2)."""
+    # The fit of a density starts at zero with a multiple of unit scale, so the density is shifted to START.
     density = pr.Density(lambda v: P.log_prob(START[0] + v["z"].double()), {"z": pr.Param()})
     path = []
 
@@ -176,26 +176,26 @@ def draw_graphs(folder: Path) -> Path:
 
 
 def node(ax: Axes, x: float, y: float, text: str, drawn: bool = False) -> None:
-    """A circle for what is drawn at random, a box for what is computed."""
+    """Draw a circle for a random variable, a box for a computed one."""
     shape = {"boxstyle": "ellipse,pad=0.35" if drawn else "round,pad=0.35", "linewidth": 1.4, "edgecolor": INK}
     face = "#fbe3c0" if drawn else "#eef3f8"
     ax.text(x, y, text, ha="center", va="center", fontsize=10, color=INK, bbox={**shape, "facecolor": face}, zorder=3)
 
 
 def arrow(ax: Axes, begin: tuple[float, float], end: tuple[float, float]) -> None:
-    """Forward: what is computed from what. Boxes are wide, so that a level arrow must stop earlier."""
+    """Draw a forward arrow. Boxes are wide, so a horizontal arrow must stop earlier."""
     gap = 42 if begin[1] == end[1] else 16 if begin[0] == end[0] else 24
     look = {"arrowstyle": "-|>", "color": GREY, "linewidth": 1.5, "shrinkA": gap, "shrinkB": gap}
     ax.annotate("", end, begin, arrowprops=look)
 
 
 def back(ax: Axes, begin: tuple[float, float], end: tuple[float, float]) -> None:
-    """Backward: where a gradient passes."""
+    """Draw a backward arrow, where a gradient passes."""
     ax.annotate("", end, begin, arrowprops={"arrowstyle": "-|>", "color": BLUE, "linewidth": 2})
 
 
 def draw_noise(theta: Tensor, folder: Path) -> Path:
-    """What single draws say of the gradient with respect to loc, by each estimator."""
+    """Draw histograms of single-draw gradients with respect to loc, one per estimator."""
     figure, panels = sheet(1, 3, 11, 3.4, sharex=True, sharey=True)
     exact = exact_gradient(theta)[0].item()
     edges = [-60 + 2 * k for k in range(41)]
@@ -211,7 +211,7 @@ def draw_noise(theta: Tensor, folder: Path) -> Path:
 
 
 def draw_frames(right: Tensor, wrong: Tensor, folder: Path) -> Path:
-    """The target, and two q's on their way to it or not."""
+    """Draw the target, and both q during their fits."""
     figure, panels = sheet(2, 3, 11, 5.4, sharex=True, sharey=True)
     z = torch.linspace(-3.5, 3.5, 500, dtype=torch.float64)
     for index, (ax, step) in enumerate(zip(panels, FRAMES, strict=True)):

@@ -1,12 +1,13 @@
 """A Bayesian network by NUTS: the ground truth for variational inference and for Laplace on the same network.
 
-A network with one hidden layer, small enough for NUTS to draw from its posterior itself. Its weights have symmetries
-(units may change places, and signs), so that chains don't agree about them. About what the network predicts they do,
-and only that counts: `posterior.function_space(x)` has the R-hat of predictions. Where it is near 1, the draws say what
-a Bayesian with this network should predict, and the others are measured against them: how far off is their mean, and
-how wide is their band for the true one's width.
+The network has one hidden layer and is small enough for NUTS to sample its posterior. The weights have symmetries
+(units can be permuted, and signs flipped), so chains disagree about weights. They agree about predictions, which is
+what matters: `posterior.function_space(x)` gives the R-hat of predictions. Where it is near 1, the draws are the true
+posterior predictive, and the approximations are compared with it: the error of their mean, and the width of their band
+relative to the true one.
 
-The metric is diagonal: a covariance of weights over chains that sit in mirror images of one another is that of none.
+The metric is diagonal: chains sit in mirror images of one another, so a covariance of weights over chains describes
+none of them.
 
 python examples/ground_truth.py --out pictures
 """
@@ -41,12 +42,12 @@ def rows(count: int = 20) -> tuple[Tensor, Tensor]:
 
 
 def along(count: int) -> Tensor:
-    """Inputs at equal distances, (count, 1)."""
+    """Equally spaced inputs, (count, 1)."""
     return torch.linspace(-EDGE, EDGE, count, dtype=torch.float64)[:, None]
 
 
 def model() -> pr.Model:
-    """One hidden layer; its start is fixed, and torch's own stream is left as it was."""
+    """A network with one hidden layer and fixed initial weights; torch's global random state is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(1, UNITS), nn.Tanh(), nn.Linear(UNITS, 1)).double()
@@ -54,7 +55,7 @@ def model() -> pr.Model:
 
 
 def by_nuts(chains: int = 64, draws: int = 120, warmup: int = 100) -> Chains:
-    """Draws of the posterior itself."""
+    """Sample the posterior by NUTS."""
     method = pr.NUTS(chains=chains, warmup=warmup, max_depth=7, metric="diagonal")
     posterior = pr.fit(model(), rows(), method, steps=draws, progress=False)
     assert isinstance(posterior, Chains)
@@ -62,25 +63,25 @@ def by_nuts(chains: int = 64, draws: int = 120, warmup: int = 100) -> Chains:
 
 
 def by_vi(steps: int = 3000) -> Posterior:
-    """The closest factorised Gaussian."""
+    """Fit a factorised Gaussian."""
     return pr.fit(model(), rows(), pr.MeanField(samples=4, learning_rate=0.02), steps=steps, progress=False)
 
 
 def by_laplace(steps: int = 3000) -> Posterior:
-    """A Gaussian around the mode, with every correlation, and the network linearised there."""
+    """Fit a full-covariance Laplace approximation, with the network linearised at the mode."""
     return pr.fit(model(), rows(), pr.Laplace(structure="full"), steps=steps, progress=False)
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far an approximation's predictions are from the true ones, over some inputs."""
+    """Distance of an approximation's predictions from the true ones, over a range of inputs."""
 
-    mean: float  # root mean square, in standard deviations of the truth
-    width: float  # of the weights' part of the band, over the true one
+    mean: float  # root mean square error of the mean, in true standard deviations
+    width: float  # width of the epistemic band, relative to the true one
 
 
 def distance(found: Posterior, truth: Posterior, low: float, high: float, samples: int = 1000) -> Distance:
-    """Of the predictions between two inputs."""
+    """The distance of the predictions between two inputs."""
     x = torch.linspace(low, high, 9, dtype=torch.float64)[:, None]
     ours, true = (posterior.predict(x, samples=samples) for posterior in (found, truth))
     off = (ours.mean - true.mean) / true.std
@@ -91,7 +92,7 @@ def distance(found: Posterior, truth: Posterior, low: float, high: float, sample
 
 
 def draw(fits: dict[str, Posterior], folder: Path) -> Path:
-    """Why NUTS may be believed, and each of the others over its band."""
+    """Draw the R-hats of NUTS, and each approximation over the band of NUTS."""
     truth, *others = fits.items()
     figure, (agreement, *panels) = sheet(1, 1 + len(others), 14, 4.3, width_ratios=[0.7, 1, 1])
     assert isinstance(truth[1], Chains)
@@ -109,7 +110,7 @@ def draw(fits: dict[str, Posterior], folder: Path) -> Path:
 
 
 def draw_agreement(ax: Axes, truth: Chains) -> None:
-    """R-hat of every weight beside that of predictions all along x."""
+    """Draw the R-hat of every weight beside that of predictions along x."""
     dress(ax, f"Do the {truth.num_chains} chains of NUTS agree?", "", "R-hat")
     found = {"each weight": truth.summary(), "each prediction": truth.function_space(along(UNITS * 3 + 1))}
     for place, (summary, colour) in enumerate(zip(found.values(), (ORANGE, BLUE), strict=True)):
@@ -122,7 +123,7 @@ def draw_agreement(ax: Axes, truth: Chains) -> None:
 
 
 def band(ax: Axes, posterior: Posterior, name: str, colour: str, alpha: float) -> None:
-    """The mean curve, and two standard deviations of it: filled, or dashed edges."""
+    """Draw the mean curve with a band of two standard deviations, filled or with dashed edges."""
     x = along(160)
     prediction = posterior.predict(x, samples=1000)
     place, mean, width = x[:, 0].tolist(), prediction.mean, 2 * prediction.epistemic.sqrt()
@@ -136,7 +137,7 @@ def band(ax: Axes, posterior: Posterior, name: str, colour: str, alpha: float) -
 
 
 def main(folder: Path) -> None:
-    """Fit all three, print whether the chains agree and how far the others are, and draw them."""
+    """Fit all three, print the agreement of the chains and the distances of the approximations, and draw them."""
     truth = by_nuts()
     functions = truth.function_space(along(17))
     print(

@@ -1,10 +1,10 @@
-"""A trained classifier becomes honest about what it has never seen.
+"""Laplace lowers the confidence of a trained classifier on images of unknown classes.
 
-A network is trained by a plain loop of PyTorch, as anyone would, and is then shown images of things that it has no
-label for: digits from 5 to 9 where it learnt 0 to 4 or, with --data, handwritten digits where it learnt clothes. Its
-softmax is sure of most of them. Laplace puts a Gaussian around the weights as they are, without training anything
-again, over the last layer and over all of them; the evidence sets how wide the prior is, so that no image from outside
-has a say. What is drawn is how sure each is of the images that it knows and of those that it can't.
+A network is trained by a plain PyTorch loop and then evaluated on images of classes without a label: digits 5 to 9
+after training on 0 to 4 or, with --data, handwritten digits after training on clothes. Its softmax is confident about
+most of them. Laplace puts a Gaussian around the trained weights without retraining, over the last layer and over all
+layers. The evidence sets the width of the prior, so no out-of-distribution image is used. The picture shows the
+confidence of each on known and unknown classes.
 
 python examples/honest_classifier.py --out pictures
 python examples/honest_classifier.py --out pictures --data DIR     # DIR holds fashion-mnist/*.gz and mnist/*.gz
@@ -32,7 +32,7 @@ DRAWS = 256
 
 @dataclass(frozen=True)
 class Problem:
-    """What a network learns, what it is asked afterwards, and what it has never seen."""
+    """Training images, test images, and images of unknown classes."""
 
     name: str
     train: tuple[Tensor, Tensor]
@@ -40,7 +40,7 @@ class Problem:
     outside: Tensor
     epochs: int
     width: int
-    decay: float  # the weight decay of the loop, which is the prior that Laplace starts from
+    decay: float  # weight decay of the training loop, which is the initial prior of Laplace
 
     @property
     def classes(self) -> int:
@@ -49,11 +49,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How sure something is of images inside and outside."""
+    """Confidence on images of known classes (inside) and unknown classes (outside)."""
 
     accuracy: float
     nll: float
-    inside: Tensor  # the largest probability of each image
+    inside: Tensor  # largest class probability of each image
     outside: Tensor
 
     @classmethod
@@ -64,7 +64,7 @@ class Verdict:
 
     @property
     def auroc(self) -> float:
-        """The chance that an image from inside has the higher confidence than one from outside."""
+        """The probability that an image from inside has a higher confidence than one from outside."""
         above = (self.inside[:, None] > self.outside).double().mean()
         return (above + 0.5 * (self.inside[:, None] == self.outside).double().mean()).item()
 
@@ -101,7 +101,7 @@ def images(folder: Path, name: str) -> tuple[Tensor, Tensor]:
 
 
 def trained(problem: Problem) -> nn.Module:
-    """Plain PyTorch, without a word of what follows; torch's own stream is left as it was."""
+    """Train by a plain PyTorch loop; torch's global random state is not changed."""
     x, y = problem.train
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -121,7 +121,7 @@ def trained(problem: Problem) -> nn.Module:
 
 
 def verdicts(problem: Problem, net: nn.Module) -> dict[str, Verdict]:
-    """What the network says as it is, and with Laplace around its weights."""
+    """Evaluate the trained network, and Laplace around its weights."""
     test, labels = problem.test
     with torch.no_grad():
         found = {"as trained": Verdict.of(net(test).softmax(-1), labels, net(problem.outside).softmax(-1))}
@@ -134,7 +134,7 @@ def verdicts(problem: Problem, net: nn.Module) -> dict[str, Verdict]:
 
 
 def draw(problem: Problem, found: dict[str, Verdict], folder: Path) -> Path:
-    """How many images each is so sure of, inside and outside."""
+    """Draw histograms of confidence, inside and outside."""
     figure, panels = sheet(1, len(found), 11, 3.4, sharey=True)
     for ax, (name, verdict) in zip(panels, found.items(), strict=True):
         dress(ax, name, "confidence", "images" if ax is panels[0] else "")

@@ -1,12 +1,12 @@
 """The two directions of the divergence: one seeks a mode, the other covers the mass.
 
-    KL(q || p) = E_q[log q - log p]    is infinite where q is and p isn't: q stays inside one mode
-    KL(p || q) = E_p[log p - log q]    is infinite where p is and q isn't: q spreads over all of them
+    KL(q || p) = E_q[log q - log p]    is infinite if q has mass where p has none: q stays inside one mode
+    KL(p || q) = E_p[log p - log q]    is infinite if p has mass where q has none: q covers all modes
 
 Variational inference minimises the first, because an expectation over q can be estimated without knowing p's
 normaliser. Over all Gaussians the second is lowest where mean and variance are those of p. For a factorised q and a
-correlated Gaussian p of precision Lambda, the first gives the variances 1 / Lambda_ii, which are those of a coordinate
-when the others are known, and the second gives those of p itself.
+correlated Gaussian p of precision Lambda, the first gives the variances 1 / Lambda_ii, the conditional variances of a
+coordinate given the others; the second gives the marginal variances of p.
 
 python examples/kl_directions.py --out pictures
 """
@@ -30,7 +30,7 @@ COVARIANCE = torch.tensor([[1.0, 0.85], [0.85, 1.0]], dtype=torch.float64)
 
 def target() -> MixtureSameFamily:
     """0.6 N(-2.5, 0.6^2) + 0.4 N(2.5, 0.8^2)."""
-    # Checks of the arguments read values, which vmap can't.
+    # vmap cannot run argument validation, which reads values.
     components = Normal(MEANS, SCALES, validate_args=False)
     return MixtureSameFamily(Categorical(WEIGHTS), components, validate_args=False)
 
@@ -71,7 +71,7 @@ def mode_seeking(start: float) -> Normal:
 
 
 def fitted(start: float, steps: int = 600) -> Normal:
-    """The same by MeanField. A density's fit begins at zero, so zero is put at the start."""
+    """The Gaussian found by MeanField. The fit of a density starts at zero, so the density is shifted to the start."""
     p = target()
     density = pr.Density(lambda v: p.log_prob(start + v["x"]), {"x": pr.Param()})
     method = pr.MeanField(learning_rate=0.05, samples=8, estimator="sticking")
@@ -86,7 +86,7 @@ def factorised(covariance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw(modes: list[Normal], cover: Normal, folder: Path) -> Path:
-    """One dimension, two modes; two dimensions, one correlation."""
+    """Draw the fits to a bimodal density, and to a correlated Gaussian in two dimensions."""
     figure, (ax, plane) = sheet(1, 2, 10.5, 4.4, width_ratios=[1.6, 1])
     dress(ax, "A Gaussian for two modes", "x", "density")
     x = torch.linspace(-6.5, 6.5, 800, dtype=torch.float64)
@@ -115,7 +115,7 @@ def draw(modes: list[Normal], cover: Normal, folder: Path) -> Path:
 
 
 def main(folder: Path) -> None:
-    """Print both divergences of each Gaussian, what MeanField finds, and draw them."""
+    """Print both divergences of each Gaussian and the result of MeanField, and draw them."""
     modes, cover = [mode_seeking(-3.0), mode_seeking(3.0)], mass_covering()
     print("                        mean      std   KL(q||p)   KL(p||q)")
     for name, q in (("seeks, from the left", modes[0]), ("seeks, from the right", modes[1]), ("covers", cover)):

@@ -1,13 +1,13 @@
-"""Which method knows what it doesn't know? Nine of them on one small regression with a gap.
+"""Calibration of nine methods away from the data, on a small regression with a gap.
 
-Four columns, 160 rows, as in many a table of measurements: the target is a wave along the first column and a line along
-two others; the fourth says nothing. No row has its first column in the gap (-0.7, 0.7) or beyond 2. The network, its
-prior and the noise are the same for all. Fresh rows are of three kinds: among the data, in the gap, and beyond. A
-method that knows what it doesn't know has as many of each inside of its 90 % intervals as it says: 90 in 100.
+The table has four columns and 160 rows: the target is a wave along the first column and linear in two others; the
+fourth has no effect. No row has its first column in the gap (-0.7, 0.7) or beyond 2. The network, its prior and the
+noise are the same for all methods. Fresh rows are of three kinds: among the data, in the gap, and beyond. For a
+calibrated method, the 90 % intervals contain 90 % of the rows of each kind.
 
-Two more are printed: members with randomised prior functions (Osband et al. 2018), f_w(x) + f_0(x), with a frozen
-random network f_0 and targets with noise of their own each, which for a model that is linear in its weights are the
-anchored ensemble; and the stack of all nine.
+Two more methods are printed. The first is an ensemble with randomised prior functions (Osband et al. 2018), f_w(x) +
+f_0(x), where each member has its own frozen random network f_0 and its own noise on the targets; for a model that is
+linear in its weights it equals the anchored ensemble. The second is the stack of all nine.
 
 python examples/knows_what_it_does_not.py --out pictures
 """
@@ -41,7 +41,7 @@ Fits = dict[str, Posterior]
 
 @dataclass(frozen=True)
 class Effort:
-    """How long: steps of an optimiser, draws a chain, members of an ensemble."""
+    """Lengths of the fits: steps of an optimiser, draws per chain, members of an ensemble."""
 
     steps: int = 1200
     draws: int = 40
@@ -58,7 +58,7 @@ def truth(X: Tensor) -> Tensor:
 
 
 def others(X: Tensor) -> Tensor:
-    """What columns other than the first add to it."""
+    """The contribution of the other columns to the mean of the target."""
     return 0.5 * X[:, 1] - 0.3 * X[:, 2]
 
 
@@ -81,7 +81,7 @@ def train() -> Rows:
 
 
 def network(seed: int = 0) -> nn.Sequential:
-    """One hidden layer; the weights are fixed by the seed, and torch's own stream is left as it was."""
+    """A network with one hidden layer, initialised from a seed; torch's global random state is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(COLUMNS, 20), nn.Tanh(), nn.Linear(20, 1)).double()
@@ -93,7 +93,7 @@ def model_of(net: nn.Module) -> pr.Model:
 
 
 def fits(effort: Effort) -> Fits:
-    """The nine, the sampler last: it needs no approximation but its length, and is what the others are measured by."""
+    """The nine methods; the sampler comes last, as its only error is its finite length, and is the reference."""
     data, net, climb = train(), network(), pr.MAP()
     mode = pr.fit(model_of(net), data, climb, steps=effort.steps, batch_size=BATCH, progress=False)
     methods = {
@@ -115,16 +115,16 @@ def fits(effort: Effort) -> Fits:
 
 
 def randomised(data: Rows, members: int, steps: int) -> Posterior:
-    """An ensemble with randomised prior functions: every member has a start, a fixed function and noise of its own."""
+    """An ensemble with randomised prior functions: each member has its own start, fixed function and noise."""
     method = pr.Ensemble(pr.MAP(), members, anchored="function")
     return pr.fit(model_of(network()), data, method, steps=steps, batch_size=BATCH, progress=False)
 
 
-# What they know.
+# Scores.
 
 
 def scores(posterior: Posterior, kind: str, count: int = 400) -> tuple[float, float]:
-    """The mean log density of fresh rows of a kind, and the fraction inside of their 90 % intervals."""
+    """The mean log density of fresh rows of a kind, and the fraction inside their 90 % intervals."""
     X, y = rows(kind, count, seed=1)
     prediction = posterior.predict(X, samples=200)
     low, high = prediction.interval(LEVEL)
@@ -140,7 +140,7 @@ def table(found: Fits) -> dict[str, dict[str, tuple[float, float]]]:
 
 
 def draw(found: Fits, folder: Path) -> Path:
-    """A panel a method: the mean and the 90 % band along the first column, the others at zero."""
+    """Draw one panel per method: the mean and the 90 % band along the first column, with the other columns at zero."""
     figure, panels = sheet(3, 3, 12, 9, sharex=True, sharey=True)
     for ax, (name, posterior) in zip(panels, found.items(), strict=True):
         inside = [scores(posterior, kind)[1] for kind in KINDS]
@@ -154,7 +154,7 @@ def draw(found: Fits, folder: Path) -> Path:
 
 
 def band(ax: Axes, posterior: Posterior) -> None:
-    """One panel; rows are shown less what their other columns add."""
+    """Draw one panel; the contribution of the other columns is subtracted from the rows."""
     X = torch.zeros(120, COLUMNS, dtype=torch.float64)
     X[:, 0] = torch.linspace(-3.2, 3.2, len(X), dtype=torch.float64)
     prediction = posterior.predict(X, samples=400)
@@ -170,7 +170,7 @@ def band(ax: Axes, posterior: Posterior) -> None:
 
 
 def main(folder: Path) -> None:
-    """Fit all, print their scores, and draw the nine."""
+    """Fit all methods, print their scores, and draw the nine."""
     effort = Effort()
     found = fits(effort)
     held = rows("among", 100, seed=2)

@@ -1,13 +1,13 @@
 """Linear regression: variational inference against the exact posterior, and why mean-field is overconfident.
 
-With a Gaussian prior and known noise the posterior is N(m, Lambda^-1). A Gaussian with a full covariance can be this,
-and reaches it. A factorised one has the right mean and the variances 1 / Lambda_ii: those of a weight when all others
-are known. They are never above the true ones, (Lambda^-1)_ii, and the gap of the bound is
+With a Gaussian prior and known noise the posterior is N(m, Lambda^-1). A Gaussian with a full covariance
+reaches it. A factorised one has the right mean and the variances 1 / Lambda_ii, the conditional variances of a weight
+given all others. They are never above the true ones, (Lambda^-1)_ii, and the gap of the bound is
 
     log p(D) - ELBO = 1/2 (sum_i log Lambda_ii - log det Lambda)
 
-Here the inputs lie far from zero, so that slope and intercept are strongly correlated. In predictions this shows away
-from the data: there mean-field is too sure, and among them a little less sure than it could be.
+Here the inputs lie far from zero, so slope and intercept are strongly correlated. Predictions show this away from
+the data, where mean-field is overconfident; among the data it is slightly underconfident.
 
 python examples/linear_regression.py --out pictures
 """
@@ -38,7 +38,7 @@ def line() -> LinearRegression:
 
 
 def mean_field(problem: LinearRegression, steps: int = 1500) -> Moments:
-    """What MeanField finds."""
+    """The posterior found by MeanField."""
     method = pr.MeanField(samples=16, learning_rate=0.03)
     q = pr.fit(problem.model(), problem.data, method, steps=steps, progress=False)
     assert isinstance(q, DiagonalGaussian)
@@ -46,7 +46,7 @@ def mean_field(problem: LinearRegression, steps: int = 1500) -> Moments:
 
 
 def full_rank(problem: LinearRegression, steps: int = 300) -> Moments:
-    """What FullRank finds."""
+    """The posterior found by FullRank."""
     q = pr.fit(problem.model(), problem.data, pr.FullRank(learning_rate=0.2), steps=steps, progress=False)
     assert isinstance(q, Variational)
     assert isinstance(q.family, FullRankFamily)
@@ -60,7 +60,7 @@ def spread(covariance: Tensor, x: Tensor) -> Tensor:
 
 
 def draw(problem: LinearRegression, mean: Moments, full: Moments, folder: Path) -> Path:
-    """The three Gaussians over the weights, the lines they allow, and how sure each is of the line at x."""
+    """Draw the three Gaussians over the weights, their bands of lines, and their standard deviations at x."""
     figure, (plane, lines, sure) = sheet(1, 3, 12, 4.1)
     exact = problem.posterior
     dress(plane, "Over the weights, two standard deviations", "slope", "intercept")

@@ -4,8 +4,8 @@
     VI     minimise over m, s     E[loss(m + s eps)] + lambda m^2 / 2 + lambda s^2 / 2 - log s
 
 up to constants, for a prior N(0, 1/lambda) and q = N(m, s^2). The loss is -log p(D|w), here of a logistic classifier
-with one weight. Its data are separable: the loss alone falls for ever as w grows, and the penalty is what stops it. In
-m the two objectives look alike, except that VI averages the loss over q, which moves its minimum. In s, which MAP
+with one weight. Its data are separable: the loss alone decreases without bound as w grows, and the penalty stops it.
+In m the two objectives look alike, except that VI averages the loss over q, which moves its minimum. In s, which MAP
 doesn't have, loss and penalty pull down and -log s, the entropy, pushes up.
 
 python examples/map_against_vi.py --out pictures
@@ -26,7 +26,7 @@ from priory.constraints import gaussian_expectation
 from priory.posteriors import DiagonalGaussian
 
 PRECISION = 0.25  # lambda
-LOOKS = {  # of each term: its colour and its name in the picture
+LOOKS = {  # colour and label of each term in the picture
     "loss(w)": (VERMILION, "loss(w)"),
     "penalty": (BLUE, r"$\frac{1}{2}\lambda w^2$"),
     "E loss": (VERMILION, r"E$[$loss$(m+s\epsilon)]$"),
@@ -43,7 +43,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def model() -> pr.Model:
-    """One weight, a logistic likelihood and the prior N(0, 1/lambda): what both methods are given."""
+    """One weight, a logistic likelihood and the prior N(0, 1/lambda): the model of both methods."""
     net = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     nn.init.zeros_(net.weight)
     zero = torch.zeros((), dtype=torch.float64)
@@ -99,7 +99,7 @@ def minima() -> tuple[Tensor, Tensor]:
 
 
 def fitted() -> tuple[Tensor, Tensor]:
-    """The same by `pr.fit`, the method swapped and nothing else."""
+    """The minima found by `pr.fit`, with only the method changed."""
     rate = 0.05
     w = pr.fit(model(), data(), pr.MAP(learning_rate=rate), steps=800, progress=False).mean["weight"].reshape(())
     q = pr.fit(model(), data(), pr.MeanField(samples=32, learning_rate=rate), steps=800, progress=False)
@@ -137,7 +137,7 @@ def draw(w: Tensor, q: Tensor, folder: Path) -> Path:
 
 
 def main(folder: Path) -> None:
-    """Print the terms of both objectives at their minima, what `fit` finds, and draw the curves."""
+    """Print the terms of both objectives at their minima and the results of `fit`, and draw the curves."""
     (w, q), (w_fit, q_fit) = minima(), fitted()
     print(f"MAP minimises at w = {w:.4f} (fit: {w_fit:.4f})")
     print(f"VI minimises at m = {q[0]:.4f}, s = {q[1]:.4f} (fit: {q_fit[0]:.4f}, {q_fit[1]:.4f})")

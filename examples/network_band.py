@@ -1,9 +1,9 @@
 """A network in one dimension with its uncertainty band.
 
 Sixty rows of a sine with noise, on both sides of a gap. The band of the prediction has two parts: the noise, which more
-data would not remove, and what the weights leave open, which grows outside the data. In the gap it doesn't: that is a
-limit of a factorised q (Foong et al. 2020). Fresh rows from where the data are say whether the band is right there:
-nine in ten must lie inside the 90 % interval.
+data would not remove, and the epistemic uncertainty, which grows outside the data. In the gap it doesn't grow, a
+limitation of a factorised q (Foong et al. 2020). Fresh rows among the data test the band there: nine in ten must lie
+inside the 90 % interval.
 
 python examples/network_band.py --out pictures
 """
@@ -31,7 +31,7 @@ def truth(x: Tensor) -> Tensor:
 
 
 def rows(count: int, name: str = "rows") -> tuple[Tensor, Tensor]:
-    """So many rows, half of x in (-2, -0.6) and half in (0.6, 2)."""
+    """The given number of rows, half of x in (-2, -0.6) and half in (0.6, 2)."""
     generator = stream(0, "network band", name)
     x = 0.6 + 1.4 * torch.rand(count, generator=generator)
     x[: count // 2] *= -1
@@ -39,7 +39,7 @@ def rows(count: int, name: str = "rows") -> tuple[Tensor, Tensor]:
 
 
 def fit(steps: int = 4000) -> Posterior:
-    """Thirty hidden units; the network's start is fixed, and torch's own stream is left as it was."""
+    """A network with thirty hidden units and fixed initial weights; torch's global random state is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(1, 30), nn.ReLU(), nn.Linear(30, 1))
@@ -54,14 +54,14 @@ def inside(prediction: Prediction, y: Tensor, level: float = LEVEL) -> float:
 
 
 def curves(posterior: Posterior, x: Tensor, count: int) -> Tensor:
-    """What single networks drawn from q predict, (count, n)."""
+    """Predictions of single networks drawn from q, (count, n)."""
     draws = posterior.sample(count, seed=1)
     hidden = torch.relu(x @ draws["0.weight"].mT + draws["0.bias"][:, None])  # (count, n, 30)
     return (hidden @ draws["2.weight"].mT + draws["2.bias"][:, None])[..., 0]
 
 
 def draw(posterior: Posterior, folder: Path) -> Path:
-    """Single networks on the left, their band on the right."""
+    """Draw single networks on the left, their band on the right."""
     figure, (single, band) = sheet(1, 2, 11, 4.4, sharey=True)
     x = torch.linspace(-4, 4, 300)[:, None]
     dress(single, "Twelve networks drawn from q", "x", "y")
@@ -83,7 +83,7 @@ def draw(posterior: Posterior, folder: Path) -> Path:
 
 
 def main(folder: Path) -> None:
-    """Fit, print how wide the band is where, and draw it."""
+    """Fit, print the width of the band at several inputs, and draw it."""
     posterior = fit()
     x, y = rows(1000, "fresh")
     prediction = posterior.predict(x, samples=200)

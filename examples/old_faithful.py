@@ -1,14 +1,14 @@
-"""Old Faithful: eruptions and waits in two columns, how many kinds there are, and what is lost with half of a column.
+"""Old Faithful: eruptions and waits in two columns, the number of clusters, and missing values.
 
 The rows are made as the geyser's are, from two Gaussians: a short eruption of about two minutes, and then a wait of
 about 54; or a long one of more than four, and then a wait of about 80. Three questions:
 
     how many kinds?      variational EM for each number of components, compared by its bound, which has every constant
     what does EM do?     from a poor start, with two components on one side, iteration by iteration
-    and with holes?      four in ten waits are lost (NaN); EM sums them out, where leaving out rows goes wrong
+    missing values?      four in ten waits are missing (NaN); EM marginalises them out, and dropping rows is biased
 
-Short eruptions lose most of their waits here, as someone might who gives up counting; so the rows that are whole are of
-another mixture. Which wait was lost depends on what was seen, the eruption, and on nothing else: EM needs no more.
+Most waits after short eruptions are missing here, so the complete rows come from another mixture. Whether a wait is
+missing depends on the observed eruption alone (missing at random), which is all that EM requires.
 
 python examples/old_faithful.py --out pictures
 """
@@ -31,7 +31,7 @@ from priory.posteriors import LatentPoint
 ROWS, SHORT = 272, 0.36
 MEANS = ((2.04, 54.5), (4.29, 80.0))
 COVARIANCES = (((0.07, 0.44), (0.44, 33.7)), ((0.17, 0.94), (0.94, 36.0)))
-LOST = (0.8, 0.2)  # of the waits after short and long eruptions
+LOST = (0.8, 0.2)  # fraction of missing waits after short and long eruptions
 START = {"weights": [0.5, 0.5], "means": [[4.5, 95.0], [4.8, 65.0]], "covariances": [[[0.3, 0.0], [0.0, 60.0]]] * 2}
 Theta = dict[str, Tensor]
 
@@ -46,7 +46,7 @@ def made(rows: int = ROWS) -> tuple[Tensor, Tensor]:
 
 
 def with_holes(y: Tensor) -> Tensor:
-    """The rows with NaN for waits that were lost, by the eruption alone."""
+    """The rows with NaN for missing waits, which depend on the eruption alone."""
     chance = torch.tensor(LOST, dtype=torch.float64)[(y[:, 0] > 3).long()]
     lost = torch.rand(len(y), generator=stream(0, "holes"), dtype=torch.float64) < chance
     return torch.stack([y[:, 0], torch.where(lost, torch.nan, y[:, 1])], 1)
@@ -59,19 +59,19 @@ def chosen(y: Tensor, numbers: tuple[int, ...] = (1, 2, 3, 4, 5)) -> dict[int, A
 
 
 def after(y: Tensor, iterations: int) -> LatentPoint:
-    """Where EM is after so many iterations from the poor start."""
+    """The result of EM after the given number of iterations from the poor start."""
     posterior = pr.fit(GaussianMixture(2), y, pr.EM(start=START, tolerance=0.0), steps=iterations, progress=False)
     assert isinstance(posterior, LatentPoint)
     return posterior
 
 
 def ordered(theta: Theta) -> Theta:
-    """Short eruptions first."""
+    """The parameters sorted with short eruptions first."""
     return {name: t[theta["means"][:, 0].argsort()] for name, t in theta.items()}
 
 
 def draw(y: Tensor, fits: dict[int, Any], folder: Path) -> Path:
-    """Three moments of EM, and the bound for each number of components."""
+    """Draw EM at three iterations, and the bound for each number of components."""
     figure, panels = sheet(2, 2, 10.5, 7.6)
     for ax, iterations in zip(panels[:3], (1, 5, 40), strict=True):
         posterior = after(y, iterations)
@@ -86,13 +86,13 @@ def draw(y: Tensor, fits: dict[int, Any], folder: Path) -> Path:
 
 
 def told(name: str, theta: Theta) -> str:
-    """Theta in a line."""
+    """The parameters in one line of text."""
     means = "   ".join(f"({eruption:.2f}, {wait:.1f})" for eruption, wait in theta["means"].tolist())
     return f"{name:<26}{float(theta['weights'][0]):.3f} short   means {means}"
 
 
 def main(folder: Path) -> None:
-    """The number of kinds, the fit, the fit with holes, and the picture."""
+    """Print the bounds, the fit and the fit with missing values, and draw the picture."""
     y, _ = made()
     fits = chosen(y)
     for k, posterior in fits.items():

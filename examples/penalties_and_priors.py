@@ -4,8 +4,8 @@
     the entropy forgotten   0.5 (mu^2 + sigma^2)                      weight decay on both: nothing keeps sigma from 0
     a cold divergence       a tenth of the first                      Bayesian for no prior while sigma is learnt
 
-A penalty is Bayesian if it is a KL to some prior, plus a constant. `prior_from_penalty` looks for that prior and says
-what it found; each picture has the penalty on the left, the prior on the right, and the verdict below.
+A penalty is Bayesian if it is a KL to some prior, plus a constant. `prior_from_penalty` looks for that prior and
+reports the result; each picture has the penalty on the left, the prior on the right, and the verdict below.
 
 python examples/penalties_and_priors.py --out pictures
 """
@@ -36,12 +36,12 @@ PENALTIES = {
 
 
 def priors() -> dict[str, pr.Equivalence]:
-    """What each of the penalties is."""
+    """The equivalence of each penalty."""
     return {name: pr.prior_from_penalty(penalty, "gaussian") for name, penalty in PENALTIES.items()}
 
 
 def draw(found: dict[str, pr.Equivalence], folder: Path) -> list[Path]:
-    """A picture for each penalty."""
+    """Draw one picture per penalty."""
     names = (name.replace(" ", "_") for name in found)
     pictures = (equivalence(one, title=f"The penalty: {name}") for name, one in found.items())
     return [save(picture, folder, f"penalty_{name}.png") for name, picture in zip(names, pictures, strict=True)]

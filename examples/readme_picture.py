@@ -1,4 +1,4 @@
-"""A picture of what a posterior adds: the same network fitted by MAP and by MeanField to data with a gap.
+"""The picture of the README: the same network fitted by MAP and by MeanField to data with a gap.
 
 python examples/readme_picture.py                         writes docs/images/demo.png
 python examples/readme_picture.py picture.png --steps 500
@@ -20,7 +20,7 @@ PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "demo.png"
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
-    """A curve with noise, seen on two stretches with a gap between them."""
+    """A curve with noise, observed on two intervals with a gap between them."""
     generator = torch.Generator().manual_seed(1)
     x = torch.cat([torch.linspace(-2.2, -1.0, 35), torch.linspace(0.8, 2.0, 35)])[:, None]
     y = 0.8 * torch.sin(2.2 * x[:, 0]) + 0.25 * x[:, 0] + NOISE * torch.randn(len(x), generator=generator)
@@ -28,7 +28,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def network() -> nn.Module:
-    """Two hidden layers; their start is fixed, and torch's own stream is left as it was."""
+    """A network with two hidden layers and fixed initial weights; torch's global random state is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(1, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 1))

@@ -3,8 +3,9 @@
     KL(N(m, s^2) || N(0, 1/lambda)) = lambda m^2 / 2 + [lambda s^2 / 2 - log s] - (1 + log lambda) / 2
 
 The first part is weight decay on the mean. The part in brackets is lowest at s = 1 / sqrt(lambda), the prior's own
-standard deviation. The fit on the right has one weight that the data see and one whose input is always zero. Nothing
-but this term moves the scale of the second; the data pull that of the first lower, to 1 / sqrt(lambda + x'x / noise^2).
+standard deviation. The fit on the right has one weight that the data inform and one whose input is always zero. Only
+this term moves the scale of the second; the data pull the scale of the first lower, to 1 / sqrt(lambda + x'x /
+noise^2).
 
 python examples/sigma_term.py --out pictures
 """
@@ -43,7 +44,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def exact_scales() -> Tensor:
-    """What the two standard deviations come to: precisions add, and the unseen weight has only the prior's."""
+    """The exact standard deviations: precisions add, and the uninformed weight has the prior's precision alone."""
     X, _ = data()
     return (PRIOR_SCALE**-2 + X.square().sum(0) / NOISE**2).rsqrt()
 
@@ -66,7 +67,7 @@ def train(initial_scale: float, steps: int = 300) -> Tensor:
 
 
 def draw(runs: list[Tensor], folder: Path) -> Path:
-    """The term for several lambda, and scales on their way."""
+    """Draw the term for several lambda, and the scales during training."""
     figure, (ax, fit) = sheet(1, 2, 10.5, 4.2)
     dress(ax, r"$\frac{1}{2}\lambda\sigma^2-\log\sigma$ is lowest at $\sigma=1/\sqrt{\lambda}$", r"$\sigma$", "nats")
     scale = torch.linspace(0.03, 3.2, 400, dtype=torch.float64)
@@ -96,7 +97,7 @@ def draw(runs: list[Tensor], folder: Path) -> Path:
 
 
 def main(folder: Path) -> None:
-    """Print the minima and what a fit comes to, and draw both."""
+    """Print the minima and the results of the fits, and draw both."""
     print("lambda   lowest at   1/sqrt(lambda)   value")
     for precision in LAMBDAS:
         where, value = lowest(precision)

@@ -1,14 +1,14 @@
 """Three problems six ways: maximum likelihood, MAP, Laplace, variational inference, NUTS, and exactly where known.
 
-The coin and the regression have closed forms, the network has not. Above is what each method knows of the parameters,
-below what it predicts. The first two methods know one value and plug it in; the others average over all that they hold
-possible:
+The coin and the regression have closed forms, the network has not. The picture shows each method's
+parameters above and its predictions below. The first two methods plug in one value; the others average over the
+posterior:
 
     plug-in  p(y | w*)        averaged  E[p(y | w)]  over the posterior
 
-A plugged-in prediction is too sure wherever a few data leave much open: of many heads in a row, of a line far from its
-points, of a network where it has seen nothing. Not every average helps: a factorised Gaussian over the weights of the
-network is nearly as sure far away as a point is.
+A plug-in prediction is overconfident where few data leave much uncertainty: about many heads in a row, about a line far
+from its points, about a network away from its data. Not every average helps: a factorised Gaussian over the weights of
+the network is nearly as confident far away as a point estimate.
 
 python examples/six_ways.py --out pictures
 """
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 
 POINTS, AVERAGES = ("MLE", "MAP"), ("Laplace", "VI", "NUTS")
 COLOURS = {"MLE": GREEN, "MAP": PURPLE, "Laplace": ORANGE, "VI": VERMILION, "NUTS": BLUE, "exact": GREY}
-TOSSES = 5  # of the coin that are predicted
-NOISE = 0.3  # of the network's rows
+TOSSES = 5  # number of predicted tosses of the coin
+NOISE = 0.3  # standard deviation of the noise of the network's rows
 
 Fits = dict[str, Posterior]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long the iterative methods go on: steps of an optimiser, and draws a chain."""
+    """Lengths of the iterative methods: steps of an optimiser, and draws per chain."""
 
     steps: int = 1000
     draws: int = 80
@@ -112,7 +112,7 @@ def wave() -> tuple[Tensor, Tensor]:
 
 
 def network(effort: Effort) -> Fits:
-    """Four hidden units; the start is fixed, and torch's own stream is left as it was."""
+    """A network with four hidden units and fixed initial weights; torch's global random state is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)).double()
@@ -120,7 +120,7 @@ def network(effort: Effort) -> Fits:
     return six(model, flat, wave(), effort)
 
 
-# What they predict.
+# Predictions.
 
 
 def heads_in_a_row(posterior: Posterior, tosses: int = TOSSES, samples: int = 4000) -> tuple[float, float]:
@@ -131,14 +131,14 @@ def heads_in_a_row(posterior: Posterior, tosses: int = TOSSES, samples: int = 40
 
 
 def exact_heads_in_a_row(tosses: int = TOSSES) -> tuple[float, float]:
-    """The same of Beta(a, b): E[p]^k, and E[p^k] = prod (a + i) / (a + b + i)."""
+    """Both probabilities under Beta(a, b): E[p]^k, and E[p^k] = prod (a + i) / (a + b + i)."""
     a, b = COIN.posterior.concentration1, COIN.posterior.concentration0
     averaged = torch.stack([(a + i) / (a + b + i) for i in range(tosses)]).prod()
     return float((a / (a + b)) ** tosses), float(averaged)
 
 
 def spread(posterior: Posterior, x: Tensor, samples: int = 1000) -> Tensor:
-    """The standard deviation of y at x; of a point it is the noise, wherever x is."""
+    """The standard deviation of y at x; for a point estimate it is the noise at every x."""
     return posterior.predict(x, samples=samples).std
 
 
@@ -152,7 +152,7 @@ def weights(posterior: Posterior, samples: int = 4000) -> Tensor:
 
 
 def draw(fits: dict[str, Fits], folder: Path) -> Path:
-    """Parameters above, predictions below; a column a problem."""
+    """Draw the parameters above and the predictions below, one column per problem."""
     figure, (p, w, f, heads, line_sd, network_sd) = sheet(2, 3, 13, 8)
     draw_coin(p, heads, fits["coin"])
     draw_line(w, line_sd, fits["regression"])
@@ -163,7 +163,7 @@ def draw(fits: dict[str, Fits], folder: Path) -> Path:
 
 
 def style(name: str) -> dict[str, Any]:
-    """How a line of a method looks: points dashed and on top; Laplace wide and exact wider, as others lie on them."""
+    """The line style of a method: points dashed and on top; Laplace and the exact line wide, to stay visible."""
     wide = {"Laplace": 3.0, "exact": 8.0}.get(name, 1.7)
     look = {"color": COLOURS[name], "linewidth": wide, "linestyle": "--" if name in POINTS else "-"}
     return {**look, "zorder": 3 if name in POINTS else 2}
@@ -193,7 +193,7 @@ def draw_coin(ax: Axes, below: Axes, fits: Fits) -> None:
 
 
 def draw_line(ax: Axes, below: Axes, fits: Fits) -> None:
-    """Slope and intercept, two standard deviations, and how sure each is of y at x."""
+    """Draw slope and intercept with two standard deviations, and the standard deviation of y at x."""
     exact = line().posterior
     dress(ax, "Regression, five points: slope and intercept, 2 sd", "slope", "intercept")
     ax.fill(*ellipse(exact.loc, exact.covariance_matrix), color=GREY, alpha=0.4, linewidth=0)
@@ -209,7 +209,7 @@ def draw_line(ax: Axes, below: Axes, fits: Fits) -> None:
 
 
 def draw_network(ax: Axes, below: Axes, fits: Fits) -> None:
-    """The means, with the band of NUTS, and how sure each is of y at x."""
+    """Draw the means with the band of NUTS, and the standard deviation of y at x."""
     x = torch.linspace(-3, 3, 120, dtype=torch.float64)[:, None]
     dress(ax, "Network: mean curves, 90 % band of NUTS", "x", "y")
     low, high = fits["NUTS"].predict(x, samples=1000).interval(0.9)

@@ -2,9 +2,9 @@
 
     p(z) = pi^z (1 - pi)^(1-z),      p(y | z) = N(y; mu_z, sigma_z^2)
 
-The rows are like the minutes that people wait for a geyser to erupt: some waits are short, some long. Where someone
-wrote down which (z), maximum likelihood is two means, two variances and a share. Where nobody did, EM does the same
-with the probability of each z in its place, over and over.
+The rows are like waiting times of a geyser, in minutes: some are short, some long. If z is recorded, maximum likelihood
+is two means, two variances and a weight. If it is not, EM repeats the same computation with the probability of each z
+in its place.
 
 The picture is the lectures' "visual explanation". Seen as a function of one mean, the log-likelihood is a curve that
 has no closed maximum. At theta_t the E-step makes a lower bound that touches it there,
@@ -32,7 +32,7 @@ from priory.plot import em
 from priory.posteriors import LatentPoint
 
 PI, MEANS, SCALES = 0.64, (54.6, 80.1), (5.9, 5.9)
-FIRST, FRAMES = 78.0, 3  # where the picture's mean begins, and how many iterations it shows
+FIRST, FRAMES = 78.0, 3  # initial mean in the picture, and its number of iterations
 Theta = dict[str, Tensor]
 
 
@@ -45,12 +45,12 @@ def made(rows: int = 272) -> tuple[Tensor, Tensor]:
 
 
 def observed(y: Tensor, z: Tensor) -> LatentPoint:
-    """z is data: one M-step is the answer."""
+    """Fit with z observed: one M-step gives the maximum."""
     return fitted(GaussianMixture(2, given="z"), (y, z))
 
 
 def hidden(y: Tensor) -> LatentPoint:
-    """z is not: E- and M-steps in turns, until the bound rises no more."""
+    """Fit with z hidden: alternate E- and M-steps until the bound converges."""
     return fitted(GaussianMixture(2), y)
 
 
@@ -62,7 +62,7 @@ def fitted(model: GaussianMixture, data: Tensor | tuple[Tensor, Tensor]) -> Late
 
 
 def by_hand(y: Tensor, z: Tensor) -> Theta:
-    """What complete data say, as in a first course."""
+    """The maximum likelihood estimates from complete data, by hand."""
     groups = [y[z == k] for k in range(2)]
     return {
         "weights": torch.stack([y.new_tensor(len(group) / len(y)) for group in groups]),
@@ -82,7 +82,7 @@ def iterations(y: Tensor, theta: Theta, first: float = FIRST, count: int = FRAME
 
 
 def draw(y: Tensor, z: Tensor, seen: Theta, unseen: Theta, frames: list[em.Turn], folder: Path) -> Path:
-    """The rows with both answers, and three iterations."""
+    """Draw the rows with both fits, and three iterations."""
     figure, (rows, *panels) = sheet(2, 2, 10.5, 7.2)
     grid = torch.linspace(30, 110, 300, dtype=torch.float64)
     dress(rows, "The rows, with z and without", "minutes", "density")
@@ -106,14 +106,14 @@ def draw(y: Tensor, z: Tensor, seen: Theta, unseen: Theta, frames: list[em.Turn]
 
 
 def told(name: str, theta: Theta) -> str:
-    """Theta in a line."""
+    """The parameters in one line of text."""
     means, scales = theta["means"].tolist(), theta["covariances"].sqrt().tolist()
     pi = float(theta["weights"][1])
     return f"{name:<14}pi = {pi:.4f}   mu = {means[0]:.3f}, {means[1]:.3f}   sigma = {scales[0]:.3f}, {scales[1]:.3f}"
 
 
 def main(folder: Path) -> None:
-    """Both fits beside what made the data, and the picture."""
+    """Print both fits beside the true parameters, and draw the picture."""
     y, z = made()
     seen, unseen = observed(y, z), hidden(y)
     theta = ordered(unseen.mean)
