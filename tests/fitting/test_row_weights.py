@@ -249,7 +249,7 @@ def test_variational_fits_are_those_of_repeated_rows(make, method):
 @pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
 def test_the_log_joint_of_samplers_is_that_of_repeated_rows(make, tempers, blocks, monkeypatch):
     if blocks:
-        monkeypatch.setattr(joint, "AT_ONCE", 9)
+        monkeypatch.setattr(joint, "BLOCK_NUMBERS", 9)
     pairs = both(make(), rows(), temperature=2.0, tempers=tempers)
     w = 0.3 * draws(3, pairs[0][0].size)
     found, right = (joint.log_joint(target, data, w)(w) for target, data in pairs)

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from priory.core.streams import stream
-from priory.methods.mcmc.adaptation import MEMORY, RATE, Length, StepSize, chees_slope, first_step, halton, windows
+from priory.methods.mcmc.adaptation import (
+    LENGTH_DECAY,
+    LENGTH_RATE,
+    Length,
+    StepSize,
+    chees_slope,
+    first_step,
+    halton,
+    windows,
+)
 
 DOUBLE = torch.float64
 ANY = torch.tensor(math.inf, dtype=DOUBLE)
@@ -95,7 +104,7 @@ def test_the_length_climbs_by_adam_between_its_bounds():
     square = log = 0.0
     for t, slope in enumerate((2.0, -0.5, 3.0), 1):
         length.hear(torch.full((2,), slope, dtype=DOUBLE), low, high)
-        square = MEMORY * square + (1 - MEMORY) * slope**2
-        log += RATE * slope / math.sqrt(square / (1 - MEMORY**t))
+        square = LENGTH_DECAY * square + (1 - LENGTH_DECAY) * slope**2
+        log += LENGTH_RATE * slope / math.sqrt(square / (1 - LENGTH_DECAY**t))
     assert float(length.log[0]) == pytest.approx(log, rel=1e-12)
     assert float(length.log[1]) <= math.log(1.01) + 1e-12

@@ -96,7 +96,7 @@ def test_a_tempered_target_is_recorded_as_it_is(batched, temperature, tempers):
 
 @pytest.mark.parametrize("rows", [10, 2500])  # recorded, and block by block with an uneven last one
 def test_a_network_counts_every_row_once(rows, monkeypatch):
-    monkeypatch.setattr("priory.methods.mcmc.joint.AT_ONCE", 1 << 13)
+    monkeypatch.setattr("priory.methods.mcmc.joint.BLOCK_NUMBERS", 1 << 13)
     net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
     model = pr.Model(net, pr.Gaussian(), prior=1.0)
     data = Data.of((randn(rows, 2), randn(rows)), None).prepared(model.prepare)

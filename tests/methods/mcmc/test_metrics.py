@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from priory.core.streams import stream
-from priory.methods.mcmc.adaptation import RECENT, Moments
-from priory.methods.mcmc.metrics import METRICS, PLAIN, RANK, DenseMetric, DiagonalMetric, LowRankMetric
+from priory.methods.mcmc.adaptation import RECENT_DRAWS, Moments
+from priory.methods.mcmc.metrics import MAX_RANK, METRICS, SHRINKAGE_DRAWS, DenseMetric, DiagonalMetric, LowRankMetric
 
 DOUBLE = torch.float64
 SIZE = 5
@@ -52,7 +52,7 @@ def test_a_diagonal_metric_has_the_variances():
 def test_a_dense_metric_has_the_covariance_drawn_towards_its_diagonal():
     w = draws()
     metric = DenseMetric.unit(w[0]).learnt(heard(w, "dense"))
-    weight = 240 / (240 + SIZE + PLAIN)
+    weight = 240 / (240 + SIZE + SHRINKAGE_DRAWS)
     for member in (0, 1):
         full = torch.cov(w[:, member].flatten(0, 1).mT)
         expected = weight * full + (1 - weight) * full.diag().diag()
@@ -60,13 +60,15 @@ def test_a_dense_metric_has_the_covariance_drawn_towards_its_diagonal():
 
 
 def test_a_low_rank_metric_of_full_rank_has_the_covariance_of_the_last_draws_drawn_towards_one():
-    w = draws(steps=8, chains=RECENT // 8)  # all of them are the last ones
+    w = draws(steps=8, chains=RECENT_DRAWS // 8)  # all of them are the last ones
     metric = LowRankMetric.unit(w[0]).learnt(heard(w, "low_rank"))
     for member in (0, 1):
         full = torch.cov(w[:, member].flatten(0, 1).mT)
         d = full.diagonal().sqrt()
         correlation = full / d[:, None] / d
-        shrunk = (RECENT * correlation + (SIZE + PLAIN) * torch.eye(SIZE, dtype=DOUBLE)) / (RECENT + SIZE + PLAIN)
+        shrunk = (RECENT_DRAWS * correlation + (SIZE + SHRINKAGE_DRAWS) * torch.eye(SIZE, dtype=DOUBLE)) / (
+            RECENT_DRAWS + SIZE + SHRINKAGE_DRAWS
+        )
         torch.testing.assert_close(applied(metric)[member], shrunk * d[:, None] * d, rtol=1e-10, atol=1e-10)
 
 
@@ -78,7 +80,9 @@ def test_a_low_rank_metric_hears_of_no_draws_but_those_of_its_window():
     for member in (0, 1):
         full = torch.cov(w[:, member].flatten(0, 1).mT)
         d = full.diagonal().sqrt()
-        shrunk = (160 * full / d[:, None] / d + (SIZE + PLAIN) * torch.eye(SIZE, dtype=DOUBLE)) / (160 + SIZE + PLAIN)
+        shrunk = (160 * full / d[:, None] / d + (SIZE + SHRINKAGE_DRAWS) * torch.eye(SIZE, dtype=DOUBLE)) / (
+            160 + SIZE + SHRINKAGE_DRAWS
+        )
         torch.testing.assert_close(applied(near)[member], shrunk * d[:, None] * d, rtol=1e-10, atol=1e-10)
 
 
@@ -87,10 +91,10 @@ def test_independent_coordinates_have_spreads_near_one_however_many_they_are():
     w = torch.randn(64, 4, 1000, generator=stream(4, "metrics"), dtype=DOUBLE)
     metric = LowRankMetric.unit(w[0]).learnt(heard(w, "low_rank"))
     assert float(metric.spread.min()) > 0.75
-    assert float(metric.spread.max()) < (RECENT * 8.9 + 1005) / (RECENT + 1005)
+    assert float(metric.spread.max()) < (RECENT_DRAWS * 8.9 + 1005) / (RECENT_DRAWS + 1005)
     every = w.flatten(0, 1)
     size = torch.linalg.svdvals((every - every.mean(0)) / every.std(0)).square() / 255
-    by_hand = (RECENT * size + 1000 + PLAIN) / (RECENT + 1000 + PLAIN)
+    by_hand = (RECENT_DRAWS * size + 1000 + SHRINKAGE_DRAWS) / (RECENT_DRAWS + 1000 + SHRINKAGE_DRAWS)
     torch.testing.assert_close(metric.spread.max(), by_hand.max(), rtol=1e-10, atol=0)
 
 
@@ -99,8 +103,8 @@ def test_a_low_rank_metric_of_few_draws_has_their_directions_alone(count):
     """n draws in 30 coordinates span n - 1 directions about their mean; all others keep a spread of one."""
     w = torch.randn(1, 2, count, 30, generator=stream(2, "metrics"), dtype=DOUBLE)
     metric = LowRankMetric.unit(w[0]).learnt(heard(w, "low_rank"))
-    assert metric.basis.shape == (2, 30, RANK)
-    assert metric.spread.shape == (2, 1, RANK)
+    assert metric.basis.shape == (2, 30, MAX_RANK)
+    assert metric.spread.shape == (2, 1, MAX_RANK)
     assert ((metric.spread - 1).abs() > 1e-9).sum(-1).max() <= count - 1
     p = torch.randn(2, 4, 30, generator=stream(3, "metrics"), dtype=DOUBLE)
     momentum = metric.momentum(p)
@@ -151,7 +155,7 @@ def test_a_dense_metric_keeps_the_scale_of_a_coordinate_that_never_moves_through
         metric = metric.learnt(heard(w, "dense"))
         assert bool((metric.covariance[:, 2] == torch.eye(SIZE, dtype=DOUBLE)[2]).all())
         assert bool((metric.covariance[:, :, 2] == torch.eye(SIZE, dtype=DOUBLE)[2]).all())
-        weight = 240 / (240 + SIZE + PLAIN)
+        weight = 240 / (240 + SIZE + SHRINKAGE_DRAWS)
         for member in (0, 1):
             full = torch.cov(w[:, member].flatten(0, 1)[:, rest].mT)
             found = metric.covariance[member][rest][:, rest]

@@ -235,7 +235,7 @@ def test_draws_stay_exact_where_chains_do_not_wait_for_each_other(monkeypatch: p
     def log_prob(p: dict[str, Tensor]) -> Tensor:  # the logarithm of a gamma variable of shape 2
         return 2 * p["w"] - p["w"].exp()
 
-    monkeypatch.setattr(nuts, "WAITED", 2)
+    monkeypatch.setattr(nuts, "STRAGGLER_SHARE", 2)
     target, data = Target(pr.Density(log_prob, {"w": Param()}, batched=True), None), Data.of(None)
     method = NUTS(chains=4, warmup=0, max_depth=6)
     state = method.init(target, method.plan(target, data, 1, 0), stream(0, "nuts"), torch.Size([2000]))

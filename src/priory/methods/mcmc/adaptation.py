@@ -1,22 +1,23 @@
-"""Adaptation: what a sampler learns in its warm-up, from all chains at once.
+"""Adaptation: what a sampler learns in its warm-up, from all chains together.
 
-**Step size**, by dual averaging (Nesterov 2009; Hoffman and Gelman 2014) of the shortfall of the acceptance, the plain
-mean over chains (a harmonic mean follows the worst chain):
+**Step size**, by dual averaging (Nesterov 2009; Hoffman and Gelman 2014) of the error in the acceptance, averaged over
+chains (a harmonic mean would follow the worst chain):
 
     e_t = (1 - 1 / (t + 10)) e_(t-1) + (wanted - accepted) / (t + 10),     log step_t = anchor - e_t sqrt(t) / 0.05
 
-and, when the warm-up ends, its average log step with weights t^-0.75.
+At the end of the warm-up the step size is the average of log step_t with weights t^-0.75.
 
-**Metric**, from the moments of the draws of all chains in windows that double, so that what is learnt early is
+**Metric**, from the moments of the draws of all chains in windows of doubling length, so that early draws are
 forgotten.
 
 **Trajectory length** T of HMC, by ChEES (Hoffman, Radul and Sountsov 2021): with d = |w' - m'|^2 - |w - m|^2 the change
-of the squared distance from the mean over a trajectory of length t, in the metric's coordinates, Adam climbs
-E[d^2 / 4] in log T, by
+of the squared distance from the mean over a trajectory of length t, in the metric's coordinates, Adam maximises
+E[d^2 / 4] in log T, by the gradient
 
     E[t d (w' - m')' p'],
 
-averages over chains with their acceptance as weights. t is a part of T by Halton's sequence, with the same slope.
+averaged over chains with their acceptance as weights. t is a part of T given by the Halton sequence, and has the same
+gradient in log T.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DELAY, PULL, FADE = 10, 0.05, 0.75  # dual averaging: t0, gamma, kappa
-CROSSED = 0.8  # the acceptance of one step around which a first step size is looked for
-HALVINGS = 60
-RATE, MEMORY = 0.025, 0.95  # Adam on log T: its rate, and how long squared gradients are remembered
-SHORTEST = 8  # steps before the metric is learnt, and half of the shortest warm-up in which it is
-RECENT = 256  # draws that a low-rank metric is made of
+AVERAGING_DELAY, AVERAGING_GAIN, AVERAGING_DECAY = 10, 0.05, 0.75  # dual averaging: t0, gamma, kappa
+FIRST_STEP_ACCEPTANCE = 0.8  # acceptance of one step at which the search for a first step size ends
+MAX_HALVINGS = 60
+LENGTH_RATE, LENGTH_DECAY = 0.025, 0.95  # Adam on log T: learning rate, and decay of the squared gradients
+MIN_WINDOW_STEPS = 8  # length of the first window, and half of the shortest warm-up that learns a metric
+RECENT_DRAWS = 256  # draws that a low-rank metric is estimated from
 
 
 @dataclass
 class StepSize:
-    """Dual averaging of log step, one a member, (*B,)."""
+    """Dual averaging of the log step size, one per member, (*B,)."""
 
     log: Tensor
     average: Tensor
@@ -51,34 +52,34 @@ class StepSize:
 
     @classmethod
     def at(cls, step: Tensor) -> StepSize:
-        """Begin, or begin again, at this step size."""
+        """Start, or restart, at this step size."""
         log = step.log()
         return cls(log, log.clone(), torch.zeros_like(log), log.clone())
 
     def hear(self, accepted: Tensor, wanted: float, most: Tensor) -> None:
-        """Learn from the mean acceptance of the chains; the step stays below `most`."""
+        """Update from the mean acceptance of the chains; the step size stays below `most`."""
         self.count += 1
         t = self.count
-        self.shortfall = (1 - 1 / (t + DELAY)) * self.shortfall + (wanted - accepted) / (t + DELAY)
-        self.log = torch.minimum(self.anchor - math.sqrt(t) / PULL * self.shortfall, most.log())
-        weight = t**-FADE
+        self.shortfall = (1 - 1 / (t + AVERAGING_DELAY)) * self.shortfall + (wanted - accepted) / (t + AVERAGING_DELAY)
+        self.log = torch.minimum(self.anchor - math.sqrt(t) / AVERAGING_GAIN * self.shortfall, most.log())
+        weight = t**-AVERAGING_DECAY
         self.average = weight * self.log + (1 - weight) * self.average
 
     def settle(self) -> None:
-        """Keep the average: the warm-up is over."""
+        """Fix the step size at its average, at the end of the warm-up."""
         self.log = self.average.clone()
 
 
 def first_step(accepted: Callable[[Tensor], Tensor], step: Tensor) -> Tensor:
-    """The step size (*B,) at which one step's mean acceptance crosses 0.8, by doubling or halving.
+    """The step size (*B,) at which the mean acceptance of one step crosses 0.8, found by doubling or halving.
 
-    The end at which the acceptance is below is never taken, so that what begins is not rejected at once.
+    The search returns the last step size above that acceptance, so that the first transitions are not all rejected.
     """
-    up = accepted(step) > CROSSED
+    up = accepted(step) > FIRST_STEP_ACCEPTANCE
     searching = torch.ones_like(up)
-    for _ in range(HALVINGS):
+    for _ in range(MAX_HALVINGS):
         trial = torch.where(up, 2 * step, step / 2)
-        high = accepted(trial) > CROSSED
+        high = accepted(trial) > FIRST_STEP_ACCEPTANCE
         step = torch.where(searching & (high | ~up), trial, step)
         searching = searching & (high == up)
         if not bool(searching.any()):
@@ -91,20 +92,20 @@ def first_step(accepted: Callable[[Tensor], Tensor], step: Tensor) -> Tensor:
 
 @dataclass
 class Moments:
-    """Count, mean and sums of squared deviations of the draws of a window, all chains together."""
+    """Count, mean and sums of squared deviations of the draws of a window, over all chains."""
 
     count: int
     mean: Tensor  # (*B, P)
     squares: Tensor  # (*B, P)
     scatter: Tensor  # (*B, P, P) for a dense metric, empty otherwise
-    recent: Tensor | None  # the last draws (*B, R, P) for a low-rank metric, after zeros while there are fewer
+    recent: Tensor | None  # the last draws (*B, R, P) for a low-rank metric, padded with zeros in front
 
     @classmethod
     def none(cls, w: Tensor, metric: str) -> Moments:
-        """Before the first draw of the chains w (*B, K, P), for a metric of this class."""
+        """Empty moments of chains w (*B, K, P), for the metric class of this name."""
         zeros, size = torch.zeros_like(w[..., 0, :]), w.shape[-1]
         scatter = w.new_zeros(*w.shape[:-2], size, size) if metric == "DenseMetric" else w.new_zeros(*w.shape[:-2], 0)
-        recent = w.new_zeros(*w.shape[:-2], RECENT, size) if metric == "LowRankMetric" else None
+        recent = w.new_zeros(*w.shape[:-2], RECENT_DRAWS, size) if metric == "LowRankMetric" else None
         return cls(0, zeros, zeros.clone(), scatter, recent)
 
     def hear(self, w: Tensor) -> None:
@@ -119,20 +120,20 @@ class Moments:
             outer = apart[..., :, None] * apart[..., None, :]
             self.scatter = self.scatter + deviations.mT @ deviations + between * outer
         if self.recent is not None:
-            self.recent = torch.cat([self.recent, w[..., -RECENT:, :]], -2)[..., -RECENT:, :].contiguous()
+            self.recent = torch.cat([self.recent, w[..., -RECENT_DRAWS:, :]], -2)[..., -RECENT_DRAWS:, :].contiguous()
         self.mean, self.count = self.mean + k / total * apart, total
 
 
 def windows(warmup: int) -> list[int]:
-    """The steps after which the metric is learnt: from a twentieth of the warm-up, doubling, up to four fifths.
+    """The steps after which the metric is estimated: from a twentieth of the warm-up, doubling, up to four fifths.
 
-    What is drawn in the first half of the first is forgotten, and the last fifth leaves time to settle the step size.
+    Draws in the first half of the first window are dropped. The last fifth of the warm-up tunes the step size only.
 
     >>> windows(300)
     [15, 30, 60, 120, 240]
     """
     ends = [round(warmup / 20 * 2**k) for k in range(5)]
-    return [end for end in ends if end >= SHORTEST] if warmup >= 2 * SHORTEST else []
+    return [end for end in ends if end >= MIN_WINDOW_STEPS] if warmup >= 2 * MIN_WINDOW_STEPS else []
 
 
 # The trajectory.
@@ -140,7 +141,7 @@ def windows(warmup: int) -> list[int]:
 
 @dataclass
 class Length:
-    """Adam on log T, one a member, (*B,)."""
+    """Adam on the log trajectory length, one per member, (*B,)."""
 
     log: Tensor
     average: Tensor
@@ -153,13 +154,13 @@ class Length:
         return cls(log, log.clone(), torch.zeros_like(log))
 
     def hear(self, slope: Tensor, low: Tensor, high: Tensor) -> None:
-        """Climb by the slope of the criterion in log T; T stays between two lengths."""
+        """Ascend the gradient of the criterion in log T; T stays between `low` and `high`."""
         self.count += 1
         t = self.count
-        self.square = MEMORY * self.square + (1 - MEMORY) * slope.square()
-        size = (self.square / (1 - MEMORY**t)).sqrt().clamp(min=1e-12)
-        self.log = torch.minimum(torch.maximum(self.log + RATE * slope / size, low.log()), high.log())
-        weight = t**-FADE
+        self.square = LENGTH_DECAY * self.square + (1 - LENGTH_DECAY) * slope.square()
+        size = (self.square / (1 - LENGTH_DECAY**t)).sqrt().clamp(min=1e-12)
+        self.log = torch.minimum(torch.maximum(self.log + LENGTH_RATE * slope / size, low.log()), high.log())
+        weight = t**-AVERAGING_DECAY
         self.average = weight * self.log + (1 - weight) * self.average
 
     def settle(self) -> None:
@@ -167,13 +168,13 @@ class Length:
 
 
 def chees_slope(change: Tensor, outward: Tensor, length: Tensor, acceptance: Tensor) -> Tensor:
-    """The slope of ChEES in log T, (*B,), from d, (w' - m')' p' and the acceptance of each chain, (*B, K)."""
+    """The gradient of ChEES in log T, (*B,), from d, (w' - m')' p' and the acceptance of each chain, (*B, K)."""
     weight = acceptance / acceptance.sum(-1, keepdim=True).clamp(min=1e-12)
     return length * (weight * change * outward).sum(-1)
 
 
 def halton(index: int) -> float:
-    """The index-th number of Halton's sequence in base 2, from 1: 1/2, 1/4, 3/4, 1/8, ...
+    """The number at an index, from 1, of the Halton sequence in base 2: 1/2, 1/4, 3/4, 1/8, ...
 
     >>> [halton(i) for i in (1, 2, 3, 4)]
     [0.5, 0.25, 0.75, 0.125]

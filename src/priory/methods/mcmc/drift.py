@@ -1,4 +1,4 @@
-"""What is said of chains that don't settle: those that drift off, spread or move, and those that diverge."""
+"""Errors and warnings about chains that run away, still drift after the warm-up, or diverge."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ import torch
 
 from priory.core.errors import DivergedError, PrioryWarning
 from priory.diagnostics.flatness import name_of
-from priory.methods.mcmc.metrics import ROUNDING
+from priory.methods.mcmc.metrics import MEAN_ROUNDING_EPS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from priory.models.target import Target
 
-FAR = 1e10  # unconstrained coordinates from which a posterior is taken to have no end
-SPREADING, ENOUGH = 2.0, 20  # how much wider the draws may end than they began, and how many tell
-MOVING, SURE = 0.5, 6.0  # widths of their middle half by which draws may move, and standard errors beyond doubt
-CHAINS = 32  # without which draws don't tell that they drift
+RUNAWAY_LIMIT = 1e10  # an unconstrained coordinate beyond this means an improper posterior
+MAX_SPREAD_RATIO = 2.0  # interquartile range of the last fifth of the draws, relative to the first fifth
+MIN_FIFTH_DRAWS = 20  # draws per chain in a fifth, for a comparison
+MAX_SHIFT_WIDTHS = 0.5  # shift of the median from the first to the last fifth, in interquartile ranges
+MIN_SHIFT_ERRORS = 6.0  # standard errors of a significant shift
+MIN_DRIFT_CHAINS = 32  # chains, for a standard error over chains
 
 
 def refuse_drift(target: Target, w: Tensor, owner: str) -> None:
-    """Stop where chains run away: no posterior with an end is so wide in unconstrained coordinates."""
+    """Raise an error if chains run away: no proper posterior is that wide in unconstrained parameters."""
     far = w.abs().flatten(0, -2).amax(0)
-    if float(far.max()) < FAR:
+    if float(far.max()) < RUNAWAY_LIMIT:
         return
     name = name_of(target, int(far.argmax()))
     raise DivergedError(
@@ -37,22 +39,22 @@ def refuse_drift(target: Target, w: Tensor, owner: str) -> None:
 
 
 def warn_of_drift(target: Target, w: Tensor, owner: str) -> str:
-    """Say, and return, when draws (K, S, P) still spread or move: from a first fifth to a last, in width or in place.
+    """Warn if draws (K, S, P) still spread or shift between their first and last fifth, and return the warning.
 
-    The way of each chain is independent of the others', so that the mean way has a standard error.
+    The shifts of different chains are independent, which gives their mean a standard error.
     """
     fifth = w.shape[1] // 5
-    if w.shape[0] < CHAINS or fifth < ENOUGH:
+    if w.shape[0] < MIN_DRIFT_CHAINS or fifth < MIN_FIFTH_DRAWS:
         return ""
     early, late = (quartiles(some.flatten(0, 1)) for some in (w[:, :fifth], w[:, -fifth:]))
     before, after = ((q[2] - q[0]).clamp(min=torch.finfo(w.dtype).tiny) for q in (early, late))
     growth = (after / before).nan_to_num(nan=1.0)
     ways = w[:, -fifth:].mean(1) - w[:, :fifth].mean(1)  # (K, P)
-    sure = ways.mean(0).abs() > SURE * ways.std(0) / math.sqrt(len(ways))
+    sure = ways.mean(0).abs() > MIN_SHIFT_ERRORS * ways.std(0) / math.sqrt(len(ways))
     way = torch.where(sure, (late[1] - early[1]).abs() / after, 0.0)
-    if float(growth.max()) >= SPREADING:
+    if float(growth.max()) >= MAX_SPREAD_RATIO:
         what, place, size = "spread", int(growth.argmax()), f"{float(growth.max()):.1f} times as wide as they began"
-    elif float(way.max()) >= MOVING:
+    elif float(way.max()) >= MAX_SHIFT_WIDTHS:
         what, place, size = "move", int(way.argmax()), f"{float(way.max()):.1f} of their widths from where they began"
     else:
         return ""
@@ -65,19 +67,19 @@ def warn_of_drift(target: Target, w: Tensor, owner: str) -> str:
 
 
 def quartiles(w: Tensor) -> Tensor:
-    """The quartiles of draws (n, P), which long tails don't move: (3, P)."""
+    """The quartiles of draws (n, P), which are robust to long tails: (3, P)."""
     ordered = w.mT.contiguous().sort(-1).values
     return ordered[:, [len(w) // 4, len(w) // 2, 3 * len(w) // 4]].mT
 
 
 def warn_of_divergences(target: Target, w: Tensor, divergent: Tensor, owner: str, accept: float) -> None:
-    """Say how many transitions diverged, and what is special about the draws (K, S, P) where they did."""
+    """Warn how many transitions diverged, and which parameter stands out in the draws (K, S, P) there."""
     count = int(divergent.sum())
     if count == 0:
         return
     there, all_ = w[divergent], w.flatten(0, 1)
     spread, mean = all_.std(0), all_.mean(0)
-    moved = spread > ROUNDING * torch.finfo(w.dtype).eps * mean.abs()
+    moved = spread > MEAN_ROUNDING_EPS * torch.finfo(w.dtype).eps * mean.abs()
     off = torch.where(moved, (there.mean(0) - mean) / spread, 0.0).nan_to_num(nan=0.0)
     place = int(off.abs().argmax())
     side = "low" if float(off[place]) < 0 else "high"

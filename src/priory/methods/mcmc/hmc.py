@@ -1,16 +1,24 @@
-"""Hamiltonian Monte Carlo with a trajectory length learnt by ChEES (Duane et al. 1987; Neal 2011; Hoffman, Radul and
-Sountsov 2021).
+"""Hamiltonian Monte Carlo with a trajectory length learnt by ChEES.
 
-Each chain is given a momentum p ~ N(0, C^-1) and follows H(w, p) = -log p(w, D) + p' C p / 2 for a time t, in n steps
-of about the tuned size. The end is taken with probability min(1, exp(H - H')), which makes up for the steps' error.
+Each chain draws a momentum p ~ N(0, C^-1) and follows the dynamics of H(w, p) = -log p(w, D) + p' C p / 2 for a time t,
+in n steps of about the tuned step size. The end point is accepted with probability min(1, exp(H - H')), which corrects
+the discretisation error.
 
-    t = (1 - h / 4) T,        n = round(t / size), from 1,        a step of t / n
+    t = (1 - h / 4) T,        n = max(1, round(t / size)),        step = t / n
 
-h is the next number of Halton's sequence, so that no period of the posterior is met again and again. T is the length
-that ChEES wants, and after the warm-up a tenth more: ChEES looks at squares, whose autocorrelation is flat there, while
-that of means, the cosine of a Gaussian's turn, falls below zero. t and n are the same for all chains: they go in step,
-and none waits for another. Where n would be above 1,000, t is shorter: a step longer than the tuned one diverges. Cost
-of a transition: n steps, of one or two gradients at all chains.
+h is the next number of the Halton sequence, so that t never stays at a period of the posterior. T is the length that
+ChEES finds; after the warm-up it is a tenth longer. ChEES measures the autocorrelation of squares, which is flat around
+its optimum, while that of means (a cosine, for a Gaussian) falls below zero slightly beyond it. All chains share t and
+n, so they run in step and none waits for another. Where n would exceed 1,000, t is shortened instead: a step longer
+than the tuned one diverges.
+
+Cost of a transition: n steps, of one or two gradients at all chains.
+
+References:
+    Duane, Kennedy, Pendleton and Roweth (1987), Hybrid Monte Carlo.
+    Neal (2011), MCMC using Hamiltonian dynamics.
+    Hoffman, Radul and Sountsov (2021), An adaptive MCMC scheme for setting trajectory lengths in Hamiltonian Monte
+    Carlo.
 """
 
 from __future__ import annotations
@@ -23,28 +31,49 @@ import torch
 from priory.core.errors import require
 from priory.methods.mcmc.adaptation import chees_slope, halton
 from priory.methods.mcmc.integrators import INTEGRATORS, integrate, kinetic
-from priory.methods.mcmc.sampler import DIVERGED, Move, Sampler, State, metropolis, normal, wide
+from priory.methods.mcmc.sampler import DIVERGENCE_NATS, Move, Sampler, State, metropolis, normal, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-BEYOND = 1.1  # times what ChEES wants
-JITTER = 0.25  # the share of a trajectory that is left to chance
+LENGTH_FACTOR = 1.1  # of the trajectory after the warm-up, relative to the one that ChEES finds
+LENGTH_JITTER = 0.25  # share of the trajectory length that varies
 
 
 @dataclass(frozen=True)
 class HMC(Sampler):
-    """Hamiltonian Monte Carlo: many chains in step, with a trajectory length that is learnt from all of them.
+    """Hamiltonian Monte Carlo: chains that run in step, with a trajectory length learnt from all of them.
 
-    `trajectory` fixes the longest length T (in the metric's units, in which a standard deviation is about 1) instead;
-    none takes more than 1,000 steps.
-    `integrator` is "two_stage", which takes two gradients a step and steps more than twice as long, or "leapfrog". The
-    other options are those of every `Sampler`.
+    Args:
+        chains: Number of chains, which move together as one batch. Default: None, a power of two between 4 and 256
+            that the size of the problem allows.
+        warmup: Number of warm-up transitions, which are not kept. Default: None, 900, 300 or 200 for fewer than
+            16, 16 to 127, and 128 or more chains.
+        thin: Keep every `thin`-th draw after the warm-up. `steps` in `fit` counts kept draws per chain.
+        accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: 0.95.
+        metric: Form of the covariance that rescales the parameters: "diagonal", "dense" or "low_rank". Default: None,
+            "dense" for at least 16 chains and at most 128 parameters, otherwise "diagonal".
+        compile: Whether to compile the log density with `torch.compile`. Compiling takes 10 to 60 seconds and needs a
+            C++ compiler; it about halves the time of a gradient of a small density.
+        until_ess: Stop before `steps` draws once the smallest bulk effective sample size of all coordinates reaches
+            this number. Default: None, never.
+        store: Folder for the draws, where they don't fit into memory. Default: None, they are kept in memory.
+        start: Where the chains start: None for the model's own initialisation, "prior" for draws from the model's
+            prior, a method such as `Pathfinder()` or a fitted posterior for draws from its result.
+        trajectory: Longest trajectory length T, in units of the metric, in which a standard deviation is about 1. No
+            trajectory takes more than 1,000 steps. Default: None, learnt in the warm-up by ChEES.
+        integrator: "two_stage" (default), with two gradients per step and steps more than twice as long, or "leapfrog".
 
-    >>> HMC(chains=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'chains' argument of HMC must be an integer >= 1, got 0.
+    Example:
+        >>> HMC(chains=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'chains' argument of HMC must be an integer >= 1, got 0.
+
+    References:
+        Duane, Kennedy, Pendleton and Roweth (1987), Hybrid Monte Carlo.
+        Hoffman, Radul and Sountsov (2021), An adaptive MCMC scheme for setting trajectory lengths in Hamiltonian Monte
+        Carlo.
     """
 
     trajectory: float | None = None
@@ -59,18 +88,18 @@ class HMC(Sampler):
 
     @property
     def stages(self) -> int:
-        """Gradients a step."""
+        """Number of gradients per step."""
         return len(INTEGRATORS[self.integrator][1])
 
     def transition(self, state: State, generator: torch.Generator) -> Move:
-        order = state.joint.order  # in which what comes from a checkpoint may not be
+        order = state.joint.order  # a state from a checkpoint may have another memory layout
         state.w, state.gradient = order(state.w), order(state.gradient)
         size = state.step_size.log.exp()
-        length = (1 - JITTER * halton(state.step + 1)) * self.furthest(state)
-        # a member without a density, whose steps shrink to none, goes nowhere
+        length = (1 - LENGTH_JITTER * halton(state.step + 1)) * self.furthest(state)
+        # the step size of a member without a density shrinks to zero: its chains stay where they are
         length = torch.minimum(length, self.longest * size).nan_to_num(nan=0.0)
         steps = (length / size).nan_to_num(nan=1.0).round().clamp(1, self.longest)  # (*B,)
-        if steps.ndim:  # nor do the others wait for it
+        if steps.ndim:  # the other members must not wait for it
             steps = torch.where(torch.isfinite(state.value + state.w.sum(-1)).any(-1), steps, 1.0)
         step = length / steps
         p = order(state.metric.momentum(normal(state.w, generator)))
@@ -81,15 +110,15 @@ class HMC(Sampler):
         move = metropolis(state, (w, value, gradient), before, after, taken, generator)
         learning = state.step < state.warmup and self.trajectory is None
         slope = self.slope(state, w, p, length, move.acceptance) if learning else None
-        return replace(move, divergent=~(before - after > -DIVERGED), slope=slope)
+        return replace(move, divergent=~(before - after > -DIVERGENCE_NATS), slope=slope)
 
     def furthest(self, state: State) -> Tensor:
         if self.trajectory is not None:
             return torch.full_like(state.length.log, self.trajectory)
-        return (1.0 if state.step < state.warmup else BEYOND) * state.length.log.exp()
+        return (1.0 if state.step < state.warmup else LENGTH_FACTOR) * state.length.log.exp()
 
     def follow(self, state: State, p: Tensor, step: Tensor, steps: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The end of the trajectory of each member's number of steps; members that have ended take steps of none."""
+        """Integrate each member's number of steps; members that have finished take steps of size zero."""
         joint, metric, w, value, gradient = state.joint, state.metric, state.w, state.value, state.gradient
         if steps.ndim == 0:
             return integrate(self.integrator, joint, metric, w, p, gradient, wide(step), int(steps))
@@ -99,7 +128,7 @@ class HMC(Sampler):
         return w, p, value, gradient
 
     def slope(self, state: State, w: Tensor, p: Tensor, length: Tensor, acceptance: Tensor) -> Tensor:
-        """The slope of the length's criterion, with chains that went astray at the point where they began."""
+        """The gradient of the ChEES criterion in log T, (*B,); chains of zero acceptance count as not moved."""
         sound = (acceptance > 0)[..., None]
         w, p = torch.where(sound, w, state.w), torch.where(sound, p, 0.0)
         begin, end = (x - self.middle(state, x) for x in (state.w, w))
@@ -107,6 +136,6 @@ class HMC(Sampler):
         return chees_slope(change, (end * p).sum(-1), length, acceptance)
 
     def middle(self, state: State, w: Tensor) -> Tensor:
-        """The mean of the chains w (*B, K, P), (*B, 1, P), or of the window so far where there is one chain."""
+        """The mean of the chains w (*B, K, P), (*B, 1, P); with a single chain, the mean of its window so far."""
         alone = w.shape[-2] == 1 and state.moments.count > 0
         return state.moments.mean[..., None, :] if alone else w.mean(-2, keepdim=True)

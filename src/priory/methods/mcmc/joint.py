@@ -1,7 +1,7 @@
 """The log joint and its gradient at all chains, for a sampler.
 
-A recorded graph (`priory.network.recorded_graph`) where all rows can be worked on at once, otherwise a sum over blocks
-of rows.
+It is a recorded graph (`priory.network.recorded_graph`) where all rows fit into one evaluation, and otherwise a sum
+over blocks of rows.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
     from priory.core.data import Batch, Data
     from priory.models.target import Target
 
-AT_ONCE = 1 << 23  # rows x chains whose densities are computed together
+BLOCK_NUMBERS = 1 << 23  # rows x chains that are evaluated together
 
 
 @dataclass(frozen=True)
 class Joint:
-    """log p(w, D) and its gradient, at vectors of one shape."""
+    """log p(w, D) and its gradient, for vectors of one shape."""
 
     both: Callable[[Tensor], tuple[Tensor, Tensor]]  # (*B, K, P) -> (*B, K), (*B, K, P)
     gradient: Callable[[Tensor], Tensor]  # (*B, K, P) -> (*B, K, P)
-    order: Callable[[Tensor], Tensor] = by_vector  # vectors in the order in memory in which it wants them
-    recorded: bool = False  # whether it is a recorded graph, which needs nothing of autograd
+    order: Callable[[Tensor], Tensor] = by_vector  # brings vectors into its preferred memory layout
+    recorded: bool = False  # whether it is a recorded graph, which needs no autograd
 
     def __call__(self, w: Tensor) -> tuple[Tensor, Tensor]:
         return self.both(w)
 
 
 def log_joint(target: Target, data: Data, w: Tensor, compile: bool = False) -> Joint:
-    """The tempered log joint over every row and its gradient, as a function of vectors of the shape of w (*B, K, P).
+    """The tempered log joint over all rows and its gradient, as a function of vectors in the shape of w (*B, K, P).
 
-    Recorded where all rows are worked on at once and the function can be; otherwise over blocks of rows, each of which
-    stands for all of them, averaged in proportion to their rows.
+    The function is recorded where all rows fit into one evaluation and recording works. Otherwise it averages over
+    blocks of rows, each scaled to the whole data, in proportion to their numbers of rows.
     """
-    rows = max(1, AT_ONCE // w[..., 0].numel())
+    rows = max(1, BLOCK_NUMBERS // w[..., 0].numel())
     batch = whole(target, data, rows)
     if batch is None:
         return blockwise(target, data, rows)
-    # a network multiplies matrices that are parts of its vectors, which must be contiguous
+    # a network multiplies matrices that are views of its vectors, which must be contiguous
     orders = (by_vector,) if has_network(target.model) else (by_coordinate, by_vector)
     graph = record(gradients(target, batch), w, orders, compile)
     if graph is None:
@@ -57,12 +57,12 @@ def log_joint(target: Target, data: Data, w: Tensor, compile: bool = False) -> J
 
 
 def values_alone(joint: Joint) -> Joint:
-    """The log joint for who asks for values alone: its gradient, which may be no number, is zero."""
+    """The log joint with a gradient of zero, for samplers that need values only."""
     return Joint(lambda w: (joint(w)[0], torch.zeros_like(w)), torch.zeros_like, joint.order, joint.recorded)
 
 
 def whole(target: Target, data: Data, rows: int) -> Batch | None:
-    """All rows as one batch, if there are few enough and the model takes many vectors in one pass."""
+    """All rows as one batch, if they fit and the model evaluates many vectors in one pass; otherwise None."""
     if data.num_data is None:
         return ()
     if data.tensors is None or data.num_data > rows:
@@ -71,7 +71,7 @@ def whole(target: Target, data: Data, rows: int) -> Batch | None:
 
 
 def blockwise(target: Target, data: Data, rows: int) -> Joint:
-    """The log joint and its gradient, block of rows by block."""
+    """The log joint and its gradient, accumulated over blocks of rows."""
 
     def both(w: Tensor) -> tuple[Tensor, Tensor]:
         value, gradient, seen = torch.zeros_like(w[..., 0]), torch.zeros_like(w), 0

@@ -1,11 +1,14 @@
-"""The Metropolis-adjusted Langevin algorithm: one step along the gradient, with noise (Besag 1994; Roberts and Tweedie
-1996).
+"""The Metropolis-adjusted Langevin algorithm: one step along the gradient, with noise.
 
-    w' = w + (e^2 / 2) C g(w) + e C^(1/2) noise,
+    w' = w + (e^2 / 2) C g(w) + e C^(1/2) noise
 
-taken with the probability that makes up for the step's error. It is HMC with a single leapfrog step, and is written so:
-the ratio of proposal densities is the change of kinetic energy. The step size is tuned to an acceptance of 0.574, the
-best in many dimensions (Roberts and Rosenthal 1998).
+is accepted by Metropolis' rule, which corrects the discretisation error. It equals HMC with a single leapfrog step and
+is implemented as such: the ratio of proposal densities is the change of kinetic energy. The step size is tuned to an
+acceptance of 0.574, which is optimal in many dimensions (Roberts and Rosenthal 1998).
+
+References:
+    Besag (1994), Comments on "Representations of knowledge in complex systems".
+    Roberts and Tweedie (1996), Exponential convergence of Langevin distributions and their discrete approximations.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from priory.methods.mcmc.integrators import integrate, kinetic
-from priory.methods.mcmc.sampler import DIVERGED, Move, Sampler, State, metropolis, normal, wide
+from priory.methods.mcmc.sampler import DIVERGENCE_NATS, Move, Sampler, State, metropolis, normal, wide
 
 if TYPE_CHECKING:
     from priory.methods.mcmc.metrics import Metric
@@ -24,14 +27,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MALA(Sampler):
-    """Langevin steps with a Metropolis correction: a gradient a draw, and draws that need many steps to be independent.
+    """The Metropolis-adjusted Langevin algorithm.
 
-    The options are those of every `Sampler`.
+    Needs one gradient per transition, and many transitions per independent draw; `HMC` and `NUTS` are usually better.
 
-    >>> MALA(accept=1.5)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'accept' argument of MALA must be a number between 0 and 1, got 1.5.
+    Args:
+        chains: Number of chains, which move together as one batch. Default: None, a power of two between 4 and 256
+            that the size of the problem allows.
+        warmup: Number of warm-up transitions, which are not kept. Default: None, 3000, 1000 or 1000 for fewer than
+            16, 16 to 127, and 128 or more chains.
+        thin: Keep every `thin`-th draw after the warm-up. `steps` in `fit` counts kept draws per chain.
+        accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: 0.574.
+        metric: Form of the covariance that rescales the parameters: "diagonal", "dense" or "low_rank". Default: None,
+            "dense" for at least 16 chains and at most 128 parameters, otherwise "diagonal".
+        compile: Whether to compile the log density with `torch.compile`. Compiling takes 10 to 60 seconds and needs a
+            C++ compiler; it about halves the time of a gradient of a small density.
+        until_ess: Stop before `steps` draws once the smallest bulk effective sample size of all coordinates reaches
+            this number. Default: None, never.
+        store: Folder for the draws, where they don't fit into memory. Default: None, they are kept in memory.
+        start: Where the chains start: None for the model's own initialisation, "prior" for draws from the model's
+            prior, a method such as `Pathfinder()` or a fitted posterior for draws from its result.
+
+    Example:
+        >>> MALA(accept=1.5)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'accept' argument of MALA must be a number between 0 and 1, got 1.5.
+
+    References:
+        Roberts and Tweedie (1996), Exponential convergence of Langevin distributions and their discrete approximations.
     """
 
     accept: float = 0.574
@@ -47,5 +71,5 @@ class MALA(Sampler):
         w, p, value, gradient = integrate("leapfrog", state.joint, metric, state.w, p, state.gradient, step)
         after = kinetic(metric, p) - value
         move = metropolis(state, (w, value, gradient), before, after, torch.ones_like(before), generator)
-        # a step over the edge of the support is refused, and tells nothing of what is inside
-        return replace(move, divergent=~(before - after > -DIVERGED) & ~torch.isneginf(value))
+        # a step out of the support is rejected; it does not mean that the trajectory inside is inaccurate
+        return replace(move, divergent=~(before - after > -DIVERGENCE_NATS) & ~torch.isneginf(value))

@@ -1,11 +1,11 @@
-"""Metrics: what a sampler takes for the covariance of the posterior, C, so that all directions have one scale.
+"""Metrics: estimates C of the posterior covariance, which give all directions the same scale.
 
-A momentum is drawn from N(0, C^-1), moves the position at the velocity C p, and has the kinetic energy p' C p / 2. Of
-three forms, each costs an application of C and a draw a step:
+A momentum is drawn from N(0, C^-1), moves the position with velocity C p, and has the kinetic energy p' C p / 2. Each
+form costs one application of C and one draw per step:
 
-    Diagonal    C = diag(variance)                                            O(P)
-    LowRank     C = D (I + Q (L - I) Q') D, with D and L diagonal, Q (P, r)   O(P r)     (Bales et al. 2019)
-    Dense       C, with its Cholesky factor                                   O(P^2)
+    DiagonalMetric    C = diag(variance)                                            O(P)
+    LowRankMetric     C = D (I + Q (L - I) Q') D, with D and L diagonal, Q (P, r)   O(P r)     (Bales et al. 2019)
+    DenseMetric       C, with its Cholesky factor                                   O(P^2)
 
 Vectors are rows: tensors are (*B, K, P), with one metric for the K chains of each member.
 """
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
     from priory.methods.mcmc.adaptation import Moments
 
-RANK = 16  # directions that a LowRank metric keeps, at most
-ROUNDING = 8  # of a mean, in its type's eps: twice what is left of it where 1000 chains haven't moved
-PLAIN = 5.0  # draws' worth of belief that directions are independent, beside one a coordinate
+MAX_RANK = 16  # directions that a LowRankMetric keeps
+MEAN_ROUNDING_EPS = 8  # rounding error of a mean, in eps: twice that of the mean of 1000 chains that haven't moved
+SHRINKAGE_DRAWS = 5.0  # weight of the prior belief in independent directions, in draws, plus one per coordinate
 
 
 @dataclass(frozen=True)
 class DiagonalMetric:
-    """Each coordinate has a scale of its own."""
+    """A variance per coordinate."""
 
     variance: Tensor  # (*B, 1, P)
 
     @classmethod
     def unit(cls, w: Tensor) -> DiagonalMetric:
-        """The metric before anything is known of w (*B, K, P)."""
+        """The identity, for chains w (*B, K, P)."""
         return cls(torch.ones_like(w[..., :1, :]))
 
     def learnt(self, moments: Moments) -> DiagonalMetric:
-        """The metric of the draws of a window; a coordinate that didn't move keeps its scale."""
+        """The metric estimated from a window; a coordinate that didn't move keeps its scale."""
         return DiagonalMetric(spread(moments, self.variance))
 
     def velocity(self, p: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class DiagonalMetric:
         return self.variance * p
 
     def momentum(self, noise: Tensor) -> Tensor:
-        """A draw of N(0, C^-1) from standard normal noise."""
+        """Transform standard normal noise to a draw of N(0, C^-1)."""
         return noise * self.variance.rsqrt()
 
     def square(self, d: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class DiagonalMetric:
 
 @dataclass(frozen=True)
 class DenseMetric:
-    """Every pair of coordinates has its covariance."""
+    """A full covariance matrix."""
 
     covariance: Tensor  # (*B, P, P)
     factor: Tensor  # its lower Cholesky factor
@@ -71,13 +71,13 @@ class DenseMetric:
         return cls(one.clone(), one.clone())
 
     def learnt(self, moments: Moments) -> DenseMetric:
-        """The covariance of a window, drawn towards its diagonal by as many draws as there are coordinates and 5.
+        """The covariance of a window, shrunk towards its diagonal with a weight of P + 5 draws.
 
-        A coordinate that didn't move keeps its scale, and has no covariance with the others.
+        A coordinate that didn't move keeps its scale, and has no covariance with other coordinates.
         """
         variance = spread(moments, self.covariance.diagonal(dim1=-2, dim2=-1)[..., None, :])[..., 0, :]
         n, size = moments.count, variance.shape[-1]
-        weight = n / (n + size + PLAIN)
+        weight = n / (n + size + SHRINKAGE_DRAWS)
         diagonal, still = torch.diag_embed(variance), ~moved(moments)
         scatter = torch.where(still | still.mT, 0.0, moments.scatter / max(1, n - 1))
         covariance = weight * scatter + torch.where(still, diagonal, (1 - weight) * diagonal)
@@ -97,29 +97,29 @@ class DenseMetric:
 
 @dataclass(frozen=True)
 class LowRankMetric:
-    """Each coordinate has a scale, and a few directions across them one more."""
+    """A scale per coordinate, and a variance for each of a few directions."""
 
     scale: Tensor  # D, (*B, 1, P)
-    basis: Tensor  # Q (*B, P, r), orthonormal columns, or none where L is one
+    basis: Tensor  # Q (*B, P, r), orthonormal columns, or zero where L is one
     spread: Tensor  # L (*B, 1, r)
 
     @classmethod
     def unit(cls, w: Tensor) -> LowRankMetric:
-        rank = min(RANK, w.shape[-1])
+        rank = min(MAX_RANK, w.shape[-1])
         basis = torch.eye(w.shape[-1], rank, dtype=w.dtype, device=w.device).expand(*w.shape[:-2], -1, -1).clone()
         return cls(torch.ones_like(w[..., :1, :]), basis, w.new_ones(*w.shape[:-2], 1, rank))
 
     def learnt(self, moments: Moments) -> LowRankMetric:
-        """The scales of a window, and of its last draws the directions in which a unit scale is most wrong.
+        """The scales of a window, and the directions of its last draws whose variance differs most from one.
 
-        The spreads are drawn towards one by as many draws as there are coordinates and 5: the largest of n independent
-        draws is about (1 + sqrt(P / n))^2, and no direction is wrong. n draws have n - 1 directions about their mean;
-        where that is less than the rank, the others have no spread of their own.
+        The variances are shrunk towards one with a weight of P + 5 draws: with n independent draws and no correlation,
+        the largest sample variance is already about (1 + sqrt(P / n))^2. n draws span n - 1 directions around their
+        mean; where that is less than the rank, the remaining directions have variance one.
         """
         assert moments.recent is not None
         scale = spread(moments, self.scale.square()).sqrt()
         n, rank = min(moments.count, moments.recent.shape[-2]), self.basis.shape[-1]
-        belief = scale.shape[-1] + PLAIN
+        belief = scale.shape[-1] + SHRINKAGE_DRAWS
         recent = moments.recent[..., -n:, :]
         centred = (recent - recent.mean(-2, keepdim=True)) / scale  # (*B, n, P)
         _, size, directions = svd(centred)
@@ -156,19 +156,19 @@ METRICS: dict[str, type[DiagonalMetric] | type[DenseMetric] | type[LowRankMetric
 
 
 def product(x: Tensor, matrix: Tensor) -> Tensor:
-    """x @ matrix, in the order of x in memory."""
+    """x @ matrix, keeping the memory layout of x."""
     return x @ matrix if x.is_contiguous() else (matrix.mT @ x.mT).mT
 
 
 def spread(moments: Moments, before: Tensor) -> Tensor:
-    """The variance of each coordinate in a window, (*B, 1, P), as before where it didn't move."""
+    """The variance of each coordinate in a window, (*B, 1, P); the value before where it didn't move."""
     return torch.where(moved(moments), variances(moments), before)
 
 
 def moved(moments: Moments) -> Tensor:
-    """Whether each coordinate has a variance in a window that is more than the rounding of its mean, (*B, 1, P)."""
+    """Whether the variance of each coordinate in a window exceeds the rounding error of its mean, (*B, 1, P)."""
     variance = variances(moments)
-    rounding = (ROUNDING * torch.finfo(variance.dtype).eps * moments.mean[..., None, :]).square()
+    rounding = (MEAN_ROUNDING_EPS * torch.finfo(variance.dtype).eps * moments.mean[..., None, :]).square()
     return (variance > rounding) & torch.isfinite(variance)
 
 

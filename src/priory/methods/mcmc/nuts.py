@@ -1,22 +1,28 @@
-"""The No-U-Turn Sampler: trajectories that double until they turn, all chains in step (Hoffman and Gelman 2014;
-Betancourt 2017).
+"""The No-U-Turn Sampler: trajectories that double until they turn, with all chains in step.
 
-A trajectory starts at (w, p) with p ~ N(0, C^-1) and doubles, forwards or backwards in time by a fair coin, until it
-turns, diverges, or has 2^max_depth points. A stretch of it with momenta p_a ... p_b and their sum r has turned if
+A trajectory starts at (w, p) with p ~ N(0, C^-1) and doubles, forwards or backwards in time with equal probability,
+until it turns, diverges, or has 2^max_depth points. A stretch of it with momenta p_a ... p_b and their sum r has turned
+if
 
-    r' C p_a <= 0    or    r' C p_b <= 0;
+    r' C p_a <= 0    or    r' C p_b <= 0.
 
-this is asked of every subtree that doubling makes, and of each half with the first momentum of the other, which catches
-a turn between the halves. The next state is drawn from the points of the trajectory in proportion to exp(-H): within a
-new half progressively, and between the old half and the new with a bias towards the new.
+This is checked for every subtree that doubling makes, and for each half extended by the first momentum of the other
+half, which catches a turn between the halves. The next state is drawn from the points of the trajectory with
+probability proportional to exp(-H): progressively within a new half, and with a bias towards the new half between the
+two halves.
 
-There is no recursion. All chains double together, so that the number of a point in its half says which subtrees it
-ends, and for these it is enough to remember one point a level (Phan, Pradhan and Jankowiak 2019; Lao and Dillon 2019):
-at an even point its momentum, the one before it, and the sum up to it. A chain that has stopped is masked.
+The tree is built without recursion. All chains double together, so the index of a point within its half determines
+which subtrees it ends, and one stored point per level is enough to check them (Phan, Pradhan and Jankowiak 2019; Lao
+and Dillon 2019): at an even point its momentum, the momentum before it, and the sum up to it. A chain that has stopped
+is masked.
 
-A transition takes as long as the longest of its chains, and in a heavy tail a single one may need a thousand steps. So
-when no more than one chain in WAITED is left, it stops with its trajectory as it is. The draws stay exact: from
-whichever point of its trajectory each chain begins, the same chains are left after each doubling.
+A transition takes as long as the longest of its chains, and in a heavy tail a single chain may need a thousand steps.
+So once at most one chain in STRAGGLER_SHARE is still active, it stops with its trajectory as it is. The draws stay
+exact: the same chains are left after each doubling, whichever point of its trajectory each chain starts from.
+
+References:
+    Hoffman and Gelman (2014), The No-U-Turn Sampler.
+    Betancourt (2017), A conceptual introduction to Hamiltonian Monte Carlo.
 """
 
 from __future__ import annotations
@@ -28,29 +34,50 @@ import torch
 
 from priory.core.errors import require, whole
 from priory.methods.mcmc.integrators import integrate, kinetic
-from priory.methods.mcmc.sampler import DIVERGED, Move, Sampler, State, normal, probability, wide
+from priory.methods.mcmc.sampler import DIVERGENCE_NATS, Move, Sampler, State, normal, probability, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from priory.methods.mcmc.metrics import Metric
 
-EARLY, SHALLOW = 10, 5  # the depth is capped in the first tenth of the warm-up, when scales are not known
-LOOK = 4  # points between two looks at whether any chain goes on
-WAITED = 32  # a chain in so many is not waited for
+# in the first tenth of the warm-up, before the scales are known, the depth is capped
+EARLY_FRACTION, EARLY_MAX_DEPTH = 10, 5
+CHECK_EVERY = 4  # points between two checks of whether any chain is still active
+STRAGGLER_SHARE = 32  # once no more than one chain in this many is active, it is stopped
 
 
 @dataclass(frozen=True)
 class NUTS(Sampler):
-    """The No-U-Turn Sampler, with multinomial draws from its trajectories.
+    """The No-U-Turn Sampler, with multinomial sampling of the points of its trajectories.
 
-    `max_depth` caps a trajectory at 2^max_depth points. The other options are
-    those of every `Sampler`.
+    Args:
+        chains: Number of chains, which move together as one batch. Default: None, a power of two between 4 and 256
+            that the size of the problem allows.
+        warmup: Number of warm-up transitions, which are not kept. Default: None, 900, 300 or 200 for fewer than
+            16, 16 to 127, and 128 or more chains.
+        thin: Keep every `thin`-th draw after the warm-up. `steps` in `fit` counts kept draws per chain.
+        accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: 0.95.
+        metric: Form of the covariance that rescales the parameters: "diagonal", "dense" or "low_rank". Default: None,
+            "dense" for at least 16 chains and at most 128 parameters, otherwise "diagonal".
+        compile: Whether to compile the log density with `torch.compile`. Compiling takes 10 to 60 seconds and needs a
+            C++ compiler; it about halves the time of a gradient of a small density.
+        until_ess: Stop before `steps` draws once the smallest bulk effective sample size of all coordinates reaches
+            this number. Default: None, never.
+        store: Folder for the draws, where they don't fit into memory. Default: None, they are kept in memory.
+        start: Where the chains start: None for the model's own initialisation, "prior" for draws from the model's
+            prior, a method such as `Pathfinder()` or a fitted posterior for draws from its result.
+        max_depth: A trajectory has at most 2^max_depth points. Default: 10.
 
-    >>> NUTS(max_depth=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'max_depth' argument of NUTS must be an integer >= 1, got 0.
+    Example:
+        >>> NUTS(max_depth=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'max_depth' argument of NUTS must be an integer >= 1, got 0.
+
+    References:
+        Hoffman and Gelman (2014), The No-U-Turn Sampler.
+        Betancourt (2017), A conceptual introduction to Hamiltonian Monte Carlo.
     """
 
     max_depth: int = 10
@@ -63,17 +90,17 @@ class NUTS(Sampler):
 
     def transition(self, state: State, generator: torch.Generator) -> Move:
         p = state.metric.momentum(normal(state.w, generator))
-        # a stream of its own, of which a member may use more than another without changing what comes next
+        # a separate stream: however many numbers a member takes from it, the next transition stays the same
         seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
         noise = torch.Generator(device=generator.device).manual_seed(seed)
-        early = state.step * EARLY < state.warmup
-        deepest = min(self.max_depth, SHALLOW) if early else self.max_depth
+        early = state.step * EARLY_FRACTION < state.warmup
+        deepest = min(self.max_depth, EARLY_MAX_DEPTH) if early else self.max_depth
         return walk(state, p, deepest, noise).move()
 
 
 @dataclass
 class Tree:
-    """A trajectory of each chain: its ends, its sum of momenta, the draw from it, and how it went, (*B, K)."""
+    """The trajectory of each chain: its end points, sum of momenta, selected point and statistics, (*B, K)."""
 
     first: Tensor  # the points of earliest and latest time, as `packed` makes them
     last: Tensor
@@ -81,14 +108,14 @@ class Tree:
     chosen: Tensor
     weight: Tensor  # log of the sum of exp(start - energy) over points
     start: Tensor  # the energy at the start
-    active: Tensor  # whether it goes on
+    active: Tensor  # whether it is still doubling
     divergent: Tensor
     acceptance: Tensor  # summed over points
     steps: Tensor
     depth: Tensor
 
     def move(self) -> Move:
-        """What the transition did."""
+        """The result of the transition."""
         w, _, gradient, value, energy = unpacked(self.chosen)
         acceptance = self.acceptance / self.steps.clamp(min=1)
         return Move(w, value, gradient, acceptance, energy, self.divergent, self.steps, self.depth)
@@ -96,7 +123,7 @@ class Tree:
 
 @dataclass
 class Half:
-    """What a doubling adds: its first momentum, its last point, and the rest as in a tree."""
+    """The points that one doubling adds: first momentum, last point, and the rest as in `Tree`."""
 
     near: Tensor
     end: Tensor
@@ -107,7 +134,7 @@ class Half:
 
 
 def walk(state: State, p: Tensor, deepest: int, noise: torch.Generator) -> Tree:
-    """The trajectory from a momentum, doubled until every chain has stopped."""
+    """Double the trajectories from momenta p (*B, K, P) until every chain has stopped."""
     energy = kinetic(state.metric, p) - state.value
     point = packed(state.w, p, state.gradient, state.value, energy)
     none, active = torch.zeros_like(energy), torch.isfinite(energy)
@@ -115,14 +142,14 @@ def walk(state: State, p: Tensor, deepest: int, noise: torch.Generator) -> Tree:
     for depth in range(deepest):
         coins = torch.rand(2, *energy.shape, generator=noise, dtype=energy.dtype, device=energy.device)
         double(tree, state, depth, coins[0] < 0.5, coins[1], noise)
-        tree.active = tree.active & (tree.active.sum(-1, keepdim=True) > energy.shape[-1] // WAITED)
+        tree.active = tree.active & (tree.active.sum(-1, keepdim=True) > energy.shape[-1] // STRAGGLER_SHARE)
         if not bool(tree.active.any()):
             break
     return tree
 
 
 def double(tree: Tree, state: State, depth: int, forward: Tensor, coin: Tensor, noise: torch.Generator) -> None:
-    """One more doubling of the chains that are active, in the direction of each."""
+    """Double the trajectory of every active chain once, each in its own direction."""
     rows = forward[..., None]
     edge, far = torch.where(rows, tree.last, tree.first), torch.where(rows, tree.first, tree.last)
     tree.depth = tree.depth + tree.active
@@ -130,7 +157,7 @@ def double(tree: Tree, state: State, depth: int, forward: Tensor, coin: Tensor, 
     edge_p, far_p, end_p = momentum_of(edge), momentum_of(far), momentum_of(half.end)
     total = tree.total + half.total
     stretches = [(total, far_p, end_p)]
-    if depth > 0:  # of two points there is but one stretch
+    if depth > 0:  # two points have only one stretch
         stretches += [(tree.total + half.near, far_p, half.near), (half.total + edge_p, edge_p, end_p)]
     turned = has_turned(state.metric, stretches)
     # biased towards the new half: taken with the ratio of its weight to the old one's, if that is below one
@@ -143,9 +170,9 @@ def double(tree: Tree, state: State, depth: int, forward: Tensor, coin: Tensor, 
 
 
 def grow(tree: Tree, state: State, depth: int, edge: Tensor, forward: Tensor, noise: torch.Generator) -> Half:
-    """2^depth points beyond an edge, with every subtree asked whether it has turned.
+    """Extend the trajectories by 2^depth points beyond an edge, and check every subtree for a turn.
 
-    What is written of a chain after it has stopped is never read: only `going` keeps them apart.
+    Values that are written for a chain after it has stopped are never read: `going` masks them.
     """
     size = torch.where(forward, 1.0, -1.0).to(edge.dtype)[..., None] * wide(state.step_size.log.exp())
     w, p, gradient, _, _ = unpacked(edge)
@@ -160,7 +187,7 @@ def grow(tree: Tree, state: State, depth: int, edge: Tensor, forward: Tensor, no
         point = packed(w, p, gradient, value, energy)
         tree.acceptance = torch.where(going, tree.acceptance + probability(gain), tree.acceptance)
         tree.steps = tree.steps + going
-        sound = gain > -DIVERGED
+        sound = gain > -DIVERGENCE_NATS
         tree.divergent = tree.divergent | (going & ~sound)
         going = going & sound
         weight = torch.logaddexp(weight, gain)
@@ -172,7 +199,7 @@ def grow(tree: Tree, state: State, depth: int, edge: Tensor, forward: Tensor, no
         if n % 2 == 1:
             going = going & ~has_turned(state.metric, stretches(n, p, total, marks))
         before = p
-        if n % LOOK == LOOK - 1 and not bool(going.any()):
+        if n % CHECK_EVERY == CHECK_EVERY - 1 and not bool(going.any()):
             break
     return Half(near, point, total, chosen, weight, going)
 
@@ -180,7 +207,7 @@ def grow(tree: Tree, state: State, depth: int, edge: Tensor, forward: Tensor, no
 def stretches(
     n: int, p: Tensor, total: Tensor, marks: dict[int, tuple[Tensor, Tensor, Tensor]]
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The stretches to ask about where the n-th point ends subtrees: each whole, and each half with one point more."""
+    """The stretches to check where point n ends subtrees: each subtree, and each half extended by one point."""
     found, length = [], 2
     while (n + 1) % length == 0:
         first, _, up_to_first = marks[level(n + 1 - length)]
@@ -194,12 +221,12 @@ def stretches(
 
 
 def level(n: int) -> int:
-    """Where an even point is remembered: no point that is still wanted has the same."""
+    """The slot in which an even point is stored; no other point that is still needed has the same slot."""
     return (n // 2).bit_count()
 
 
 def has_turned(metric: Metric, stretches: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-    """Whether any stretch, a sum of momenta with the first and the last of them, has turned, (*B, K)."""
+    """Whether any stretch, given as (sum of momenta, first momentum, last momentum), has turned, (*B, K)."""
     if len(stretches) == 1:
         ((total, first, last),) = stretches
         velocity = metric.velocity(total)
@@ -209,16 +236,16 @@ def has_turned(metric: Metric, stretches: list[tuple[Tensor, Tensor, Tensor]]) -
     return (torch.minimum((velocity * first).sum(-1), (velocity * last).sum(-1)) <= 0).any(0)
 
 
-# A point of every chain as one tensor, so that choosing between points is one operation.
+# The points of all chains are one tensor, so that selecting between points is one operation.
 
 
 def packed(w: Tensor, p: Tensor, gradient: Tensor, value: Tensor, energy: Tensor) -> Tensor:
-    """w, p, gradient, log p(w, D) and the energy, (*B, K, 3P + 2)."""
+    """Concatenate w, p, gradient, log p(w, D) and the energy, (*B, K, 3P + 2)."""
     return torch.cat([w, p, gradient, value[..., None], energy[..., None]], -1)
 
 
 def unpacked(point: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What `packed` put together, vectors without gaps."""
+    """Split what `packed` concatenated, with contiguous vectors."""
     size = point.shape[-1] // 3
     w, p, gradient, numbers = point.split((size, size, size, 2), -1)
     return w.contiguous(), p.contiguous(), gradient.contiguous(), numbers[..., 0], numbers[..., 1]

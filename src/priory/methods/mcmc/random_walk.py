@@ -1,11 +1,15 @@
-"""Random-walk Metropolis: a normal step, taken if it doesn't lose too much (Metropolis et al. 1953; Haario, Saksman and
-Tamminen 2001 for the scale and the shape of the step).
+"""Random-walk Metropolis: a normal proposal with a learnt scale and shape.
 
-    w' = w + e C^(1/2) noise,    taken with probability min(1, p(w', D) / p(w, D)).
+    w' = w + e C^(1/2) noise,    accepted with probability min(1, p(w', D) / p(w, D)).
 
-It needs no gradient of the density, and of all samplers the most draws: its step is tuned to an acceptance of 0.234,
-the best in many dimensions (Roberts, Gelman and Gilks 1997). C is learnt in the warm-up alone, so that the draws are
-exact.
+It needs no gradient of the density, and the most draws of all samplers. The step is tuned to an acceptance of 0.234,
+which is optimal in many dimensions (Roberts, Gelman and Gilks 1997). C is learnt in the warm-up only, so that the draws
+are exact.
+
+References:
+    Metropolis, Rosenbluth, Rosenbluth, Teller and Teller (1953), Equation of state calculations by fast computing
+    machines.
+    Haario, Saksman and Tamminen (2001), An adaptive Metropolis algorithm.
 """
 
 from __future__ import annotations
@@ -23,14 +27,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RandomWalk(Sampler):
-    """Random-walk Metropolis with a learnt scale: the plainest exact sampler, and a check on the others.
+    """Random-walk Metropolis with a learnt scale: the simplest exact sampler, and a check on the other ones.
 
-    The options are those of every `Sampler`.
+    It works for densities without gradients.
 
-    >>> RandomWalk(thin=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'thin' argument of RandomWalk must be an integer >= 1, got 0.
+    Args:
+        chains: Number of chains, which move together as one batch. Default: None, a power of two between 4 and 256
+            that the size of the problem allows.
+        warmup: Number of warm-up transitions, which are not kept. Default: None, 3000, 1000 or 1000 for fewer than
+            16, 16 to 127, and 128 or more chains.
+        thin: Keep every `thin`-th draw after the warm-up. `steps` in `fit` counts kept draws per chain.
+        accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: 0.234.
+        metric: Form of the covariance that rescales the parameters: "diagonal", "dense" or "low_rank". Default: None,
+            "dense" for at least 16 chains and at most 128 parameters, otherwise "diagonal".
+        compile: Whether to compile the log density with `torch.compile`. Compiling takes 10 to 60 seconds and needs a
+            C++ compiler; it about halves the time of a gradient of a small density.
+        until_ess: Stop before `steps` draws once the smallest bulk effective sample size of all coordinates reaches
+            this number. Default: None, never.
+        store: Folder for the draws, where they don't fit into memory. Default: None, they are kept in memory.
+        start: Where the chains start: None for the model's own initialisation, "prior" for draws from the model's
+            prior, a method such as `Pathfinder()` or a fitted posterior for draws from its result.
+
+    Example:
+        >>> RandomWalk(thin=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'thin' argument of RandomWalk must be an integer >= 1, got 0.
+
+    References:
+        Haario, Saksman and Tamminen (2001), An adaptive Metropolis algorithm.
     """
 
     accept: float = 0.234
@@ -51,5 +76,5 @@ class RandomWalk(Sampler):
 
 
 def proposal(state: State, noise: Tensor, step: Tensor) -> Tensor:
-    """A normal step of each chain; C applied to a momentum of covariance C^-1 has the covariance C."""
+    """Propose a normal step of each chain: C applied to a momentum of covariance C^-1 has covariance C."""
     return state.w + wide(step) * state.metric.velocity(state.metric.momentum(noise))

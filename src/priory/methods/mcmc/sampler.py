@@ -1,8 +1,8 @@
-"""What the samplers share: many chains as one batch, a warm-up that all of them teach, and what is said afterwards.
+"""The base of the exact samplers: all chains as one batch, a shared warm-up, and checks of the result.
 
-A sampler differs from another in its `transition` alone. All chains take it together, (*B, K, P), because on a small
-problem 256 chains cost little more than one. The warm-up learns a step size, a metric and, for HMC, a trajectory length
-from all chains of a member, which then share them; after it nothing changes, and the draws are exact.
+Samplers differ only in their `transition`. All chains take it together, (*B, K, P), because on a small problem 256
+chains cost little more than one. The warm-up learns a step size, a metric and, for HMC, a trajectory length from all
+chains of a member, which then share them. After the warm-up nothing changes any more, so the draws are exact.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from priory.models.target import Target
     from priory.posteriors import Posterior
 
-DIVERGED = 1000.0  # nats of energy that no accurate trajectory gains
-MOST, FEWEST = 256, 4  # chains
-MANY = 16  # chains from which a short warm-up teaches enough, and a full covariance
-CROWD = 128  # chains from which a still shorter one does
-SMALL = 128  # coordinates up to which a full covariance is learnt
-WORK = 1 << 24  # rows or draws x coordinates x chains that there is room for
-LOOK_EVERY = 10  # transitions between two looks at chains that are lost or drift off
-BEHIND = (20.0, 5.0)  # nats below the middle chain, and as many more a coordinate, at which a chain is lost
-COUNTS = ("divergences",)
-UNCHECKED = ("acceptance", "step_size", "divergences", "gradients")  # a chain may be stuck where they are not finite
+DIVERGENCE_NATS = 1000.0  # energy error at which a trajectory counts as divergent
+MAX_CHAINS, MIN_CHAINS = 256, 4
+SHORT_WARMUP_CHAINS = 16  # from this many on a short warm-up suffices, and a full covariance can be learnt
+SHORTEST_WARMUP_CHAINS = 128  # from this many on a still shorter warm-up suffices
+MAX_DENSE_COORDINATES = 128  # up to this many a full covariance is learnt
+MEMORY_LIMIT_NUMBERS = 1 << 24  # rows or draws x coordinates x chains
+CHECK_EVERY = 10  # transitions between two checks for stuck or drifting chains
+STUCK_CHAIN_NATS = (20.0, 5.0)  # a chain is stuck this far below the median chain: a constant, and per coordinate
+COUNTED_METRICS = ("divergences",)
+UNCHECKED_METRICS = ("acceptance", "step_size", "divergences", "gradients")  # not finite for a chain without a density
 
 
 @dataclass(frozen=True)
 class Move:
-    """What one transition did to each chain: where it is, and how that went, (*B, K)."""
+    """The result of one transition: the new position of each chain, and its statistics, (*B, K)."""
 
     w: Tensor  # (*B, K, P)
     value: Tensor
@@ -65,7 +65,7 @@ class Move:
 
 @dataclass
 class State:
-    """Where each chain is, and what they have learnt."""
+    """The position of each chain, and everything that the warm-up has learnt."""
 
     w: Tensor  # (*B, K, P)
     value: Tensor  # log p(w, D), (*B, K)
@@ -74,7 +74,7 @@ class State:
     moments: Moments
     step_size: StepSize
     length: Length
-    statistics: dict[str, Tensor]  # (*B, K, S), a number a draw that is kept
+    statistics: dict[str, Tensor]  # (*B, K, S), one value per kept draw
     buffers: dict[str, Tensor]
     step: int
     warmup: int
@@ -84,16 +84,24 @@ class State:
 
 @dataclass(frozen=True)
 class Sampler(Options):
-    """Chains that share a warm-up.
+    """Base class of the samplers that correct every transition by Metropolis' rule.
 
-    `chains` and `warmup` are chosen from the problem's size if they are not given: up to 256 chains where a gradient is
-    cheap. Each chain keeps `steps` draws (of `fit`), every `thin`-th. `accept` is the mean acceptance that the step
-    size is tuned to. `metric` is "diagonal", "dense" or "low_rank"; if it is not given, dense where many chains teach
-    it and there are few coordinates, and diagonal otherwise. Chains start where the model does; `start="prior"` starts
-    them at draws of a model's prior, `start=Pathfinder()` at its draws, and a posterior at its own. `compile` puts the
-    log density through torch's compiler, which takes 10 to 60 seconds and a C++ compiler, and about halves the time of
-    a gradient of a small density. Sampling ends before `steps` draws where the least bulk effective sample size of a
-    coordinate reaches `until_ess`. `store` names a folder for the draws, where memory is too small for them.
+    Args:
+        chains: Number of chains, which move together as one batch. Default: None, a power of two between 4 and 256
+            that the size of the problem allows.
+        warmup: Number of warm-up transitions, which are not kept. Default: None, 900, 300 or 200 for fewer than
+            16, 16 to 127, and 128 or more chains.
+        thin: Keep every `thin`-th draw after the warm-up. `steps` in `fit` counts kept draws per chain.
+        accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: 0.95.
+        metric: Form of the covariance that rescales the parameters: "diagonal", "dense" or "low_rank". Default: None,
+            "dense" for at least 16 chains and at most 128 parameters, otherwise "diagonal".
+        compile: Whether to compile the log density with `torch.compile`. Compiling takes 10 to 60 seconds and needs a
+            C++ compiler; it about halves the time of a gradient of a small density.
+        until_ess: Stop before `steps` draws once the smallest bulk effective sample size of all coordinates reaches
+            this number. Default: None, never.
+        store: Folder for the draws, where they don't fit into memory. Default: None, they are kept in memory.
+        start: Where the chains start: None for the model's own initialisation, "prior" for draws from the model's
+            prior, a method such as `Pathfinder()` or a fitted posterior for draws from its result.
     """
 
     chains: int | None = None
@@ -107,8 +115,8 @@ class Sampler(Options):
     start: Any = None
 
     draws: ClassVar[int] = 500
-    slopes: ClassVar[bool] = True  # whether it follows the gradient
-    patience: ClassVar[tuple[int, int, int]] = (900, 300, 200)  # steps of warm-up of few chains, many, and a crowd
+    slopes: ClassVar[bool] = True  # whether it uses gradients
+    patience: ClassVar[tuple[int, int, int]] = (900, 300, 200)  # warm-up steps: below 16, below 128, from 128 chains
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -146,7 +154,7 @@ class Sampler(Options):
         if self.warmup is not None:
             return int(self.warmup)
         chains = self._chains(target)
-        return self.patience[(chains >= MANY) + (chains >= CROWD)]
+        return self.patience[(chains >= SHORT_WARMUP_CHAINS) + (chains >= SHORTEST_WARMUP_CHAINS)]
 
     def _chains(self, target: Target) -> int:
         return int(self.chains or number_of_chains(target))
@@ -174,7 +182,7 @@ class Sampler(Options):
             refuse_discrete(target.model, joint, w, value, gradient, name)
         refuse_improper(target, joint, w, value, name)
         warmup = self._warmup(target)
-        few = lead[-1] >= MANY and w.shape[-1] <= SMALL
+        few = lead[-1] >= SHORT_WARMUP_CHAINS and w.shape[-1] <= MAX_DENSE_COORDINATES
         metric = METRICS[self.metric or ("dense" if few else "diagonal")]
         kept = max(0, plan.steps - warmup) // self.thin
         near = None if start is None else learnt_from(start, metric.__name__, w, generator)
@@ -200,25 +208,25 @@ class Sampler(Options):
 
     @abstractmethod
     def transition(self, state: State, generator: torch.Generator) -> Move:
-        """One move of every chain."""
+        """Move every chain once."""
 
     def acceptance_of(self, state: State, noise: Tensor, step: Tensor) -> Tensor:
-        """The mean acceptance of a single step of this size, (*B,)."""
+        """The mean acceptance probability of a single step of this size, (*B,)."""
         p = state.metric.momentum(noise)
         energy = kinetic(state.metric, p) - state.value
         _, p, value, _ = integrate("leapfrog", state.joint, state.metric, state.w, p, state.gradient, wide(step))
         return probability(energy - kinetic(state.metric, p) + value).mean(-1)
 
     def restart(self, state: State, generator: torch.Generator, learnt: bool = False) -> None:
-        """Look for a step size anew, at the start and when the metric has changed.
+        """Search for a step size anew, at the start and after the metric has changed.
 
-        A trajectory's length that was `learnt` in a metric stays, where it is longer than the first: another metric of
-        the same posterior changes its unit little, and what is left of the warm-up is short.
+        A trajectory length that was `learnt` is kept if it is longer than the initial one: another metric of the same
+        posterior hardly changes its unit, and the rest of the warm-up is short.
         """
         noise = normal(state.w, generator)
         step = first_step(lambda e: self.acceptance_of(state, noise, e), state.step_size.log.exp())
         state.step_size = StepSize.at(step)
-        # a unit scale is crossed and come back to after pi; before the metric is learnt, a few steps
+        # with unit scales a half-turn takes pi; before the metric is learnt, use a few steps
         first = torch.full_like(step, math.pi / 2) if state.scaled else 8 * step
         length = torch.maximum(state.length.log.exp(), first) if learnt else first
         state.length = Length.at(torch.maximum(length, 2 * step))
@@ -237,14 +245,14 @@ class Sampler(Options):
             self.adapt(target, state, move, accepted, generator)
         kept, rest = divmod(state.step - state.warmup, self.thin)
         if kept >= 0:
-            state.statistics["divergent"][..., kept] |= move.divergent  # also on the way to a draw that is kept
+            state.statistics["divergent"][..., kept] |= move.divergent  # thinned transitions count too
         state.step += 1
-        if state.step % LOOK_EVERY == 0:
+        if state.step % CHECK_EVERY == 0:
             refuse_drift(target, state.w, type(self).__name__)
         if state.step <= state.warmup or rest != self.thin - 1:
-            return state, Info(metrics, counts=COUNTS, unchecked=UNCHECKED)
+            return state, Info(metrics, counts=COUNTED_METRICS, unchecked=UNCHECKED_METRICS)
         write(state.statistics, move, kept)
-        return state, Info(metrics, draw=state.w, counts=COUNTS, unchecked=UNCHECKED)
+        return state, Info(metrics, draw=state.w, counts=COUNTED_METRICS, unchecked=UNCHECKED_METRICS)
 
     def adapt(self, target: Target, state: State, move: Move, accepted: Tensor, generator: torch.Generator) -> None:
         """Learn from one transition of the warm-up."""
@@ -253,8 +261,8 @@ class Sampler(Options):
             step = state.step_size.log.exp()
             state.length.hear(move.slope, step / 2, self.longest * step)
         ends, now = windows(state.warmup), state.step + 1
-        if ends and (now in (ends[0] // 2, ends[0]) or (now < ends[0] and now % LOOK_EVERY == 0)):
-            rescue(state)  # also before the first draw that is heard, and before the metric is learnt
+        if ends and (now in (ends[0] // 2, ends[0]) or (now < ends[0] and now % CHECK_EVERY == 0)):
+            rescue(state)  # before moments are first recorded, and before the metric is learnt
         if ends and ends[0] // 2 < now <= ends[-1]:
             state.moments.hear(state.w)
         if now in ends:
@@ -269,11 +277,11 @@ class Sampler(Options):
     longest: ClassVar[int] = 1000  # steps of a trajectory
 
     def furthest(self, state: State) -> Tensor:
-        """The longest step that is of use, (*B,)."""
+        """An upper limit of the step size, (*B,)."""
         return torch.full_like(state.step_size.log, math.inf)
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Chains:
-        if draws is None:  # asked for before there is a draw: where the chains are
+        if draws is None:  # before the first draw: the current positions
             return Chains(target, state.w.flatten(0, -2)[:, None, :], state.buffers, {})
         kept = draws.shape[-2]
         w = draws.flatten(0, -3)
@@ -289,47 +297,48 @@ class Sampler(Options):
         return found
 
 
-# How many chains, and which of them are lost.
+# The number of chains, and the replacement of stuck ones.
 
 
 def number_of_chains(target: Target) -> int:
-    """As many chains as there is room for: 256 on small problems, 4 on large ones, a power of two between."""
+    """The default number of chains: 256 on small problems, 4 on large ones, a power of two between."""
     work = target.size * max(Sampler.draws, target.num_data or 1)
-    return max(FEWEST, min(MOST, 1 << max(0, (WORK // work).bit_length() - 1)))
+    return max(MIN_CHAINS, min(MAX_CHAINS, 1 << max(0, (MEMORY_LIMIT_NUMBERS // work).bit_length() - 1)))
 
 
 def rescue(state: State) -> None:
-    """Bring a chain that is hopelessly below the others to where one of them is, while they still learn.
+    """Replace stuck chains, whose density is hopelessly below the median chain's, by copies of other chains.
 
-    A few that never move would be lost for good: the mean acceptance of the others is all that the step size hears.
+    This happens only in the warm-up. A few chains that never move would otherwise stay stuck, because the step size
+    adapts to the mean acceptance of all chains.
     """
     middle = state.value.nanmedian(-1, keepdim=True).values
-    alive = state.value > middle - (BEHIND[0] + BEHIND[1] * state.w.shape[-1])
-    alive |= ~torch.isfinite(middle)  # a member without a density has nobody to be brought to
+    alive = state.value > middle - (STUCK_CHAIN_NATS[0] + STUCK_CHAIN_NATS[1] * state.w.shape[-1])
+    alive |= ~torch.isfinite(middle)  # a member without a density has no chain to copy
     if not bool(alive.all()):
         state.w, state.value, state.gradient = replaced(alive, state.w, state.value, state.gradient)
 
 
-# What a transition is made of.
+# The parts of a transition.
 
 
 def normal(w: Tensor, generator: torch.Generator) -> Tensor:
-    """Standard normal noise like w."""
+    """Draw standard normal noise in the shape of w."""
     return torch.randn(w.shape, generator=generator, dtype=w.dtype, device=w.device)
 
 
 def uniform(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Uniform noise on (0, 1) like a tensor."""
+    """Draw uniform noise on (0, 1) in the shape of a tensor."""
     return torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
 def wide(step: Tensor) -> Tensor:
-    """A number a member (*B,) beside vectors (*B, K, P)."""
+    """Reshape one value per member, (*B,), to broadcast with vectors (*B, K, P)."""
     return step[..., None, None]
 
 
 def probability(log_ratio: Tensor) -> Tensor:
-    """min(1, exp(log_ratio)), and zero for what is not a number or comes from where there is no density."""
+    """min(1, exp(log_ratio)); zero where it is NaN, or where the current point has no density."""
     return torch.where(log_ratio < math.inf, log_ratio.exp().clamp(max=1.0), 0.0)
 
 
@@ -341,7 +350,7 @@ def metropolis(
     steps: Tensor,
     generator: torch.Generator,
 ) -> Move:
-    """Take a proposal (w, log p, gradient) with probability min(1, exp(before - after)), for energies (*B, K)."""
+    """Accept a proposal (w, log p, gradient) with probability min(1, exp(before - after)) of energies (*B, K)."""
     w, value, gradient = proposal
     ratio = before - after
     acceptance = probability(ratio)
@@ -358,18 +367,18 @@ def metropolis(
     )
 
 
-# What is kept.
+# Statistics of the draws.
 
 
 def blank_statistics(value: Tensor, kept: int, trees: bool) -> dict[str, Tensor]:
-    """Room for a number a draw, (*B, K, S)."""
-    room = value.new_zeros(*value.shape[:-1], kept, value.shape[-1]).mT  # all chains of a draw are one piece
+    """Allocate one value of each statistic per draw, (*B, K, S)."""
+    room = value.new_zeros(*value.shape[:-1], kept, value.shape[-1]).mT  # the chains of one draw are contiguous
     found = {"energy": room, "acceptance": room.clone(), "divergent": room.bool(), "steps": room.int()}
     return {**found, "tree_depth": room.int()} if trees else found
 
 
 def write(statistics: dict[str, Tensor], move: Move, kept: int) -> None:
-    """Keep what a move tells, but for its divergence, at the place of the draw that is kept."""
+    """Record the statistics of a kept draw, except for its divergence."""
     statistics["energy"][..., kept] = move.energy
     statistics["acceptance"][..., kept] = move.acceptance
     statistics["steps"][..., kept] = move.steps

@@ -1,16 +1,19 @@
-"""What stochastic-gradient samplers share: how long each step is, when noise is added, and which draws are kept.
+"""Step sizes of the stochastic-gradient samplers, when noise is added, and which draws are kept.
 
-A constant rate keeps every `thin`-th draw after `burn_in`. A cyclical one (Zhang, Li, Zhang, Chen and Wilson 2020)
-goes through M cycles of L = ceil(steps / M) steps, in each of which it begins large, to find another mode, and ends
-small, to draw from it:
+A constant rate keeps every `thin`-th draw after `burn_in`. A cyclical rate (Zhang, Li, Zhang, Chen and Wilson 2020)
+runs through M cycles of L = ceil(steps / M) steps. Each cycle starts with large steps, to find another mode, and ends
+with small ones, to sample from it:
 
     rate_k = rate / 2 (1 + cos(pi r_k)),        r_k = (k mod L) / L
 
-While r_k is below `exploring` no noise is added and nothing is kept: that part of a cycle is its burn-in.
+While r_k is below `exploring`, no noise is added and no draw is kept: that part of a cycle is its burn-in.
 
-The rate is that of stochastic gradient descent on the loss a datum: with N data at temperature T, the step on the log
-joint is T rate / N. It says how fast a chain moves and how large its discretisation error is, and leaves the target
-alone, which is the whole posterior at any N.
+The rate is that of stochastic gradient descent on the mean loss per row: with N rows at temperature T, the step on the
+log joint is T rate / N. The rate determines how fast a chain moves and how large its discretisation error is, and does
+not change the target, which is the whole posterior at any N.
+
+References:
+    Zhang, Li, Zhang, Chen and Wilson (2020), Cyclical stochastic gradient MCMC for Bayesian deep learning.
 """
 
 from __future__ import annotations
@@ -33,17 +36,27 @@ if TYPE_CHECKING:
     from priory.models.target import Target
     from priory.posteriors import Posterior
 
-KEPT = 1_000  # draws a chain, at most, unless `thin` is given
+MAX_KEPT_DRAWS = 1_000  # per chain, unless `thin` is given
 
 
 @dataclass(frozen=True)
 class Cyclical(Options):
-    """Cycles of a rate that falls from its largest to zero; the draws are of the last part of each.
+    """A learning rate that falls from its largest value to zero in each of several cycles.
 
-    >>> Cyclical(cycles=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'cycles' argument of Cyclical must be an integer >= 1, got 0.
+    Draws are kept from the last part of each cycle, so that every cycle may contribute another mode.
+
+    Args:
+        cycles: Number of cycles.
+        exploring: Share of each cycle, from 0 and below 1, that runs without noise and keeps no draws.
+
+    Example:
+        >>> Cyclical(cycles=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'cycles' argument of Cyclical must be an integer >= 1, got 0.
+
+    References:
+        Zhang, Li, Zhang, Chen and Wilson (2020), Cyclical stochastic gradient MCMC for Bayesian deep learning.
     """
 
     cycles: int = 4
@@ -57,7 +70,7 @@ class Cyclical(Options):
 
 @dataclass(frozen=True)
 class Timetable:
-    """The rate of each step, whether noise is added, whether a preconditioner may change, whether the draw is kept."""
+    """For each step: its rate, whether noise is added, whether a preconditioner adapts, whether the draw is kept."""
 
     rates: list[float]
     noisy: list[bool]
@@ -66,7 +79,7 @@ class Timetable:
 
     @classmethod
     def of(cls, sampler: GradientSampler, steps: int) -> Timetable:
-        """The timetable of a fit of so many steps."""
+        """The timetable of a fit with the given number of steps."""
         cyclical = sampler.schedule if isinstance(sampler.schedule, Cyclical) else None
         cycle = steps if cyclical is None else math.ceil(steps / cyclical.cycles)
         share = [k % cycle / cycle for k in range(steps)]
@@ -80,7 +93,7 @@ class Timetable:
         require(any(noisy), "schedule", owner, must, sampler.schedule)
         adapts = [k < burn_in or not noise for k, noise in enumerate(noisy)]
         places = [k for k, adapting in enumerate(adapts) if not adapting]
-        thin = sampler.thin or max(1, math.ceil(len(places) / KEPT))
+        thin = sampler.thin or max(1, math.ceil(len(places) / MAX_KEPT_DRAWS))
         places = places[thin - 1 :: thin]
         require(bool(places), "burn_in", owner, f"leave a draw of {steps} steps to keep, {thin} steps apart", burn_in)
         kept = set(places)
@@ -88,13 +101,23 @@ class Timetable:
         return cls(rates, noisy, adapts, [k in kept for k in range(steps)])
 
     def place(self, step: int) -> int:
-        """Where a step stands in the lists; those of a loop that goes on are as the last."""
+        """The index of a step in the lists; steps beyond the end use the last entry."""
         return min(step, len(self.rates) - 1)
 
 
 @dataclass(frozen=True)
 class GradientSampler(Options):
-    """The options that stochastic-gradient samplers share, and where their chains begin."""
+    """Options that the stochastic-gradient samplers share, and the initial positions of their chains.
+
+    Args:
+        learning_rate: Step size of gradient descent on the mean loss per row.
+        chains: Number of chains, which read the same minibatches.
+        burn_in: Steps at the start that are not kept. Default: None, half of the steps; with `Cyclical()`, none,
+            because the exploring part of each cycle is its burn-in.
+        thin: Keep every `thin`-th draw after the burn-in. Default: None, the smallest that keeps at most 1,000 draws
+            per chain.
+        schedule: "constant" (default) or `Cyclical()`.
+    """
 
     learning_rate: float | None
     chains: int = 4
@@ -116,7 +139,7 @@ class GradientSampler(Options):
 
     @property
     def rate(self) -> float:
-        """The learning rate as given, or the sampler's own."""
+        """The learning rate as given, or the sampler's default."""
         raise NotImplementedError
 
     def length(self, data: Data) -> int:
@@ -125,15 +148,15 @@ class GradientSampler(Options):
     def begin(
         self, target: Target, plan: Plan, generator: torch.Generator, shape: torch.Size, start: Posterior | None
     ) -> Tensor:
-        """Where the chains begin, (*shape, chains, P)."""
+        """The initial positions of the chains, (*shape, chains, P)."""
         return target.start(plan.data, torch.Size([*shape, self.chains]), generator, start)
 
 
 def step_size(target: Target, rate: float) -> float:
-    """The step on the tempered log joint, T rate / N, so that a rate is as stable at any N and T."""
+    """The step on the tempered log joint, T rate / N, so that a rate is equally stable at any N and T."""
     return target.mean_loss_scale * rate
 
 
 def standard_normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Fresh noise in the shape of a tensor."""
+    """Draw standard normal noise in the shape of a tensor."""
     return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)

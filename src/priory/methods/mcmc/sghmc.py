@@ -1,17 +1,21 @@
-"""Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014): Langevin dynamics with momentum.
+"""Stochastic gradient Hamiltonian Monte Carlo: Langevin dynamics with momentum.
 
     v <- (1 - a) v + e g(w) + sqrt(2 a e) xi,     w <- w + v,       g an estimate of grad log p(w, D),  xi ~ N(0, I)
 
-with the friction a in (0, 1) and e = T rate / N on the tempered joint, as in SGLD. Friction takes out the energy that
-minibatch noise puts in. The noise has to be 2 a e in this order of the two updates: on a Gaussian of precision Q the
-draws have the covariance
+with the friction a in (0, 1] and e = T rate / N on the tempered joint, as in SGLD. Friction removes the energy that
+minibatch noise adds. In this order of the two updates the noise variance has to be 2 a e. On a Gaussian of precision Q
+the draws then have the covariance
 
     Q^-1 (I - e Q / (2 (2 - a)))^-1
 
-whatever the friction, where 2 a e less its square, the noise of an exact Ornstein-Uhlenbeck step, would take away a
-share of a / 2. Minibatch noise of covariance C multiplies it by about 1 + e C / (2 a): lower the rate, or raise the
-friction. Chen et al. subtract an estimate of it from the noise; here it is zero, as their default is. A chain needs
-about 1 / a steps to turn, and a friction of 1 is SGLD. Cost of a step: one pass of the network and O(P) a chain.
+for any friction; the noise of an exact Ornstein-Uhlenbeck step, (2 a - a^2) e, would lower the variance by a share of
+a / 2. Minibatch noise of covariance C multiplies the covariance by about 1 + e C / (2 a): lower the rate, or raise the
+friction. Chen et al. subtract an estimate of C from the noise; here that estimate is zero, as is their default. A chain
+needs about 1 / a steps to change direction, and a friction of 1 gives SGLD. Cost of a step: one pass of the network,
+and O(P) per chain.
+
+References:
+    Chen, Fox and Guestrin (2014), Stochastic gradient Hamiltonian Monte Carlo.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class State:
-    """Where the chains are, and how they move."""
+    """Positions and velocities of the chains."""
 
     w: Tensor  # (*B, K, P)
     v: Tensor  # (*B, K, P)
@@ -46,15 +50,31 @@ class State:
 
 @dataclass(frozen=True)
 class SGHMC(GradientSampler):
-    """Stochastic gradient Hamiltonian Monte Carlo; `steps` of the fit count minibatches.
+    """Stochastic gradient Hamiltonian Monte Carlo: minibatch gradients with momentum, friction and noise.
 
-    `learning_rate` is that of gradient descent with momentum 1 - `friction` on the loss a datum. The other options are
-    those of SGLD.
+    `steps` in `fit` counts minibatches. There is no Metropolis correction: lower the rate to lower the bias.
 
-    >>> SGHMC(friction=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'friction' argument of SGHMC must be a number above 0, up to 1, got 0.
+    Args:
+        learning_rate: Step size of gradient descent with momentum 1 - `friction` on the mean loss per row. Default:
+            0.01.
+        chains: Number of chains, which read the same minibatches.
+        burn_in: Steps at the start that are not kept. Default: None, half of the steps; with `Cyclical()`, none,
+            because the exploring part of each cycle is its burn-in.
+        thin: Keep every `thin`-th draw after the burn-in. Default: None, the smallest that keeps at most 1,000 draws
+            per chain.
+        schedule: "constant" (default) or `Cyclical()`.
+        friction: Friction a, above 0 and at most 1. Default: 0.1.
+        start: A method such as `MAP()` or a fitted posterior to start the chains from. Default: None, the model's own
+            initialisation.
+
+    Example:
+        >>> SGHMC(friction=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'friction' argument of SGHMC must be a number above 0, up to 1, got 0.
+
+    References:
+        Chen, Fox and Guestrin (2014), Stochastic gradient Hamiltonian Monte Carlo.
     """
 
     learning_rate: float = 0.01
@@ -76,7 +96,7 @@ class SGHMC(GradientSampler):
         return Traits(chains=True, spread=True, trains_buffers=False)
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
-        Timetable.of(self, steps)  # refuses options that leave nothing to keep
+        Timetable.of(self, steps)  # raises if the options leave no draw to keep
         return Plan(data, steps)
 
     def init(

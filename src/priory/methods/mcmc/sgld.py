@@ -1,18 +1,23 @@
-"""Stochastic gradient Langevin dynamics (Welling and Teh 2011): gradient ascent on the log joint, with as much noise
-as makes its draws the posterior's.
+"""Stochastic gradient Langevin dynamics: gradient ascent on the log joint with noise.
 
     w <- w + e g(w) + sqrt(2 e) xi,       g an estimate of grad log p(w, D) from a minibatch,  xi ~ N(0, I)
 
 With e = T rate / N and the joint tempered, the noise has the variance 2 T rate / N. There is no Metropolis correction,
-so that draws are wrong by O(e): on a Gaussian of precision Q their covariance is Q^-1 (I - e Q / 2)^-1, and minibatch
-noise of covariance C adds about e C Q^-1 / 2. Halve the rate to halve both. All chains read the same minibatches.
+so the draws have an error of O(e): on a Gaussian of precision Q their covariance is Q^-1 (I - e Q / 2)^-1, and
+minibatch noise of covariance C adds about e C Q^-1 / 2. Halving the rate halves both. All chains read the same
+minibatches.
 
-With `precondition`, each coordinate has a step of its own, as in RMSprop (Li, Chen, Carlson and Carin 2016):
+With `precondition`, each coordinate has its own step size, as in RMSprop (Li, Chen, Carlson and Carin 2016):
 
     w <- w + e G g + sqrt(2 e G) xi,      G = 1 / (1e-5 + sqrt(V)),    V <- 0.99 V + 0.01 (g / N)^2
 
-V is the mean over chains, and moves only while nothing is drawn. A G that moved with w would need its divergence added,
-which Li et al. leave out; one that stays needs none. Cost of a step: one pass of the network and O(P) a chain.
+V is averaged over chains and is updated only while no draws are kept. A G that changed with w would need its divergence
+added, which Li et al. leave out; a constant G needs no such term. Cost of a step: one pass of the network, and O(P) per
+chain.
+
+References:
+    Welling and Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics.
+    Li, Chen, Carlson and Carin (2016), Preconditioned stochastic gradient Langevin dynamics for deep neural networks.
 """
 
 from __future__ import annotations
@@ -34,12 +39,12 @@ if TYPE_CHECKING:
     from priory.models.target import Target
     from priory.posteriors import Posterior
 
-DECAY, DAMPING = 0.99, 1e-5
+SQUARES_DECAY, SCALE_DAMPING = 0.99, 1e-5  # of the running mean of squared gradients; added to its root
 
 
 @dataclass
 class State:
-    """Where the chains are, and the running squares of their gradients a datum."""
+    """Positions of the chains, and the running mean of their squared gradients per row."""
 
     w: Tensor  # (*B, K, P)
     squares: Tensor | None  # (*B, 1, P)
@@ -50,17 +55,34 @@ class State:
 
 @dataclass(frozen=True)
 class SGLD(GradientSampler):
-    """Stochastic gradient Langevin dynamics; `steps` of the fit count minibatches.
+    """Stochastic gradient Langevin dynamics: minibatch gradients with noise.
 
-    `learning_rate` is that of gradient descent on the loss a datum (0.05 unless given, and 0.01 with `precondition`).
-    The error that it leaves is proportional to it and to the curvature a datum, which is 1 / noise^2 in a regression.
-    Of each of `chains` the draws after `burn_in` steps (half of them, unless given) are kept, every `thin`-th (as many
-    as leave 1,000, unless given). `schedule` is "constant" or `Cyclical()`.
+    `steps` in `fit` counts minibatches. There is no Metropolis correction: the bias is proportional to the learning
+    rate and to the curvature per row, which is 1 / noise^2 in a regression.
 
-    >>> SGLD(learning_rate=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'learning_rate' argument of SGLD must be a positive number, got 0.
+    Args:
+        learning_rate: Step size of gradient descent on the mean loss per row. Default: None, 0.05, or 0.01 with
+            `precondition`.
+        chains: Number of chains, which read the same minibatches.
+        burn_in: Steps at the start that are not kept. Default: None, half of the steps; with `Cyclical()`, none,
+            because the exploring part of each cycle is its burn-in.
+        thin: Keep every `thin`-th draw after the burn-in. Default: None, the smallest that keeps at most 1,000 draws
+            per chain.
+        schedule: "constant" (default) or `Cyclical()`.
+        precondition: Whether each coordinate has its own step size, as in RMSprop, learnt in the burn-in.
+        start: A method such as `MAP()` or a fitted posterior to start the chains from. Default: None, the model's own
+            initialisation.
+
+    Example:
+        >>> SGLD(learning_rate=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'learning_rate' argument of SGLD must be a positive number, got 0.
+
+    References:
+        Welling and Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics.
+        Li, Chen, Carlson and Carin (2016), Preconditioned stochastic gradient Langevin dynamics for deep neural
+        networks.
     """
 
     learning_rate: float | None = None
@@ -111,10 +133,10 @@ class SGLD(GradientSampler):
 
 
 def observe(state: State, gradient: Tensor, target: Target) -> None:
-    """Add a gradient a datum to the running squares, the mean over chains."""
+    """Add the squared gradient per row, averaged over chains, to the running mean."""
     assert state.squares is not None
     each = gradient * target.mean_loss_scale
-    state.squares.lerp_(each.square().mean(-2, keepdim=True), 1 - DECAY)
+    state.squares.lerp_(each.square().mean(-2, keepdim=True), 1 - SQUARES_DECAY)
     state.seen += 1
 
 
@@ -122,12 +144,12 @@ def preconditioner(state: State) -> Tensor | None:
     """G, (*B, 1, P); None for the identity."""
     if state.squares is None:
         return None
-    unbiased = state.squares / (1 - DECAY**state.seen)  # they begin at zero
-    return 1 / (DAMPING + unbiased.sqrt())
+    unbiased = state.squares / (1 - SQUARES_DECAY**state.seen)  # the running mean starts at zero
+    return 1 / (SCALE_DAMPING + unbiased.sqrt())
 
 
 def move(state: State, gradient: Tensor, size: float, noise: Tensor | None) -> None:
-    """One step in place; without noise, one of gradient ascent."""
+    """Take one step in place; without noise, a step of gradient ascent."""
     metric = preconditioner(state)
     state.w.add_(gradient if metric is None else metric * gradient, alpha=size)
     if noise is not None:

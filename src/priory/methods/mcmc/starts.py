@@ -1,9 +1,9 @@
-"""Where chains begin: at starts that have a density, at draws of another posterior, or at draws of the prior.
+"""Initial positions of chains: points of finite density, draws of another posterior, or draws from the prior.
 
-A model starts its chains by its layers' own initialisation, a density uniformly on (-2, 2) in unconstrained
-coordinates. Draws of the prior are further apart, so that R-hat can see a mode that some of them don't reach, and are
-of no use where the prior is far wider than the posterior. Draws of a close posterior save the way to it, and teach the
-first metric.
+By default a model's chains start at its layers' initialisation, and a density's uniformly on (-2, 2) in unconstrained
+parameters. Draws from the prior are further apart, so that R-hat can detect a mode that some chains don't reach, but
+are useless where the prior is far wider than the posterior. Draws of an approximate posterior shorten the warm-up and
+give the first metric.
 """
 
 from __future__ import annotations
@@ -30,20 +30,25 @@ if TYPE_CHECKING:
     from priory.models.target import Target
     from priory.posteriors import Posterior
 
-HALVINGS = 10  # times that a start without density is drawn towards zero
-STARTS = 256  # draws of a posterior that chains start from, whose covariance is their first metric
-TEACHING = 16  # with the coordinates, half of the different draws without which there is no such metric
-WHOLE = {"Integer": "integers", "Boolean": "zero and one", "OneHot": "one-hot vectors", "Multinomial": "counts"}
-FLAT = 1e-10  # of a gradient that is none, beside what rounding leaves of it, and of a change that is none
-ROUNDED = 64  # times its type's eps, of a density: a change by less is but rounding
-ASKED = 128  # coordinates up to which each is asked whether the posterior has an end in it
-LINE = (1e10, 1e12)  # distances on the line: no posterior with an end is so wide
-BARE = 1e-3  # nats of a fall that are but rounding
-UNSEEN = 10.0  # nats below the best start at which a tail is so small that no chain finds it
+MAX_HALVINGS = 10  # of an initial point without density, towards zero
+METRIC_DRAWS = 256  # draws of the start posterior whose covariance is the first metric
+MIN_DISTINCT_DRAWS = 16  # half of the distinct draws that such a metric needs, plus one per coordinate
+DISCRETE_VALUES = {
+    "Integer": "integers",
+    "Boolean": "zero and one",
+    "OneHot": "one-hot vectors",
+    "Multinomial": "counts",
+}
+ZERO_TOLERANCE = 1e-10  # relative size of a gradient, or of a change, that counts as zero
+DENSITY_ROUNDING_EPS = 64  # rounding error of a log density, in eps
+MAX_CHECKED_COORDINATES = 128  # up to this many, each is checked for an improper posterior
+TAIL_DISTANCES = (1e10, 1e12)  # on the real line: no proper posterior is so wide
+MIN_FALL_NATS = 1e-3  # a smaller fall of the log density is rounding
+NEGLIGIBLE_TAIL_NATS = 10.0  # a tail this far below the best start is too small for any chain to find
 
 
 def from_prior(target: Target, shape: torch.Size, generator: torch.Generator, owner: str) -> Tensor:
-    """A draw of the model's prior for each chain, in unconstrained coordinates, (*shape, P)."""
+    """One draw from the model's prior per chain, in unconstrained parameters, (*shape, P)."""
     model = target.model
     require(
         has_network(model),
@@ -74,9 +79,9 @@ def from_prior(target: Target, shape: torch.Size, generator: torch.Generator, ow
 
 
 def drawn(believed: Distribution, block: Block, shape: torch.Size, generator: torch.Generator, owner: str) -> Tensor:
-    """Draws of one parameter's distribution in unconstrained coordinates, (*shape, n).
+    """Draws from one parameter's distribution in unconstrained parameters, (*shape, n).
 
-    Distributions of torch read its global noise, which is put back afterwards.
+    torch.distributions use the global random state, which is restored afterwards.
     """
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     rest = () if flattens(believed, block) else block.shape[: len(block.shape) - len(believed.event_shape)]
@@ -92,14 +97,15 @@ def drawn(believed: Distribution, block: Block, shape: torch.Size, generator: to
 
 
 def begin(joint: Joint, w: Tensor, target: Target, owner: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Starts that have a density, with their values and gradients.
+    """Initial positions of finite density, with their values and gradients.
 
-    A start without is halved until it has: zero is where a density is tried first. One that never has
-    begins where another chain does. A member none of whose chains has a density stays where it is, at minus infinity.
+    A position without density is halved until it has one, because zero is the most likely place for it. A chain that
+    never finds one starts where another chain does. A member none of whose chains has a density stays at zero, with log
+    density minus infinity.
     """
     first = w
     value, gradient = joint(w)
-    for _ in range(HALVINGS):
+    for _ in range(MAX_HALVINGS):
         alive = usable(value, gradient)
         if bool(alive.all()):
             return w, value, gradient
@@ -115,20 +121,20 @@ def begin(joint: Joint, w: Tensor, target: Target, owner: str) -> tuple[Tensor, 
 
 
 def learnt_from(start: Posterior, metric: str, w: Tensor, generator: torch.Generator) -> Moments | None:
-    """The moments of what chains w (*B, K, P) start from, for a first metric; None where it has no spread to speak of.
+    """Moments of the posterior that chains w (*B, K, P) start from, for a first metric; None if it has no spread.
 
-    A point has none, nor has a sample that repeats a few of its draws, as an importance sample that failed does.
+    A point has no spread, and neither has a failed importance sample that repeats a few of its draws.
     """
-    draws = start.draw(STARTS * w[..., 0, 0].numel(), generator)
-    if len(torch.unique(draws, dim=0)) < min(STARTS, 2 * (w.shape[-1] + TEACHING)):
+    draws = start.draw(METRIC_DRAWS * w[..., 0, 0].numel(), generator)
+    if len(torch.unique(draws, dim=0)) < min(METRIC_DRAWS, 2 * (w.shape[-1] + MIN_DISTINCT_DRAWS)):
         return None
     moments = Moments.none(w, metric)
-    moments.hear(draws.reshape(*w.shape[:-2], STARTS, w.shape[-1]))
+    moments.hear(draws.reshape(*w.shape[:-2], METRIC_DRAWS, w.shape[-1]))
     return moments
 
 
 def replaced(alive: Tensor, w: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The chains, with the place of one that lives for each that doesn't: the k-th living one, taken in turn."""
+    """The chains, with each that is not alive replaced by a copy of one that is, taken in turn."""
     order = alive.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices
     living = alive.sum(-1, keepdim=True).clamp(min=1)
     turn = order.gather(-1, torch.arange(alive.shape[-1], device=w.device).expand(alive.shape) % living)
@@ -138,12 +144,12 @@ def replaced(alive: Tensor, w: Tensor, value: Tensor, gradient: Tensor) -> tuple
 
 
 def usable(value: Tensor, gradient: Tensor) -> Tensor:
-    """Whether log p and its gradient are numbers, (*B,)."""
+    """Whether log p and its gradient are finite, (*B,)."""
     return torch.isfinite(value) & torch.isfinite(gradient).all(-1)
 
 
 def no_start(joint: Joint, w: Tensor, target: Target, owner: str) -> str:
-    """Why no chain could start, with the parameters of the first."""
+    """The error message where no chain could start, with the parameters of the first."""
     value, gradient = joint(w)
     value, gradient, one = value.flatten()[0], gradient.flatten(0, -2)[0], w.flatten(0, -2)[0]
     params = {n: x.tolist() if x.numel() < 6 else "..." for n, x in target.model.layout.constrain(one).items()}
@@ -153,30 +159,30 @@ def no_start(joint: Joint, w: Tensor, target: Target, owner: str) -> str:
 
 
 def refuse_discrete(density: BaseModel, joint: Joint, w: Tensor, value: Tensor, gradient: Tensor, owner: str) -> None:
-    """Refuse a parameter that is an integer to the density: it has no slope to follow.
+    """Raise an error for a parameter that the density treats as discrete, which has no gradient to follow.
 
-    Either a distribution over integers is asked about it, which a check of its arguments tells; or it is rounded,
-    so that the density changes with it and has no slope in it at any start, the volume element apart. What a density
-    doesn't read at all is left to the chains, which will be seen to spread.
+    Two cases are found. A distribution over integers rejects the value when it checks its arguments. Or the density
+    rounds the parameter: it changes with the parameter, and apart from the log-determinant has no gradient in it at any
+    start. A parameter that the density doesn't read at all is not found here; its chains spread without bound.
     """
     try:
         density.trial(w.flatten(0, -2)[0])
     except ValueError as error:
-        kind = next((kind for kind in WHOLE if kind in str(error)), None)
+        kind = next((kind for kind in DISCRETE_VALUES if kind in str(error)), None)
         if kind is not None:
             raise InputError(
-                f"The parameters of {owner} must be continuous, got one that has {WHOLE[kind]}: sum it out of "
-                "the density."
+                f"The parameters of {owner} must be continuous, got one that has {DISCRETE_VALUES[kind]}: sum it out "
+                "of the density."
             ) from error
     volume, slope = summed(density.layout.log_det, w)
-    flat = ((gradient - slope).abs() <= FLAT * (1 + slope.abs())).flatten(0, -2).all(0)  # (P,)
-    least = max(FLAT, ROUNDED * torch.finfo(w.dtype).eps) * (1 + value.abs() + volume.abs())
+    flat = ((gradient - slope).abs() <= ZERO_TOLERANCE * (1 + slope.abs())).flatten(0, -2).all(0)  # (P,)
+    least = max(ZERO_TOLERANCE, DENSITY_ROUNDING_EPS * torch.finfo(w.dtype).eps) * (1 + value.abs() + volume.abs())
     for block in density.layout.blocks:
         here = torch.zeros_like(flat)
         here[block.start : block.stop] = flat[block.start : block.stop]
         if not bool(here.any()):
             continue
-        moved = torch.where(here, w.roll(1, -2), w)  # to where another chain has it
+        moved = torch.where(here, w.roll(1, -2), w)  # to the value of another chain
         change = joint(moved)[0] - density.layout.log_det(moved) - (value - volume)
         if bool((change.abs() > least).any()):
             raise InputError(
@@ -186,14 +192,14 @@ def refuse_discrete(density: BaseModel, joint: Joint, w: Tensor, value: Tensor, 
 
 
 def refuse_improper(target: Target, joint: Joint, w: Tensor, value: Tensor, owner: str) -> None:
-    """Refuse a posterior that has no end in one coordinate, the others being where a chain w (*B, K, P) starts.
+    """Raise an error for a posterior that is improper in one coordinate, given the others of a chain w (*B, K, P).
 
-    If the integral over one coordinate is infinite wherever the others are in some volume, so is that over all. Over a
-    line it is infinite if log p falls no faster than -log |w|. Each chain is asked about another coordinate. What is
-    improper across coordinates alone is left to the chains, which will be seen to drift off.
+    If the integral over one coordinate is infinite wherever the other coordinates are in some volume, so is the
+    integral over all. On the real line it is infinite if log p falls no faster than -log |w|. Each chain checks another
+    coordinate. A posterior that is improper only across coordinates is not found here; its chains drift off.
     """
     size, chains, alive = w.shape[-1], value.numel(), torch.isfinite(value)
-    if size > ASKED or not bool(alive.any()):
+    if size > MAX_CHECKED_COORDINATES or not bool(alive.any()):
         return
     near, far, least = tails(target.model.layout, w)
     best = value[alive].max()
@@ -201,7 +207,7 @@ def refuse_improper(target: Target, joint: Joint, w: Tensor, value: Tensor, owne
         place = (torch.arange(chains, device=w.device).view(value.shape) + turn * chains) % size
         for sign in (1, -1):
             there = along(joint, w, place, sign * near)
-            seen = there + near[place].log() > best - UNSEEN
+            seen = there + near[place].log() > best - NEGLIGIBLE_TAIL_NATS
             if not bool(seen.any()):
                 continue
             beyond = along(joint, w, place, sign * far)
@@ -217,27 +223,27 @@ def refuse_improper(target: Target, joint: Joint, w: Tensor, value: Tensor, owne
 
 
 def tails(layout: Layout, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Two distances for each coordinate and the least fall of log p between them where there is an end, (P,) each.
+    """Two distances per coordinate, and the least fall of log p between them under a proper posterior, (P,) each.
 
-    A parameter that is exp or a sigmoid of its coordinate is asked about where its square is still a number, and may
-    not stay as it is there. Coordinates that are mapped together are not asked about, at no distance.
+    A parameter that is exp or a sigmoid of its coordinate is checked where its square is still finite; there log p must
+    fall. Coordinates that are mapped jointly are not checked, and have distance zero.
     """
     near, far, least = (w.new_zeros(w.shape[-1]) for _ in range(3))
     limit = math.log(torch.finfo(w.dtype).max)
     for block in layout.blocks:
         here = slice(block.start, block.stop)
         if block.bijector.identity:
-            near[here], far[here] = LINE
-            least[here] = math.log(LINE[1] / LINE[0]) + BARE
+            near[here], far[here] = TAIL_DISTANCES
+            least[here] = math.log(TAIL_DISTANCES[1] / TAIL_DISTANCES[0]) + MIN_FALL_NATS
         elif block.bijector.elementwise:
-            near[here], far[here], least[here] = limit / 4, limit / 2, BARE
+            near[here], far[here], least[here] = limit / 4, limit / 2, MIN_FALL_NATS
     return near, far, least
 
 
 def along(joint: Joint, w: Tensor, place: Tensor, distance: Tensor) -> Tensor:
-    """log p (*B, K) where one coordinate of each chain, its `place` (*B, K), is so far away (P,); NaN if it fails."""
+    """log p (*B, K) with coordinate `place` (*B, K) of each chain moved by `distance` (P,); NaN if it fails."""
     step = torch.zeros_like(w).scatter(-1, place[..., None], distance[place][..., None])
     try:
         return joint(w + step)[0]
-    except RuntimeError:  # a matrix without a factor
+    except RuntimeError:  # a matrix without a Cholesky factor
         return torch.full_like(w[..., 0], math.nan)
