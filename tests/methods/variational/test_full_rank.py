@@ -7,7 +7,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 import priory as pr
 from priory.core.errors import InputError
 from priory.core.streams import stream
-from priory.methods.variational.full_rank import STRIP, lower_of_transposed_product, lower_product, natural_step
+from priory.methods.variational.full_rank import STRIP_COLUMNS, lower_of_transposed_product, lower_product, natural_step
 from priory.testing import LinearRegression
 
 F64 = torch.float64
@@ -130,7 +130,7 @@ def test_its_step_is_the_same_in_every_system_of_coordinates():
     torch.testing.assert_close(there[1], A @ here[1], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("size", [1, STRIP - 1, STRIP, STRIP + 1, 2 * STRIP + 3])
+@pytest.mark.parametrize("size", [1, STRIP_COLUMNS - 1, STRIP_COLUMNS, STRIP_COLUMNS + 1, 2 * STRIP_COLUMNS + 3])
 def test_products_by_strips_are_whole_products(size):
     generator = torch.Generator().manual_seed(size)
     a, b = torch.randn(2, 3, size, size, generator=generator, dtype=F64)

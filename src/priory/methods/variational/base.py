@@ -1,8 +1,8 @@
-"""What variational methods share: options, a flat tensor of variational parameters, and a step on any objective.
+"""The engine shared by the variational methods: options, a flat tensor of variational parameters, and the step.
 
-A method says which `Form` its q has; `Form.family` turns the flat tensor theta (*B, K) into a distribution, an
-estimator gives a loss whose gradient in theta is found by autograd through the family alone, and Adam descends it. The
-network itself is asked for one value and one gradient a draw.
+A method names the `Form` of its q. `Form.family` turns the flat tensor theta (*B, K) into a distribution. An estimator
+gives a loss, whose gradient in theta comes from autograd through the family alone, and Adam descends it. The network is
+evaluated once per draw, with its gradient.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from priory.models.target import Target
     from priory.posteriors import Posterior
 
-NARROW = 0.02  # of the prior's standard deviations: the first steps see the network and not the noise
-WIDE = 1.0  # for a density, whose scale is not known: what is to bend or to split must first cover
-RUN_OFF = 10.0  # times its first scale, from which q is asked whether it has somewhere to go
-BASELINE = 0.9  # how much of the average over earlier steps a step keeps
+NARROW_SCALE = 0.02  # initial scale in prior standard deviations, so narrow that noise doesn't hide the network
+WIDE_SCALE = 1.0  # initial scale of flows and mixtures for a density, which must cover it before they adapt
+RUNAWAY_RATIO = 10.0  # scale over initial scale above which q is tested for an improper direction
+BASELINE_DECAY = 0.9  # of the moving average of f per step
 
 
 @dataclass
 class State:
-    """The variational parameters and Adam's moments; an average of f, as the baseline of score functions."""
+    """Variational parameters, Adam's moments, and the moving average of f that score functions use as a baseline."""
 
     theta: Tensor  # (*B, K)
     adam: Adam
@@ -56,10 +56,14 @@ class State:
 
 @dataclass(frozen=True)
 class Objective:
-    """Which bound, by which estimator, from how many draws.
+    """The bound to maximise, the estimator of its gradient, and the number of draws.
 
-    `objective` is "elbo", or "iwae" for the importance-weighted bound over `samples` draws; `estimator` is one of those
-    of `priory.estimators`; `divergence` replaces KL(q || p) by another one to the prior, from `priory.divergences`.
+    Args:
+        samples: Number of draws per step.
+        estimator: One of `priory.estimators.ESTIMATORS`.
+        objective: "elbo", or "iwae" for the importance-weighted bound over `samples` draws.
+        divergence: A divergence to the prior from `priory.divergences` that replaces KL(q || p), or None for KL.
+        antithetic: Whether draws come in pairs; None for pairs where they are possible.
     """
 
     samples: int
@@ -69,7 +73,7 @@ class Objective:
     antithetic: bool | None
 
     def check(self, owner: str, layers: bool) -> None:
-        """Refuse what doesn't go together."""
+        """Raise InputError for options that can't be combined."""
         require(whole(self.samples, 1), "samples", owner, "be an integer >= 1", self.samples)
         known = (*PATHS, *SCORES, *(LAYERS if layers else ()))
         require(self.estimator in known, "estimator", owner, f"be one of {', '.join(known)}", repr(self.estimator))
@@ -95,7 +99,7 @@ class Objective:
         require(drawn, "antithetic", owner, f"be left out for {of}", self.antithetic)
 
     def estimate(self, target: Target, family: Any, batch: Batch, state: Any, generator: torch.Generator) -> Estimate:
-        """One estimate from fresh draws."""
+        """Estimate the loss from fresh draws."""
         if self.objective == "iwae":
             return importance_weighted(target, family, batch, state.buffers, generator, self.samples, self.estimator)
         return estimate(
@@ -114,7 +118,23 @@ class Objective:
 
 @dataclass(frozen=True, kw_only=True)
 class VariationalMethod(Options):
-    """The engine of the methods whose q is a `Form`: they differ in that form, and in their defaults."""
+    """Base class of the variational methods whose q is a `Form`; subclasses name the form and change defaults.
+
+    Args:
+        samples: Number of draws of w per step. Default: 1.
+        estimator: Gradient estimator, one of `priory.estimators.ESTIMATORS`. Default: None, the method's usual one.
+        objective: "elbo", or "iwae" for the importance-weighted bound over `samples` draws. Default: "elbo".
+        divergence: Replaces KL(q || p) by another divergence to the prior, such as `priory.divergences.Renyi(0.5)`.
+            Default: None, KL.
+        antithetic: Whether draws come in pairs eps, -eps, whose odd errors cancel. Default: None, pairs where `samples`
+            is even and q is symmetric.
+        learning_rate: Learning rate of Adam. Default: 0.01.
+        schedule: "cosine" (decay to zero, so that the last steps average the noise away), "constant", or a function
+            from an optimizer to a `torch.optim.lr_scheduler`. Default: "cosine".
+        initial_scale: Initial standard deviations of q, in standard deviations of the prior. Default: None, 0.02 for a
+            network.
+        start: Method to fit first, or posterior to start from. Default: None, the model's initial values.
+    """
 
     samples: int = 1
     estimator: str | None = None
@@ -126,8 +146,8 @@ class VariationalMethod(Options):
     initial_scale: float | None = None
     start: Any = None
 
-    usual: ClassVar[str] = "sticking"  # the estimator of the ELBO unless one is named
-    usual_weighted: ClassVar[str] = "doubly"  # and of the importance-weighted bound
+    usual: ClassVar[str] = "sticking"  # default estimator of the ELBO
+    usual_weighted: ClassVar[str] = "doubly"  # default estimator of the importance-weighted bound
     narrow: ClassVar[bool] = True  # whether q starts narrow for a density too
     layered: ClassVar[bool] = False  # whether noise may be drawn at the layers
 
@@ -141,12 +161,12 @@ class VariationalMethod(Options):
 
     @property
     def bound(self) -> Objective:
-        """What is maximised, and how."""
+        """The objective with its estimator."""
         return Objective(self.samples, self.chosen, self.objective, self.divergence, self.antithetic)
 
     @property
     def chosen(self) -> str:
-        """The estimator: the one that is named, or else the usual one, if it fits what is maximised."""
+        """The estimator given by the user, or the default for this objective and divergence."""
         if self.estimator is not None or self.usual == "pathwise":
             return self.estimator or self.usual
         if self.objective == "iwae":
@@ -154,12 +174,12 @@ class VariationalMethod(Options):
         return self.usual if self.divergence is None else "pathwise"
 
     def form(self, target: Target) -> Form:
-        """The form of q for this target."""
+        """Return the form of q for this target."""
         raise NotImplementedError
 
     def first_scale(self, target: Target) -> Tensor:
-        """The standard deviations that q starts with, (P,)."""
-        usual = NARROW if self.narrow or has_network(target.model) else WIDE
+        """Return the initial standard deviations of q, (P,)."""
+        usual = NARROW_SCALE if self.narrow or has_network(target.model) else WIDE_SCALE
         return (self.initial_scale or usual) * target.prior.typical_scale()
 
     @property
@@ -188,13 +208,13 @@ class VariationalMethod(Options):
         with torch.enable_grad():
             family = state.form.family(theta)
             found = self.estimate(target, family, batch, state, generator)
-            (gradient,) = torch.autograd.grad(found.loss.sum(), theta)  # members don't meet
+            (gradient,) = torch.autograd.grad(found.loss.sum(), theta)  # members are independent
         state.adam.descend(state.theta, gradient)
-        state.baseline = moved_average(state.baseline, found, first=state.adam.step == 1)
-        return state, Info(told(found))
+        state.baseline = updated_baseline(state.baseline, found, first=state.adam.step == 1)
+        return state, Info(bound_metrics(found))
 
     def estimate(self, target: Target, family: Any, batch: Batch, state: Any, generator: torch.Generator) -> Estimate:
-        """One estimate of the loss, from fresh draws."""
+        """Estimate the loss from fresh draws."""
         return self.bound.estimate(target, family, batch, state, generator)
 
     def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Variational:
@@ -203,21 +223,21 @@ class VariationalMethod(Options):
         return found
 
     def warn_if_flat(self, posterior: Variational) -> None:
-        """Say when q runs off: wider than it began, where the density (with its data inside) doesn't fall."""
+        """Warn if q has grown without bound along a direction in which the density is flat."""
         warn_if_flat(posterior, self.first_scale(posterior.target), self.samples, type(self).__name__)
 
 
 def warn_if_flat(posterior: Variational, first: Tensor, samples: int, owner: str) -> None:
-    """Say when q is far wider than its first scale, (P,), in a direction in which the density doesn't fall."""
+    """Warn if q is far wider than its initial scale `first`, (P,), in a direction in which the density is flat."""
     target = posterior.target
     if target.num_data is not None or posterior.theta.ndim > 1:
         return
     w = posterior.draw(DRAWS, stream(0, "flat", device=target.model.device))
     away = w - w.mean(0)
-    wide = away.std(0) > RUN_OFF * first
+    wide = away.std(0) > RUNAWAY_RATIO * first
     if not bool(wide.any()):
         return
-    # as many at once as a step has, whose graph is there already
+    # in pieces of `samples` draws, for which a compiled graph exists already
     pieces = w.unbind() if samples == 1 else w[: DRAWS - DRAWS % samples].split(samples)
     gradient = torch.cat([target.log_joint_and_grad(piece, ())[1].reshape(-1, target.size) for piece in pieces])
     place = flat_place(away[: len(gradient)], gradient, wide)
@@ -232,14 +252,14 @@ def warn_if_flat(posterior: Variational, first: Tensor, samples: int, owner: str
         posterior.know(Status("doubtful", sentence), warned=True)
 
 
-def moved_average(baseline: Tensor, found: Estimate, first: bool) -> Tensor:
-    """The baseline, moved towards this step's mean of f; the first step's is all there is."""
+def updated_baseline(baseline: Tensor, found: Estimate, first: bool) -> Tensor:
+    """Update the moving average of f with the mean of this step; the first step sets it."""
     mean = found.each.mean(0)
-    return mean if first else torch.lerp(mean, baseline, BASELINE)
+    return mean if first else torch.lerp(mean, baseline, BASELINE_DECAY)
 
 
-def told(found: Estimate) -> dict[str, Tensor | float]:
-    """The bound and its parts, for the history."""
+def bound_metrics(found: Estimate) -> dict[str, Tensor | float]:
+    """Return the bound and its parts as metrics of the history."""
     bound = found.bound
     metrics: dict[str, Tensor | float] = {"elbo": bound.value, "nll": bound.nll, "kl": bound.kl, "loss": bound.loss}
     if found.weighted is not None:
@@ -253,9 +273,9 @@ def told(found: Estimate) -> dict[str, Tensor | float]:
 def parts(
     target: Target, value: Tensor, square: Tensor, log_scales: Tensor, others: Tensor | None, volume: Tensor | None
 ) -> dict[str, Tensor | float]:
-    """The bound and its parts, from sum_i lambda_i E_q[(w - m0)^2] and sum_i log s_i (or half the log determinant).
+    """Return the bound and its parts from sum_i lambda_i E_q[(w - m0)^2] and sum_i log s_i (half the log determinant).
 
-    One member on the CPU is counted in plain numbers, which cost a tenth of tensors.
+    A single member on the CPU is computed in Python floats, at a tenth of the cost of tensors.
     """
     numbers: list[Any] = [value, square, log_scales, *(0.0 if part is None else part for part in (others, volume))]
     if value.ndim == 0 and value.device.type == "cpu":

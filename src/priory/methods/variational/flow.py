@@ -1,11 +1,12 @@
-"""Variational inference with a normalising flow: a Gaussian bent by a chain of couplings (Rezende and Mohamed 2015;
-Dinh, Sohl-Dickstein and Bengio 2017).
+"""Variational inference with a normalising flow: a Gaussian transformed by a chain of coupling layers.
+
+After Rezende and Mohamed (2015) and Dinh, Sohl-Dickstein and Bengio (2017).
 
     w = m + s f_K(... f_1(z)),   z ~ N(0, I),   log q(w) = log N(z) - sum_k log |det df_k| - sum_i log s_i
 
-Each coupling scales and shifts half of the coordinates by functions of the other half, so that its inverse and its
-determinant cost no more than itself. Curved and skewed posteriors are within reach. Cost of a step: `samples` passes
-and O(samples layers hidden P).
+Each coupling layer scales and shifts half of the coordinates by functions of the other half, so its inverse and its
+determinant cost no more than the layer itself. A flow can fit curved and skewed posteriors. Cost of a step: `samples`
+passes and O(samples layers hidden P).
 """
 
 from __future__ import annotations
@@ -23,12 +24,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Flow(VariationalMethod):
-    """Variational inference with real NVP: `layers` couplings of `hidden` units; other options as in `MeanField`.
+    """Variational inference with a normalising flow of coupling layers (real NVP).
 
-    >>> Flow(layers=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'layers' argument of Flow must be an integer >= 1, got 0.
+    Maximises the evidence lower bound over
+
+        w = m + s f_K(... f_1(z)),    z ~ N(0, I)
+
+    where each f_k scales and shifts half of the coordinates by functions of the other half. Fits curved and skewed
+    posteriors. A step costs `samples` passes and O(samples layers hidden P).
+
+    Args:
+        layers: Number of coupling layers, K. Default: 6.
+        hidden: Number of hidden units of each coupling layer. Default: 32.
+        samples: Number of draws of w per step. Default: 16.
+        learning_rate: Learning rate of Adam. Default: 5e-3.
+        estimator: Gradient estimator, one of `priory.estimators.ESTIMATORS` except "local" and "flipout".
+            Default: None, "sticking" for the ELBO, "doubly" for "iwae", and "pathwise" with a `divergence`.
+        objective: "elbo", or "iwae" for the importance-weighted bound over `samples` draws. Default: "elbo".
+        divergence: Replaces KL(q || p) by another divergence to the prior, such as `priory.divergences.Renyi(0.5)`.
+            Default: None, KL.
+        antithetic: Whether draws come in pairs eps, -eps, whose odd errors cancel. Default: None, pairs where `samples`
+            is even and q is symmetric.
+        schedule: "cosine" (decay to zero, so that the last steps average the noise away), "constant", or a function
+            from an optimizer to a `torch.optim.lr_scheduler`. Default: "cosine".
+        initial_scale: Initial standard deviations of q, in standard deviations of the prior. Default: None, 0.02 for a
+            network and 1 for a `Density`.
+        start: Method to fit first, or posterior to start from. Default: None, the model's initial values.
+
+    Example:
+        >>> Flow(layers=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'layers' argument of Flow must be an integer >= 1, got 0.
+
+    References:
+        Rezende and Mohamed (2015), Variational inference with normalizing flows.
+        Dinh, Sohl-Dickstein and Bengio (2017), Density estimation using Real NVP.
     """
 
     layers: int = 6

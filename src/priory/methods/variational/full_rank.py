@@ -1,4 +1,4 @@
-"""Variational inference with a full covariance, by natural gradients in q's own coordinates.
+"""Variational inference with a full covariance, by natural gradients in the local coordinates of q.
 
     q(w) = N(m, L L'),   maximise   elbo = E_q[log p(D|w)] - T KL(q || p)
 
@@ -7,11 +7,11 @@ these local coordinates the Fisher information is the identity for d and N, and 
 
     d = -rate L' dm,     N = -rate tril(L' dL, -1),     S = -rate diag(L' dL) / 2
 
-is a natural gradient (Lin, Nielsen, Khan, Schmidt 2021), the same in every affine coordinate system: a posterior that
-is narrow or tilted takes no more steps than a round one. The exponential keeps L's diagonal positive. Steps are kept
-below one standard deviation a coordinate. The estimator sticks the landing: nothing of its noise is left where q is the
-posterior, so that a Gaussian posterior is reached to the last digit. Cost of a step: `samples` passes, O(samples P^2),
-P^3 multiplications (two products, of whose factors only the lower triangles are read), and P^2 numbers of memory.
+is a natural gradient (Lin, Nielsen, Khan, Schmidt 2021). It is invariant to affine reparameterisation, so a narrow or
+correlated posterior takes no more steps than a round one. The exponential keeps the diagonal of L positive. Steps are
+limited to one standard deviation per coordinate. The default estimator sticks the landing: its noise vanishes where q
+is the posterior, so a Gaussian posterior is reached to the last digit. Cost of a step: `samples` passes, O(samples
+P^2), P^3 multiplications (two products, each reading lower triangles only), and memory for P^2 numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from priory.families.full_rank import FullRankFamily as Gaussian
 from priory.families.full_rank import FullRankForm
 from priory.methods.base import Info
 from priory.methods.optimise import rates
-from priory.methods.variational.base import VariationalMethod, moved_average, told
+from priory.methods.variational.base import VariationalMethod, bound_metrics, updated_baseline
 from priory.posteriors.variational import Variational
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from priory.models.target import Target
     from priory.posteriors import Posterior
 
-LARGEST = 5_000  # parameters, whose factor takes 200 MB in double precision
-STRIP = 128  # columns of a strip of a triangular product: wide enough that its parts are products at full speed
+MAX_PARAMETERS = 5_000  # whose Cholesky factor takes 200 MB in double precision
+STRIP_COLUMNS = 128  # per strip of a triangular product: wide enough to multiply at full speed
 
 
 @dataclass
 class State:
-    """Mean and Cholesky factor of q, the rate of each step, and an average of f as the baseline of score functions."""
+    """Mean and Cholesky factor of q, learning rates, and the moving average of f, the baseline of score functions."""
 
     loc: Tensor  # (*B, P)
     tril: Tensor  # (*B, P, P)
@@ -55,21 +55,45 @@ class State:
 
 @dataclass(frozen=True)
 class FullRank(VariationalMethod):
-    """Gaussian variational inference with every correlation, for up to a few thousand parameters.
+    """Gaussian variational inference with a full covariance, for up to 5,000 parameters.
 
-    `learning_rate` is that of the natural gradient, a fraction of the way to the optimum; the other options are those
-    of `MeanField`.
+    Maximises the evidence lower bound over
 
-    >>> FullRank(samples=1, estimator="vargrad")
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'samples' argument of FullRank must be at least 2 for vargrad, got 1.
+        q(w) = N(m, L L'),    L lower-triangular
+
+    by natural gradients, which need no more steps for a narrow or correlated posterior than for a round one. A step
+    costs `samples` passes, P^3 multiplications and memory for P^2 numbers. Use `LowRank` for more parameters.
+
+    Args:
+        samples: Number of draws of w per step. Default: 16.
+        learning_rate: Step of the natural gradient, as a fraction of the way to the optimum. Default: 0.1.
+        estimator: Gradient estimator, one of `priory.estimators.ESTIMATORS` except "local" and "flipout".
+            Default: None, "sticking" for the ELBO, "doubly" for "iwae", and "pathwise" with a `divergence`.
+        objective: "elbo", or "iwae" for the importance-weighted bound over `samples` draws. Default: "elbo".
+        divergence: Replaces KL(q || p) by another divergence to the prior, such as `priory.divergences.Renyi(0.5)`.
+            Default: None, KL.
+        antithetic: Whether draws come in pairs eps, -eps, whose odd errors cancel. Default: None, pairs where `samples`
+            is even and q is symmetric.
+        schedule: "cosine" (decay to zero, so that the last steps average the noise away), "constant", or a function
+            from an optimizer to a `torch.optim.lr_scheduler`. Default: "cosine".
+        initial_scale: Initial standard deviations of q, in standard deviations of the prior. Default: None, 0.02.
+        start: Method to fit first, or posterior to start from. Default: None, the model's initial values.
+
+    Example:
+        >>> FullRank(samples=1, estimator="vargrad")
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'samples' argument of FullRank must be at least 2 for vargrad, got 1.
+
+    References:
+        Lin, Nielsen, Khan and Schmidt (2021), Tractable structured natural-gradient descent using local
+        parameterizations.
     """
 
     samples: int = 16
     learning_rate: float = 0.1
 
-    most: ClassVar[int] = LARGEST
+    most: ClassVar[int] = MAX_PARAMETERS
 
     def form(self, target: Target) -> FullRankForm:
         return FullRankForm(target.size)
@@ -94,12 +118,12 @@ class FullRank(VariationalMethod):
         with torch.enable_grad():
             found = self.bound.estimate(target, Gaussian(loc, tril), batch, state, generator)
             toward, spread = torch.autograd.grad(found.loss.sum(), (loc, tril))
-        # the loss is T times the divergence to the tempered posterior, of which the rate is a fraction of the way
+        # the loss is T times the divergence to the tempered posterior: divide by T to keep the rate a fraction
         rate = float(state.rates[min(state.count, len(state.rates) - 1)]) / target.entropy_weight
         state.loc, state.tril = natural_step(state.loc, state.tril, toward, spread, rate, self.samples)
-        state.baseline = moved_average(state.baseline, found, first=state.count == 0)
+        state.baseline = updated_baseline(state.baseline, found, first=state.count == 0)
         state.count += 1
-        return state, Info(told(found))
+        return state, Info(bound_metrics(found))
 
     def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Variational:
         form = self.form(target)
@@ -111,9 +135,9 @@ class FullRank(VariationalMethod):
 def natural_step(
     loc: Tensor, tril: Tensor, toward: Tensor, spread: Tensor, rate: float, samples: int
 ) -> tuple[Tensor, Tensor]:
-    """N(m, L L') after one natural-gradient step, given the loss's gradients in m (*B, P) and in L (*B, P, P).
+    """Take one natural-gradient step from N(m, L L'), given the gradients of the loss in m (*B, P) and L (*B, P, P).
 
-    From few draws N and S are noisy in proportion to P / samples, and their rate is lowered by as much.
+    The noise of N and S grows as P / samples, so their rate is lowered by samples / P where that is below 1.
     """
     size = loc.shape[-1]
     d = within(-rate * (tril.mT @ toward.unsqueeze(-1)).squeeze(-1), math.sqrt(size), dims=(-1,))
@@ -126,34 +150,34 @@ def natural_step(
 
 
 def lower_product(a: Tensor, b: Tensor) -> Tensor:
-    """a b of two lower-triangular matrices, (*B, P, P), strip by strip: a third of the multiplications.
+    """Multiply two lower-triangular matrices, (*B, P, P), strip by strip: a third of the multiplications.
 
     >>> lower_product(torch.tensor([[1.0, 0.0], [2.0, 1.0]]), torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
     tensor([[1., 0.],
             [5., 1.]])
     """
     product = torch.zeros_like(b)
-    for at in range(0, b.shape[-1], STRIP):
-        strip = slice(at, at + STRIP)
+    for at in range(0, b.shape[-1], STRIP_COLUMNS):
+        strip = slice(at, at + STRIP_COLUMNS)
         product[..., at:, strip] = a[..., at:, at:] @ b[..., at:, strip]
     return product
 
 
 def lower_of_transposed_product(a: Tensor, b: Tensor) -> Tensor:
-    """tril(a' b) of a lower-triangular a and any b, (*B, P, P), strip by strip: a sixth of the multiplications.
+    """Compute tril(a' b) for a lower-triangular a and any b, (*B, P, P), with a sixth of the multiplications.
 
     >>> lower_of_transposed_product(torch.tensor([[1.0, 0.0], [2.0, 1.0]]), torch.ones(2, 2))
     tensor([[3., 0.],
             [1., 1.]])
     """
     product = torch.zeros_like(b)
-    for at in range(0, b.shape[-1], STRIP):
-        strip = slice(at, at + STRIP)
-        product[..., strip, : at + STRIP] = a[..., at:, strip].mT @ b[..., at:, : at + STRIP]
+    for at in range(0, b.shape[-1], STRIP_COLUMNS):
+        strip = slice(at, at + STRIP_COLUMNS)
+        product[..., strip, : at + STRIP_COLUMNS] = a[..., at:, strip].mT @ b[..., at:, : at + STRIP_COLUMNS]
     return product.tril_()
 
 
 def within(step: Tensor, length: float, dims: tuple[int, ...]) -> Tensor:
-    """The step, shortened to this length where it is longer; nowhere to go where it is not a number."""
+    """Shorten a step to at most this length; NaN stays NaN."""
     norm = torch.linalg.vector_norm(step, dim=dims, keepdim=True)
     return step * torch.clamp(length / norm, max=1.0)

@@ -2,8 +2,8 @@
 
     q(w) = N(m, F F' + diag(d^2)),   F: P x rank
 
-The strongest few correlations, for networks whose full covariance doesn't fit. Cost of a step: `samples` passes and
-O(samples P rank + P rank^2).
+It keeps the strongest few correlations, for networks whose full covariance doesn't fit into memory. Cost of a step:
+`samples` passes and O(samples P rank + P rank^2).
 """
 
 from __future__ import annotations
@@ -21,12 +21,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LowRank(VariationalMethod):
-    """Gaussian variational inference with `rank` directions of correlation; other options as in `MeanField`.
+    """Gaussian variational inference with a covariance of low rank plus a diagonal.
 
-    >>> LowRank(rank=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'rank' argument of LowRank must be an integer >= 1, got 0.
+    Maximises the evidence lower bound over
+
+        q(w) = N(m, F F' + diag(d^2)),    F: P x rank
+
+    Keeps the strongest few correlations, for networks whose full covariance doesn't fit into memory. A step costs
+    `samples` passes and O(samples P rank + P rank^2).
+
+    Args:
+        rank: Number of columns of F. Default: 5.
+        samples: Number of draws of w per step. Default: 1.
+        estimator: Gradient estimator, one of `priory.estimators.ESTIMATORS` except "local" and "flipout".
+            Default: None, "sticking" for the ELBO, "doubly" for "iwae", and "pathwise" with a `divergence`.
+        objective: "elbo", or "iwae" for the importance-weighted bound over `samples` draws. Default: "elbo".
+        divergence: Replaces KL(q || p) by another divergence to the prior, such as `priory.divergences.Renyi(0.5)`.
+            Default: None, KL.
+        antithetic: Whether draws come in pairs eps, -eps, whose odd errors cancel. Default: None, pairs where `samples`
+            is even and q is symmetric.
+        learning_rate: Learning rate of Adam. Default: 0.01.
+        schedule: "cosine" (decay to zero, so that the last steps average the noise away), "constant", or a function
+            from an optimizer to a `torch.optim.lr_scheduler`. Default: "cosine".
+        initial_scale: Initial standard deviations of q, in standard deviations of the prior. Default: None, 0.02.
+        start: Method to fit first, or posterior to start from. Default: None, the model's initial values.
+
+    Example:
+        >>> LowRank(rank=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'rank' argument of LowRank must be an integer >= 1, got 0.
+
+    References:
+        Ong, Nott and Smith (2018), Gaussian variational approximation with a factor covariance structure.
     """
 
     rank: int = 5

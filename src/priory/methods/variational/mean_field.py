@@ -1,5 +1,6 @@
-"""Mean-field variational inference: the best factorised distribution (Graves 2011; Blundell 2015; Kingma and
-Welling 2014).
+"""Mean-field variational inference: the closest factorised distribution.
+
+After Graves (2011), Kingma and Welling (2014) and Blundell et al. (2015).
 
     q(w) = prod_i N(w_i; m_i, s_i^2),   maximise   elbo = E_q[log p(D|w)] - T KL(q || p)
 
@@ -8,15 +9,15 @@ With w = m + s eps, eps ~ N(0, I), and g = d log p(D|w) / dw at the draw, the lo
     d/dm_i     = -g_i + T lambda_i (m_i - m0_i)
     d/dlog s_i = -g_i eps_i s_i + T (lambda_i s_i^2 - 1)
 
-for a Gaussian prior of location m0 and precision lambda; Laplace priors and penalties on q have closed forms as well
-(`estimators.expected`), other priors enter at the draw, like the likelihood. Sticking
-the landing (Roeder 2017) takes the prior and log q at the draw as well: with G_i = g_i - T lambda_i (w_i - m0_i) + T
-eps_i / s_i they are -G_i and -G_i eps_i s_i, and both vanish where q is the posterior.
+for a Gaussian prior of location m0 and precision lambda. Laplace priors and penalties on q have closed forms as well
+(`estimators.expected`); other priors are evaluated at the draw, like the likelihood. Sticking the landing (Roeder 2017)
+evaluates the prior and log q at the draw too: with G_i = g_i - T lambda_i (w_i - m0_i) + T eps_i / s_i the gradients
+are -G_i and -G_i eps_i s_i, and both vanish where q is the posterior.
 
-For these two, and for noise at the layers (`estimators.layers`), the step works in place on one (2, *B, P) tensor of
-means and log standard deviations, with no autograd through the sampling; `estimators.elbo` is the definition that it is
-tested against. Other estimators, objectives and families take the step of `variational`. Cost of a step: `samples`
-passes of the network and O(samples P).
+For these two estimators, and for noise at the layers (`network.layer_noise`), the step works in place on one (2, *B, P)
+tensor of means and log standard deviations, with no autograd through the sampling. It is tested against the definition
+`estimators.elbo`. Other estimators, objectives and families use the step of `VariationalMethod`. Cost of a step:
+`samples` passes of the network and O(samples P).
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ if TYPE_CHECKING:
     from priory.methods.base import Plan
     from priory.models.target import Target
 
-EXAMINED = 32  # rows of the trial passes that find the layers without a rule
-BROAD = 0.5  # the arguments of a narrow Beta or Gamma are large and stiff: these begin wide
+TRIAL_ROWS = 32  # in the trial passes that find layers without a noise rule
+PER_PARAMETER_SCALE = 0.5  # initial scale for a dict: a narrow Beta or Gamma has large arguments, and learns slowly
 
 
 @dataclass
 class State:
-    """The variational parameters and Adam's moments; the work tensors are overwritten by every step."""
+    """Variational parameters, Adam's moments, and work tensors that every step overwrites."""
 
     variational: Tensor = field(metadata={"lead": 1})  # (2, *B, P): means, log standard deviations
     adam: Adam = field(metadata={"lead": 1})
@@ -62,7 +63,7 @@ class State:
     kept: Tensor | None = field(metadata={"lead": 1})  # (S, *B, P), the noise that the next step mirrors
     base: Tensor | None = field(metadata={"lead": 1})  # (S, *B, P), flipout's eps for two batches, each with its signs
     layers: LayerNoise | None = field(metadata={"fixed": True})
-    expected: Expected | None = field(metadata={"fixed": True})  # what is known of q without a draw
+    expected: Expected | None = field(metadata={"fixed": True})  # terms of the loss that need no draws
     noise: Tensor = field(metadata={"scratch": True})  # (S, *B, P), as drawn
     w: Tensor = field(metadata={"scratch": True})  # (S, *B, P)
     scale: Tensor = field(metadata={"scratch": True})  # (*B, P)
@@ -71,28 +72,45 @@ class State:
 
 @dataclass(frozen=True)
 class MeanField(VariationalMethod):
-    """Factorised variational inference.
+    """Mean-field variational inference: the closest fully factorised distribution.
 
-    `family` is "gaussian", "laplace", "logistic" or "uniform", for every coordinate; or, for a Density, a dict from
-    parameters to classes of `torch.distributions` over their own supports, such as {"p": Beta}; parameters without one
-    are Gaussian in unconstrained coordinates.
+    Maximises the evidence lower bound (ELBO)
 
-    `samples` is the number of draws of w a step. `estimator` says how the gradient is estimated: "pathwise" (unless
-    named; "sticking" for a dict), "sticking", "local", "flipout", "score", "score_baseline", "leave_one_out", "vargrad"
-    (`priory.estimators`), or "doubly" for the objective "iwae", the importance-weighted bound over `samples` draws.
-    `divergence` replaces KL(q || p) by another, such as `priory.divergences.Renyi(0.5)`. With `antithetic`, draws come
-    in pairs eps, -eps, whose odd errors cancel; an odd number of them is mirrored by the next step. Unless it is False,
-    an even number comes in pairs.
+        elbo = E_q[log p(D|w)] - T KL(q || p),    q(w) = prod_i N(w_i; mean_i, scale_i^2)
 
-    `initial_scale` multiplies the prior's standard deviations to give those that q starts with: 0.02 unless given, so
-    that the first steps see the network and not the noise (0.5 for a dict of distributions). `schedule` is "cosine"
-    (down to zero, so that the last steps average the noise away), "constant", or a function from an optimizer to a
-    `torch.optim.lr_scheduler`.
+    with reparameterised draws w = mean + scale eps. Underestimates the variances of correlated parameters; use
+    `FullRank`, `LowRank` or `Laplace` where that matters. A step costs `samples` passes and O(samples P).
 
-    >>> MeanField(samples=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'samples' argument of MeanField must be an integer >= 1, got 0.
+    Args:
+        family: Distribution of every coordinate: "gaussian", "laplace", "logistic" or "uniform"; or, for a `Density`, a
+            dict from parameter names to classes of `torch.distributions` on their supports, such as {"p": Beta}.
+            Parameters missing from the dict are Gaussian in unconstrained coordinates. Default: "gaussian".
+        samples: Number of draws of w per step. Default: 1.
+        estimator: Gradient estimator, one of `priory.estimators.ESTIMATORS`: "pathwise", "sticking", "local",
+            "flipout", "score", "score_baseline", "leave_one_out" or "vargrad"; "pathwise" or "doubly" for the
+            objective "iwae". Default: None, "pathwise" ("sticking" for a dict of distributions).
+        objective: "elbo", or "iwae" for the importance-weighted bound over `samples` draws. Default: "elbo".
+        divergence: Replaces KL(q || p) by another divergence to the prior, such as `priory.divergences.Renyi(0.5)`.
+            Default: None, KL.
+        antithetic: Whether draws come in pairs eps, -eps, whose odd errors cancel. With an odd number of samples the
+            next step mirrors this step's draws. Default: None, pairs where `samples` is even.
+        learning_rate: Learning rate of Adam. Default: 0.01.
+        schedule: "cosine" (decay to zero, so that the last steps average the noise away), "constant", or a function
+            from an optimizer to a `torch.optim.lr_scheduler`. Default: "cosine".
+        initial_scale: Initial standard deviations of q, in standard deviations of the prior. Default: None, 0.02, so
+            that noise doesn't hide the network in the first steps; 0.5 for a dict of distributions.
+        start: Method to fit first, or posterior to start from. Default: None, the model's initial values.
+
+    Example:
+        >>> MeanField(samples=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'samples' argument of MeanField must be an integer >= 1, got 0.
+
+    References:
+        Graves (2011), Practical variational inference for neural networks.
+        Kingma and Welling (2014), Auto-encoding variational Bayes.
+        Blundell et al. (2015), Weight uncertainty in neural networks.
     """
 
     family: Any = "gaussian"
@@ -107,7 +125,7 @@ class MeanField(VariationalMethod):
         require(ok, "family", "MeanField", must, repr(self.family))
         plain = self.family == "gaussian" or self.estimator not in LAYERS
         require(plain, "family", "MeanField", f"be 'gaussian' for the estimator {self.estimator!r}", repr(self.family))
-        # the ends of a uniform move with its scale, so that its score does not have the mean zero that others rely on
+        # the support of a uniform depends on its scale, so its score doesn't have the mean zero that others rely on
         usable = self.family != "uniform" or self.bound.estimator == "pathwise"
         require(usable, "estimator", "MeanField", "be 'pathwise' for the family 'uniform'", repr(self.estimator))
 
@@ -117,7 +135,7 @@ class MeanField(VariationalMethod):
 
     @property
     def lean(self) -> bool:
-        """Whether the step in place applies."""
+        """Whether the in-place step applies."""
         lean = self.bound.estimator in ("pathwise", "sticking", *LAYERS)
         return self.family == "gaussian" and lean and self.objective == "elbo" and self.divergence is None
 
@@ -133,7 +151,7 @@ class MeanField(VariationalMethod):
 
     def first_scale(self, target: Target) -> Tensor:
         if isinstance(self.family, dict) and self.initial_scale is None:
-            return BROAD * target.prior.typical_scale()
+            return PER_PARAMETER_SCALE * target.prior.typical_scale()
         return super().first_scale(target)
 
     def init(
@@ -167,7 +185,7 @@ class MeanField(VariationalMethod):
         )
 
     def _layers(self, target: Target, plan: Plan) -> LayerNoise | None:
-        """The layers that draw their own noise; said aloud where some have no rule for it."""
+        """Prepare noise at the layers, with a warning where some layers have no rule for it."""
         if self.estimator not in LAYERS:
             return None
         model = target.model
@@ -175,7 +193,7 @@ class MeanField(VariationalMethod):
         require(has_network(model), "model", "MeanField", f"be {needs}", type(model).__name__)
         assert has_network(model)
         noise = LayerNoise(model.network, self.estimator)  # pyright: ignore[reportArgumentType] - one of the two
-        noise.examine(tuple(plan.data.some(EXAMINED)[:-1]), model.buffers())
+        noise.examine(tuple(plan.data.some(TRIAL_ROWS)[:-1]), model.buffers())
         if noise.fallbacks:
             warnings.warn(noise.note, PrioryWarning, stacklevel=5)
         return noise
@@ -206,10 +224,10 @@ class MeanField(VariationalMethod):
             return super().estimate(target, family, batch, state, generator)
         return known.joined(target, family, super().estimate(known.apart(target), family, batch, state, generator))
 
-    # The two halves of a step, for loops of one's own.
+    # The two halves of a step, for custom training loops.
 
     def draw(self, state: State, generator: torch.Generator) -> Tensor:
-        """w = m + s eps: (*B, P), or (S, *B, P) for several samples; valid until the next draw."""
+        """Draw w = m + s eps, (*B, P), or (S, *B, P) for several samples; valid until the next draw."""
         m, log_s = state.variational
         torch.exp(log_s, out=state.scale)
         if state.kept is not None:
@@ -247,7 +265,7 @@ class MeanField(VariationalMethod):
     def _whole(
         self, target: Target, w: Tensor, value: Tensor, gradient: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """log p(D|w), its gradient with those of all that enters at the draws, and these values; means over draws."""
+        """Add the prior terms evaluated at the draws to the gradient; average the values over draws."""
         a, t, others, volume = target.prior_weight, target.entropy_weight, None, None
         if target.prior.others:
             others, others_gradient = target.others_and_grad(w)
@@ -261,9 +279,9 @@ class MeanField(VariationalMethod):
         return value, gradient, others, volume
 
     def _descent(self, target: Target, state: State, gradient: Tensor, push: Tensor, noise: Tensor | None) -> Tensor:
-        """Write the loss's gradient from g and from g eps (`push`, times `noise` if that is still to be done).
+        """Write the gradient of the loss from g and from g eps (`push`, to be multiplied by `noise` if given).
 
-        Returns sum_i lambda_i ((m - m0)^2 + s^2), which the bound's closed form needs.
+        Returns sum_i lambda_i ((m - m0)^2 + s^2), which the closed form of the bound needs.
         """
         prior, a, t = target.prior, target.prior_weight, target.entropy_weight
         m = state.variational[0]
@@ -280,14 +298,14 @@ class MeanField(VariationalMethod):
         return square
 
     def _known(self, target: Target, state: State, others: Tensor | None) -> Tensor | None:
-        """Add what is known of q without a draw to the loss's gradient; E_q[log p] of the other priors, with it."""
+        """Add the gradient of terms that need no draws; return E_q[log p] of the non-Gaussian priors with them."""
         if state.expected is None:
             return others
         known = state.expected.descend(target.prior_weight, state.variational[0], state.scale, state.gradient)
         return -known if others is None else others - known
 
     def _stick(self, target: Target, state: State, gradient: Tensor) -> Tensor:
-        """Write the loss's gradient with the prior and log q at the draws, and q's own tensors fixed inside log q."""
+        """Write the sticking-the-landing gradient of the loss: prior and log q at the draws, q fixed inside log q."""
         prior, a, t = target.prior, target.prior_weight, target.entropy_weight
         m = state.variational[0]
         toward, spread = state.gradient
@@ -311,7 +329,7 @@ class MeanField(VariationalMethod):
         return square
 
     def _at_layers(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
-        """A step with noise at the layers: gradients in m and s, averaged over the samples, a member at a time."""
+        """Take a step with noise at the layers: gradients in m and s, averaged over samples, one member at a time."""
         m, log_s = state.variational
         torch.exp(log_s, out=state.scale)
         if target.empirical:
@@ -333,7 +351,7 @@ class MeanField(VariationalMethod):
             value, gradient, push = value.reshape(m.shape[:-1]), gradient.view_as(m), push.view_as(m)
         others, volume = None, None
         if target.prior.others or (target.prior_weight != target.entropy_weight):
-            w = self.draw(state, generator)  # a prior without a closed form enters at plain draws
+            w = self.draw(state, generator)  # a prior without a closed form is evaluated at plain draws
             _, extra, others, volume = self._whole(target, w, torch.zeros_like(w[..., 0]), torch.zeros_like(w))
             push, noise = (push, None) if noise is None else (push * noise, None)
             along = extra * (state.noise if self.samples > 1 else state.noise[0])
@@ -356,9 +374,9 @@ class MeanField(VariationalMethod):
         member: int,
         sample: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """log p(D|w) of one noisy pass, its gradient in the means, and that in the scales, perhaps as two factors.
+        """Return log p(D|w) of one noisy pass and its gradients in the means and in the scales.
 
-        They are buffers that the next pass overwrites.
+        The gradient in the scales may come as two factors. The next pass overwrites these tensors.
         """
         model = target.model
         assert has_network(model)

@@ -2,9 +2,9 @@
 
     q(w) = sum_k pi_k N(w; m_k, S_k)
 
-Several modes, or one that no Gaussian fits. Each step draws from every component and weighs the draws by pi, so that
-the weights have gradients as well: `samples` is rounded to as many for each. Cost of a step: `samples` passes and
-O(samples components P).
+It fits several modes, or one mode that no single Gaussian fits. Each step draws equally many times from every component
+and weights the draws by pi, so that the weights have gradients as well; `samples` is rounded accordingly. Cost of a
+step: `samples` passes and O(samples components P).
 """
 
 from __future__ import annotations
@@ -22,14 +22,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MixtureOfGaussians(VariationalMethod):
-    """Variational inference with `components` Gaussians of a "diagonal" or "full" covariance.
+    """Variational inference with a mixture of Gaussians.
 
-    The other options are those of `MeanField`; `samples` counts the draws of all components together.
+    Maximises the evidence lower bound over
 
-    >>> MixtureOfGaussians(components=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'components' argument of MixtureOfGaussians must be an integer >= 1, got 0.
+        q(w) = sum_k pi_k N(w; m_k, S_k)
+
+    Fits several modes, or one mode that no single Gaussian fits. Each step draws equally many times from every
+    component. A step costs `samples` passes and O(samples components P).
+
+    Args:
+        components: Number of Gaussians. Default: 2.
+        covariance: Covariance of each component, "diagonal" or "full". Default: "diagonal".
+        samples: Number of draws of w per step over all components, rounded to equally many per component. Default: 16.
+        estimator: Gradient estimator, one of `priory.estimators.ESTIMATORS` except "local" and "flipout".
+            Default: None, "sticking" for the ELBO, "pathwise" for "iwae", and "pathwise" with a `divergence`.
+        objective: "elbo", or "iwae" for the importance-weighted bound over `samples` draws. Default: "elbo".
+        divergence: Replaces KL(q || p) by another divergence to the prior, such as `priory.divergences.Renyi(0.5)`.
+            Default: None, KL.
+        antithetic: Whether draws come in pairs eps, -eps, whose odd errors cancel. Default: None, pairs where `samples`
+            is even and q is symmetric.
+        learning_rate: Learning rate of Adam. Default: 0.01.
+        schedule: "cosine" (decay to zero, so that the last steps average the noise away), "constant", or a function
+            from an optimizer to a `torch.optim.lr_scheduler`. Default: "cosine".
+        initial_scale: Initial standard deviations of q, in standard deviations of the prior. Default: None, 0.02 for a
+            network and 1 for a `Density`.
+        start: Method to fit first, or posterior to start from. Default: None, the model's initial values.
+
+    Example:
+        >>> MixtureOfGaussians(components=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'components' argument of MixtureOfGaussians must be an integer >= 1, got 0.
+
+    References:
+        Jaakkola and Jordan (1998), Improving the mean field approximation via the use of mixture distributions.
+        Miller, Foti and Adams (2017), Variational boosting: iteratively refining posterior approximations.
     """
 
     components: int = 2
@@ -37,7 +65,7 @@ class MixtureOfGaussians(VariationalMethod):
     samples: int = 16
 
     narrow: ClassVar[bool] = False
-    usual_weighted: ClassVar[str] = "pathwise"  # draws of the components carry weights, which "doubly" has no place for
+    usual_weighted: ClassVar[str] = "pathwise"  # "doubly" doesn't support the weighted draws
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,28 +1,29 @@
-"""Natural-gradient variational inference: the variational online Newton method (Khan and Rue 2023, "The Bayesian
-learning rule"; Lin, Schmidt and Khan 2020; Shen et al. 2024).
+"""Natural-gradient variational inference: the variational online Newton method.
+
+After Khan and Rue (2023, "The Bayesian learning rule"), Lin, Schmidt and Khan (2020) and Shen et al. (2024).
 
     q(w) = N(m, S^-1),   maximise   elbo = E_q[log p(D|w)] - T KL(q || p)
 
 Let g = d log p(D|w) / dw in nats for the whole data, lambda the prior's precision and m0 its location. A step of size
-rho along the natural gradient of the loss -elbo is a step of Newton's method under expectations:
+rho along the natural gradient of the loss -elbo is a Newton step with expected derivatives:
 
     S <- (1 - rho) S + rho F,               F = (E_q[-d^2 log p(D|w) / dw^2] + T lambda) / T
     m <- m - rho S^-1 (E_q[-g] + T lambda (m - m0)) / T
 
-so that on a conjugate model a step of size one is the exact posterior. The Hessian is never formed. At a draw
-w = m + L^-T eps, with S = L L' and eps ~ N(0, I), Stein's lemma gives the unbiased
+so on a conjugate model a step of size one gives the exact posterior. The Hessian is never formed. At a draw
+w = m + L^-T eps, with S = L L' and eps ~ N(0, I), Stein's lemma gives the unbiased estimate
 
     E_q[-d^2 log p(D|w) / dw^2] = E[-(g v' + v g') / 2],   v = S (w - m) = L eps,
 
-whose diagonal, for S = diag(1 / s^2), is -g_i eps_i / s_i. It may be negative. What keeps S positive is the correction
-of second order (Lin 2020), exact up to the noise's rho^2:
+whose diagonal, for S = diag(1 / s^2), is -g_i eps_i / s_i. It may be negative. A second-order correction (Lin 2020),
+exact up to rho^2 times the noise, keeps S positive:
 
     S <- S + rho (F - S) + rho^2 / 2 (F - S) S^-1 (F - S) = (S + X S^-1 X) / 2 >= S / 2 > 0,   X = (1 - rho) S + rho F.
 
-The mean has a rate and a momentum of its own, as the gradient is far less noisy than the Hessian (Shen 2024), and each
-of its coordinates moves by at most `clip` learning rates of the prior's standard deviations. Other priors than Gaussian
-enter at the draw, like the likelihood; with `tempers="posterior"`, T lambda is lambda alone. Cost of a step: `samples`
-passes of the network and O(samples P), or O(P^3) with full covariance.
+The mean has a separate rate and a momentum, because its gradient is far less noisy than the Hessian (Shen 2024). Each
+coordinate of the mean moves by at most learning_rate x clip prior standard deviations per step. Non-Gaussian priors are
+evaluated at the draw, like the likelihood. With `tempers="posterior"`, T lambda is replaced by lambda. Cost of a step:
+`samples` passes of the network and O(samples P), or O(P^3) with full covariance.
 """
 
 from __future__ import annotations
@@ -53,15 +54,15 @@ if TYPE_CHECKING:
     from priory.models.target import Target
     from priory.posteriors import Posterior
 
-FULL_UP_TO = 2_048  # parameters: a step with full covariance is then about a second
-FORGET = 20.0  # the Hessian's rate is this over the number of steps: with a cosine, e^-10 of the start remains
-NOISE = 0.2  # and at most this n / N: by the correction, noise of minibatches makes S too large by about rho N / 2n
-FASTEST = 0.02  # and at most this, so that single draws don't throw the precision about
+MAX_FULL_PARAMETERS = 2_048  # at which a step with full covariance takes about a second
+HESSIAN_RATE_TIMES_STEPS = 20.0  # so that, with a cosine schedule, e^-10 of the initial precision remains
+HESSIAN_RATE_TIMES_BATCHES = 0.2  # minibatch noise makes the corrected S too large by about rho N / 2n
+MAX_HESSIAN_RATE = 0.02  # so that single draws don't dominate the precision
 
 
 @dataclass
 class State:
-    """The mean, the precision and the gradient's average; the work tensors are overwritten by every step."""
+    """Mean, precision and averaged gradient, and work tensors that every step overwrites."""
 
     loc: Tensor  # (*B, P), m
     precision: Tensor  # (*B, P), or (*B, P, P) with full covariance: S
@@ -69,8 +70,8 @@ class State:
     momentum: Tensor  # (*B, P), the average of g
     buffers: dict[str, Tensor]
     rates: Tensor = field(metadata={"fixed": True})  # (steps,), float64 on the CPU: of the mean
-    hessian_rate: float = field(metadata={"fixed": True})  # of the precision, where the mean's is `learning_rate`
-    reach: Tensor = field(metadata={"fixed": True})  # (2, P), how far a learning rate of one may move the mean
+    hessian_rate: float = field(metadata={"fixed": True})  # of the precision, before the schedule
+    reach: Tensor = field(metadata={"fixed": True})  # (2, P), bounds on a move of the mean at learning rate 1
     noise: Tensor = field(metadata={"scratch": True})  # (S, *B, P), as drawn
     w: Tensor = field(metadata={"scratch": True})  # (S, *B, P)
     scale: Tensor = field(metadata={"scratch": True})  # (*B, P), s
@@ -80,20 +81,40 @@ class State:
 
 @dataclass(frozen=True)
 class NaturalGradient(Options):
-    """Gaussian variational inference by natural gradients: Newton's method, with the Hessian's mean under q.
+    """Gaussian variational inference by natural gradients: the variational online Newton method.
 
-    `samples` is the number of draws of w a step; an even number comes in pairs eps, -eps, between which the gradient
-    cancels in the estimate of the Hessian. `learning_rate` is that of the mean, `momentum` how much of its average
-    gradient a step keeps. `hessian_rate` is that of the precision; None is twenty over the number of steps, enough to
-    forget the start, or less where a minibatch is a small part of the data. Both follow `schedule`, which is as in
-    `MeanField`. `initial_scale` multiplies the prior's standard deviations to give those that q starts with. `clip`
-    bounds a step of the mean, in learning rates of the prior's standard deviations. `covariance` is "diagonal", or
-    "full" for up to 2,048 parameters.
+    Updates q(w) = N(m, S^-1) by Newton steps with expected derivatives, estimated from draws of q:
 
-    >>> NaturalGradient(momentum=1)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'momentum' argument of NaturalGradient must be a number from 0 to below 1, got 1.
+        S <- (1 - rho) S + rho F,    F = (E_q[-d^2 log p(D|w) / dw^2] + T lambda) / T
+        m <- m - rate S^-1 (E_q[-g] + T lambda (m - m0)) / T
+
+    with lambda and m0 the precision and location of the prior. A step costs `samples` passes and O(samples P), or
+    O(P^3) with full covariance.
+
+    Args:
+        covariance: "diagonal", or "full" for up to 2,048 parameters. Default: "diagonal".
+        samples: Number of draws of w per step. An even number comes in pairs eps, -eps, between which the gradient
+            cancels in the estimate of the Hessian. Default: 1.
+        learning_rate: Rate of the mean. Default: 0.3.
+        schedule: "cosine", "constant", or a function from an optimizer to a `torch.optim.lr_scheduler`; applies to both
+            rates. Default: "cosine".
+        momentum: Fraction of the averaged gradient that a step keeps, >= 0 and < 1. Default: 0.9.
+        hessian_rate: Rate rho of the precision. Default: None, 20 / steps, enough to forget the initial precision, or
+            less where a minibatch is a small part of the data; at most 0.02.
+        initial_scale: Initial standard deviations of q, in standard deviations of the prior. Default: 0.1.
+        clip: Bound on a step of the mean, in prior standard deviations times the learning rate. Default: 0.1.
+        start: Method to fit first, or posterior to start from. Default: None, the model's initial values.
+
+    Example:
+        >>> NaturalGradient(momentum=1)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'momentum' argument of NaturalGradient must be a number from 0 to below 1, got 1.
+
+    References:
+        Khan and Rue (2023), The Bayesian learning rule.
+        Lin, Schmidt and Khan (2020), Handling the positive-definite constraint in the Bayesian learning rule.
+        Shen et al. (2024), Variational learning is effective for large deep networks.
     """
 
     covariance: str = "diagonal"
@@ -139,10 +160,15 @@ class NaturalGradient(Options):
         typical = target.prior.typical_scale()
         precision, factor = ((self.initial_scale * typical) ** -2).expand_as(loc).clone(), None
         if self.covariance == "full":
-            must = f"be 'diagonal' above {FULL_UP_TO:,} parameters"
+            must = f"be 'diagonal' above {MAX_FULL_PARAMETERS:,} parameters"
             got = f"'full' for {target.size:,} parameters"
-            require(target.size <= FULL_UP_TO, "covariance", "NaturalGradient", must, got)
+            require(target.size <= MAX_FULL_PARAMETERS, "covariance", "NaturalGradient", must, got)
             precision, factor = precision.diag_embed(), precision.sqrt().diag_embed()
+        largest = min(
+            MAX_HESSIAN_RATE,
+            HESSIAN_RATE_TIMES_STEPS / plan.steps,
+            HESSIAN_RATE_TIMES_BATCHES / plan.data.steps_per_epoch,
+        )
         work = loc.new_empty(self.samples, *loc.shape)
         return State(
             loc,
@@ -151,7 +177,7 @@ class NaturalGradient(Options):
             torch.zeros_like(loc),
             target.buffers(shape, start),
             rates=rates(self.schedule, self.learning_rate, plan.steps, "NaturalGradient"),
-            hessian_rate=self.hessian_rate or min(FASTEST, FORGET / plan.steps, NOISE / plan.data.steps_per_epoch),
+            hessian_rate=self.hessian_rate or largest,
             reach=torch.stack([-self.clip * typical, self.clip * typical]),
             noise=work,
             w=torch.empty_like(work),
@@ -175,10 +201,10 @@ class NaturalGradient(Options):
         warn_if_flat(found, first, self.samples, "NaturalGradient")
         return found
 
-    # The two halves of a step, for loops of one's own.
+    # The two halves of a step, for custom training loops.
 
     def draw(self, state: State, generator: torch.Generator) -> Tensor:
-        """w = m + L^-T eps: (*B, P), or (S, *B, P) for several samples; valid until the next draw."""
+        """Draw w = m + L^-T eps, (*B, P), or (S, *B, P) for several samples; valid until the next draw."""
         if self.samples % 2:
             state.noise.normal_(generator=generator)
         else:
@@ -237,7 +263,7 @@ class NaturalGradient(Options):
         return state, Info(parts(target, value, square, log_scales, others, volume))
 
     def rates_of(self, state: State) -> tuple[float, float]:
-        """The rates of this step: of the mean, and of the precision."""
+        """Return the rates of this step, of the mean and of the precision."""
         rate = float(state.rates[min(state.step, len(state.rates) - 1)])
         return rate, min(1.0, state.hessian_rate * rate / self.learning_rate)
 
@@ -248,10 +274,10 @@ class NaturalGradient(Options):
 def natural_step(
     loc: Tensor, precision: Tensor, gradient: Tensor, hessian: Tensor, rate: float
 ) -> tuple[Tensor, Tensor]:
-    """One step from N(m, S^-1): S' = (1 - rho) S + rho E[H], m' = m - rho S'^-1 E[G], (P,) and (P, P).
+    """Take one step from N(m, S^-1): S' = (1 - rho) S + rho E[H], m' = m - rho S'^-1 E[G], (P,) and (P, P).
 
-    `gradient` and `hessian` are the means under q of those of minus the log joint (tempered: divided by T). That S' is
-    positive is up to the Hessian.
+    `gradient` and `hessian` are the expected derivatives of minus the log joint under q, divided by T. S' is positive
+    definite only if the Hessian allows it.
     """
     changed = torch.lerp(precision, hessian, rate)
     return loc - rate * torch.linalg.solve(changed, gradient), changed
@@ -261,7 +287,7 @@ def natural_step(
 
 
 def hessian_times_scale(spread: Tensor, gradients: Tensor, noise: Tensor, a: float, t: float) -> Tensor:
-    """F s = (a lambda s - mean of g eps) / t in the place of lambda s; a and t weigh the prior and the entropy."""
+    """Overwrite lambda s by F s = (a lambda s - mean of g eps) / t; a and t weight the prior and the entropy."""
     if a != 1:
         spread.mul_(a)
     for g, eps in zip(gradients, noise, strict=True):
@@ -270,7 +296,7 @@ def hessian_times_scale(spread: Tensor, gradients: Tensor, noise: Tensor, a: flo
 
 
 def keep_positive(precision: Tensor, hessian_times_scale: Tensor, scale: Tensor, rate: float) -> None:
-    """S <- (S + X^2 / S) / 2 with X = (1 - rho) S + rho F, in place; `scale` is S^(-1/2), and is overwritten.
+    """Update S <- (S + X^2 / S) / 2 with X = (1 - rho) S + rho F, in place; `scale` is S^(-1/2), and is overwritten.
 
     At least half of S remains, whatever F is. X^2 / S is the square of X s = (1 - rho) S s + rho F s.
     """
@@ -282,46 +308,46 @@ def keep_positive(precision: Tensor, hessian_times_scale: Tensor, scale: Tensor,
 
 
 def stein(gradients: Tensor, v: Tensor) -> Tensor:
-    """The mean over draws of -(g v' + v g') / 2, from (S, *B, P) to (*B, P, P)."""
+    """Average over draws -(g v' + v g') / 2, from (S, *B, P) to (*B, P, P)."""
     product = -torch.einsum("s...i,s...j->...ij", gradients, v) / len(v)
     return 0.5 * (product + product.mT)
 
 
 def keep_definite(precision: Tensor, factor: Tensor, hessian: Tensor, rate: float) -> Tensor:
-    """(S + X S^-1 X) / 2 with X = (1 - rho) S + rho F and S = L L': at least half of S, whatever F is."""
+    """Return (S + X S^-1 X) / 2 with X = (1 - rho) S + rho F and S = L L': at least S / 2 for any F."""
     y = torch.linalg.solve_triangular(factor, torch.lerp(precision, hessian, rate), upper=False)  # L^-1 X
     return 0.5 * (precision + y.mT @ y)
 
 
 def factor_or_nan(matrix: Tensor) -> Tensor:
-    """L, or nan where a member's matrix is not positive, which leaves the other members alone."""
+    """Return the Cholesky factor, NaN for members whose matrix is not positive definite."""
     factor, definite = try_cholesky(matrix)
     return torch.where(definite[..., None, None], factor, torch.nan)
 
 
 def multiply(matrix: Tensor, vectors: Tensor) -> Tensor:
-    """A x for vectors (..., *B, P)."""
+    """Multiply vectors (..., *B, P) by a matrix."""
     return (matrix @ vectors[..., None])[..., 0]
 
 
 def solve(triangular: Tensor, vectors: Tensor, upper: bool) -> Tensor:
-    """A^-1 x for a triangular A and vectors (..., *B, P)."""
+    """Solve A x = b for a triangular A and vectors b (..., *B, P)."""
     return torch.linalg.solve_triangular(triangular, vectors[..., None], upper=upper)[..., 0]
 
 
 def newton(factor: Tensor, vector: Tensor) -> Tensor:
-    """(L L')^-1 x."""
+    """Return (L L')^-1 x."""
     return solve(factor.mT, solve(factor, vector, upper=False), upper=True)
 
 
 def variances(factor: Tensor) -> Tensor:
-    """The diagonal of (L L')^-1, (*B, P)."""
+    """Return the diagonal of (L L')^-1, (*B, P)."""
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
     return torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False).square().sum(-2)
 
 
 def covariance_factor(precision: Tensor) -> Tensor:
-    """The lower Cholesky factor of S^-1: U^-T, where S = U U' and U is upper-triangular."""
+    """Return the lower Cholesky factor of S^-1: U^-T, where S = U U' and U is upper-triangular."""
     upper = factor_or_nan(precision.flip(-2, -1)).flip(-2, -1)
     eye = torch.eye(upper.shape[-1], dtype=upper.dtype, device=upper.device)
     return torch.linalg.solve_triangular(upper, eye.expand_as(upper), upper=True).mT

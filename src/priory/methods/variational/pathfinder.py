@@ -1,23 +1,23 @@
-"""Pathfinder: the best normal approximation along a quasi-Newton path, from many starts (Zhang, Carpenter, Gelman and
-Vehtari 2022).
+"""Pathfinder: the best normal approximation along quasi-Newton paths from several starts.
 
-L-BFGS climbs log p(w, D) from random starts. At each point w of a path, with gradient g, its estimate of the inverse
-Hessian is the covariance of a normal approximation, centred where Newton's step leads:
+After Zhang, Carpenter, Gelman and Vehtari (2022). L-BFGS climbs log p(w, D) from random starts. At each point w of a
+path, with gradient g, the L-BFGS estimate of the inverse Hessian is the covariance of a normal approximation, centred
+at the end of the Newton step:
 
     q = N(w + C g, C),    C = diag(a) + B G B',    B = [diag(a) Z, S]
 
-        G = [      0                      -R^-1           ]     S = (s_1 ... s_J)   the last moves,
-            [   -R^-T    R^-T (D + Z' diag(a) Z) R^-1     ]     Z = (z_1 ... z_J)   what they did to -g,
+        G = [      0                      -R^-1           ]     S = (s_1 ... s_J)   the last J moves,
+            [   -R^-T    R^-T (D + Z' diag(a) Z) R^-1     ]     Z = (z_1 ... z_J)   their changes of -g,
 
 with R the upper triangle of S'Z and D its diagonal (Byrd, Nocedal and Schnabel 1994), and the diagonal a updated with
-each move (Gilbert and Lemarechal 1989). Of each path the approximation with the highest ELBO is kept. The draws of all
-paths are then weighted by p / q, with q the even mixture of the paths' approximations, smoothed, and resampled; k-hat
-says whether that can be believed. Against the paper's weights, p over the path's own q, the mixture gives no large
-weight to a draw that another path covers.
+each move (Gilbert and Lemarechal 1989). Each path keeps its approximation with the highest ELBO. The draws of all paths
+are weighted by p / q, with q the uniform mixture of the paths' approximations; the weights are smoothed (PSIS), and the
+draws resampled. k-hat diagnoses the weights. The paper divides by the q of the draw's own path instead; the mixture
+gives no large weight to a draw that another path covers.
 
-A path starts before the mass of the posterior and ends at its mode, and passes through what a sampler calls its typical
-set in between: the draws are a fast start for MCMC and for variational methods. Cost of an iteration: two or three
-gradients and `elbo_draws` values of log p a path, all paths in one batch, and O(J^2 P).
+A path starts outside the bulk of the posterior, ends at its mode, and passes through the typical set in between. The
+draws are therefore a fast start for MCMC and for variational methods. Cost of an iteration: two or three gradients and
+`elbo_draws` values of log p per path, all paths in one batch, and O(J^2 P).
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 
     Joint = Callable[[Tensor], tuple[Tensor, Tensor]]  # log p and its gradient, (*B, P) -> (*B,), (*B, P)
 
-ENOUGH, STEEP = 1e-4, 0.9  # Wolfe's conditions: how much of the promised gain, how much of the first slope is left
-TRIALS = 40  # points that a line search tries, at most
-HALVINGS = 10  # times that a start without density is drawn towards zero
-CURVED = 1e-12  # s'z / z'z from which a move tells of the curvature
-SETTLED = 500  # units of rounding below which a gain is none
-AT_ONCE = 1 << 24  # numbers of draws or of their values a datum that are worked on together
-ROWS = 1024
-UNCHECKED = ("elbo", "loss")  # minus infinity until a path finds a finite value
+WOLFE_GAIN, WOLFE_SLOPE = 1e-4, 0.9  # Wolfe conditions: least share of the promised gain, largest share of the slope
+MAX_TRIALS = 40  # points per line search
+MAX_START_HALVINGS = 10  # of a start whose log density is not finite
+MIN_CURVATURE = 1e-12  # s'z / z'z above which a move updates the curvature
+CONVERGED_GAIN_EPS = 500  # gain of log p, in machine epsilons, below which a path has converged
+MAX_DRAW_NUMBERS = 1 << 24  # numbers (coordinates x rows) of draws that are evaluated together
+BLOCK_ROWS = 1024  # rows read at a time
+UNCHECKED_METRICS = ("elbo", "loss")  # minus infinity until a path finds a finite value
 
 
 @dataclass(frozen=True)
@@ -100,37 +100,54 @@ class Normal:
 
 @dataclass
 class State:
-    """Where each path is, what it knows of the curvature, and the best approximation that it has met."""
+    """Position, curvature estimate and best approximation so far of each path."""
 
     w: Tensor  # (*B, K, P)
     value: Tensor  # log p(w, D), (*B, K)
     gradient: Tensor  # (*B, K, P)
     diagonal: Tensor  # a, (*B, K, P)
-    moves: Tensor  # S, the newest last, zeros where there is none yet, (*B, K, J, P)
-    changes: Tensor  # Z, likewise
+    moves: Tensor  # S, newest last, zero-padded, (*B, K, J, P)
+    changes: Tensor  # Z, newest last, zero-padded, (*B, K, J, P)
     normal: Normal  # the approximation at w
     best: Normal
     elbo: Tensor  # of the best, (*B, K)
-    active: Tensor  # (*B, K), whether a path goes on
+    active: Tensor  # (*B, K), whether a path has not converged
     seed: int  # of the draws that `posterior` makes
     data: Data = field(metadata={"fixed": True})
 
 
 @dataclass(frozen=True)
 class Pathfinder(Options):
-    """The best normal approximations along `paths` quasi-Newton paths, and draws resampled from them.
+    """Pathfinder: draws from the best normal approximations along several quasi-Newton paths.
 
-    `draws` is how many the posterior keeps, and how many each path proposes. `history` is J, the moves that the inverse
-    Hessian is made of: more than P gives strong correlations their due, fewer save memory, of which it takes 6 J P
-    numbers a path. `elbo_draws` is how many judge each approximation on the way; the "elbo" of the history is the
-    highest of these estimates so far, and so a little too high. `iterations` is the longest path. Without `resample`
-    the draws are those of the paths' approximations, each path as many; k-hat is still theirs. Where an approximation
-    is exact, and the weights are even, k-hat is minus infinity. It reads all of the data in each step.
+    L-BFGS climbs log p(w, D) from random starts. At each point w of a path, with gradient g,
 
-    >>> Pathfinder(paths=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'paths' argument of Pathfinder must be an integer >= 1, got 0.
+        q = N(w + C g, C)
+
+    with C the L-BFGS estimate of the inverse Hessian. Each path keeps the q with the highest ELBO; the draws of all
+    paths are resampled by importance weights. Every step reads all of the data. The posterior's k-hat diagnoses the
+    weights; it is minus infinity where the approximation is exact and the weights are equal. The "elbo" in the history
+    is the highest estimate so far, and therefore slightly too high.
+
+    Args:
+        paths: Number of paths. Default: 8.
+        draws: Number of draws that the posterior keeps, and that each path proposes. Default: 1000.
+        history: Number J of moves that the inverse Hessian is built from. More than P captures strong correlations;
+            memory is 6 J P numbers per path. Default: 40.
+        elbo_draws: Number of draws that estimate the ELBO of each approximation. Default: 10.
+        iterations: Largest number of iterations of a path. Default: 300.
+        resample: Whether to resample the draws by their importance weights. If False, equally many draws of each path
+            are kept as they are; k-hat is computed all the same. Default: True.
+        start: Method to fit first, or posterior to start from. Default: None, the model's initial values.
+
+    Example:
+        >>> Pathfinder(paths=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'paths' argument of Pathfinder must be an integer >= 1, got 0.
+
+    References:
+        Zhang, Carpenter, Gelman and Vehtari (2022), Pathfinder: parallel quasi-Newton variational inference.
     """
 
     paths: int = 8
@@ -194,13 +211,13 @@ class Pathfinder(Options):
         state.elbo = torch.where(better, elbo, state.elbo)
         state.best = chosen(better, state.normal, state.best)
 
-        rounding = SETTLED * torch.finfo(w.dtype).eps * value.abs().clamp(min=1.0)
+        rounding = CONVERGED_GAIN_EPS * torch.finfo(w.dtype).eps * value.abs().clamp(min=1.0)
         state.active = moved & (gain > rounding)
         metrics: dict[str, Tensor | float] = {
             "elbo": state.elbo.amax(-1),
             "loss": -value.amax(-1),
         }
-        return state, Info(metrics, done=not bool(state.active.any()), unchecked=UNCHECKED)
+        return state, Info(metrics, done=not bool(state.active.any()), unchecked=UNCHECKED_METRICS)
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Draws:
         best = survivors(state)
@@ -209,7 +226,7 @@ class Pathfinder(Options):
         noise = torch.randn(
             self.draws, *best.loc.shape, generator=generator, dtype=best.loc.dtype, device=best.loc.device
         )
-        w = best.draw(noise).flatten(0, 1)  # (draws K, P), the paths by turns
+        w = best.draw(noise).flatten(0, 1)  # (draws K, P), paths interleaved
         log_weights = log_ratio(target, state.data, w, mixture(best, w))
         places = slice(self.draws)
         if self.resample:
@@ -221,18 +238,18 @@ class Pathfinder(Options):
         return found
 
 
-# The target, at many vectors.
+# The log joint at many vectors.
 
 
 def log_joint(target: Target, data: Data) -> Joint:
-    """The tempered log joint over every row and its gradient, (*B, P) -> (*B,), (*B, P).
+    """Return a function for the tempered log joint over all rows and its gradient, (*B, P) -> (*B,), (*B, P).
 
-    Each block of rows stands for all of them, so that the blocks are averaged in proportion to their rows.
+    Each block of rows is scaled to the whole data, so the blocks are averaged in proportion to their rows.
     """
 
     def both(w: Tensor) -> tuple[Tensor, Tensor]:
         value, gradient, seen = torch.zeros_like(w[..., 0]), torch.zeros_like(w), 0
-        for block in data.blocks(ROWS):
+        for block in data.blocks(BLOCK_ROWS):
             rows = len(block[0]) if block else 1
             block_value, block_gradient = target.log_joint_and_grad(w, block)
             value, gradient, seen = value + rows * block_value, gradient + rows * block_gradient, seen + rows
@@ -242,13 +259,15 @@ def log_joint(target: Target, data: Data) -> Joint:
 
 
 def log_ratio(target: Target, data: Data, w: Tensor, log_q: Tensor) -> Tensor:
-    """The tempered log joint less log q at draws w (n, *B, P): (n, *B); minus infinity where it is not a number."""
-    each = w[0].numel() * max(1, min(ROWS, data.num_data or 1))
+    """Return the tempered log joint minus log q at draws w (n, *B, P), (n, *B); minus infinity where not finite."""
+    each = w[0].numel() * max(1, min(BLOCK_ROWS, data.num_data or 1))
     parts = []
     with torch.no_grad():
-        for v, q in zip(w.split(max(1, AT_ONCE // each)), log_q.split(max(1, AT_ONCE // each)), strict=True):
+        for v, q in zip(
+            w.split(max(1, MAX_DRAW_NUMBERS // each)), log_q.split(max(1, MAX_DRAW_NUMBERS // each)), strict=True
+        ):
             volume = target.model.layout.log_det(v)
-            bound = assemble(target, target.log_likelihood(v, data, rows=ROWS), -target.log_prior(v), -q, volume)
+            bound = assemble(target, target.log_likelihood(v, data, rows=BLOCK_ROWS), -target.log_prior(v), -q, volume)
             parts.append(target.likelihood_power * bound.value)
     return torch.cat(parts).nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
 
@@ -257,12 +276,12 @@ def log_ratio(target: Target, data: Data, w: Tensor, log_q: Tensor) -> Tensor:
 
 
 def begin(function: Joint, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Starts that have a density, their values and gradients, and whether there is one.
+    """Return starts with finite log densities, their values and gradients, and whether each start is usable.
 
-    A start without is halved until it has: zero is where a density is tried when a fit begins.
+    A start without a finite density is halved until it has one: the density was checked at zero before the fit.
     """
     value, gradient = function(w)
-    for _ in range(HALVINGS):
+    for _ in range(MAX_START_HALVINGS):
         alive = usable(value, gradient)
         if bool(alive.all()):
             break
@@ -275,32 +294,32 @@ def begin(function: Joint, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def usable(value: Tensor, gradient: Tensor) -> Tensor:
-    """Whether log p and its gradient are numbers, (*B,)."""
+    """Whether log p and its gradient are finite, (*B,)."""
     return torch.isfinite(value) & torch.isfinite(gradient).all(-1)
 
 
 def climb(function: Joint, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The point up the direction of Newton's step, its value and gradient, and whether the path moved at all.
+    """Search along the Newton direction; return the new point, its value and gradient, and whether the path moved.
 
-    The step's length t is bisected (Lewis and Overton 2013) until log p has gained enough and its slope has fallen: an
-    interval keeps both failings at its ends, and where log p is infinite or no number, t is taken to be too long.
+    The step length t is bisected (Lewis and Overton 2013) until both Wolfe conditions hold. Where log p is not finite,
+    t counts as too long.
     """
     direction = state.normal.loc - state.w
     slope = (direction * state.gradient).sum(-1)
     searching = state.active & (slope > 0)
     low, high = torch.zeros_like(slope), torch.full_like(slope, math.inf)
-    unknown = ~known(state.moves, state.changes).any(-1)  # no curvature yet: a step of length one
+    unknown = ~known(state.moves, state.changes).any(-1)  # no curvature yet: a step of at most unit length
     length = torch.where(unknown, direction.norm(dim=-1).clamp(min=1.0).reciprocal(), torch.ones_like(slope))
     w, value, gradient = state.w, state.value, state.gradient
-    for _ in range(TRIALS):
+    for _ in range(MAX_TRIALS):
         trial = state.w + length[..., None] * direction
         trial_value, trial_gradient = function(trial)
-        gained = usable(trial_value, trial_gradient) & (trial_value >= state.value + ENOUGH * length * slope)
+        gained = usable(trial_value, trial_gradient) & (trial_value >= state.value + WOLFE_GAIN * length * slope)
         longer = searching & gained
         w, gradient = (torch.where(longer[..., None], a, b) for a, b in ((trial, w), (trial_gradient, gradient)))
         value = torch.where(longer, trial_value, value)
         low, high = torch.where(longer, length, low), torch.where(searching & ~gained, length, high)
-        searching = searching & ~(gained & ((trial_gradient * direction).sum(-1) <= STEEP * slope))
+        searching = searching & ~(gained & ((trial_gradient * direction).sum(-1) <= WOLFE_SLOPE * slope))
         if not bool(searching.any()):
             break
         length = torch.where(searching, torch.where(high.isinf(), 2 * length, (low + high) / 2), length)
@@ -308,9 +327,9 @@ def climb(function: Joint, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 
 def learn(state: State, s: Tensor, z: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The diagonal, the moves and the changes with one more pair, where it tells of a curvature."""
+    """Add a pair (s, z) to the diagonal, the moves and the changes where its curvature is positive."""
     diagonal = next_diagonal(state.diagonal, s, z)
-    curved = (s * z).sum(-1) > CURVED * z.square().sum(-1)
+    curved = (s * z).sum(-1) > MIN_CURVATURE * z.square().sum(-1)
     told = moved & curved & (torch.isfinite(diagonal) & (diagonal > 0)).all(-1)
     rows = told[..., None, None]
     moves = torch.where(rows, torch.cat([state.moves[..., 1:, :], s[..., None, :]], -2), state.moves)
@@ -319,18 +338,18 @@ def learn(state: State, s: Tensor, z: Tensor, moved: Tensor) -> tuple[Tensor, Te
 
 
 def next_diagonal(a: Tensor, s: Tensor, z: Tensor) -> Tensor:
-    """The diagonal of the inverse Hessian after a move s that changed -g by z, (*B, P)."""
+    """Update the diagonal of the inverse Hessian for a move s that changed -g by z, (*B, P)."""
     zaz, sz, sas = ((x * y).sum(-1, keepdim=True) for x, y in ((a * z, z), (s, z), (s / a, s)))
     return (zaz / (sz * a) + z.square() / sz - zaz * (s / a).square() / (sz * sas)).reciprocal()
 
 
 def known(moves: Tensor, changes: Tensor) -> Tensor:
-    """Which places of the history hold a pair, (*B, J)."""
+    """Whether each slot of the history holds a pair, (*B, J)."""
     return (moves * changes).sum(-1) > 0
 
 
 def approximation(w: Tensor, gradient: Tensor, diagonal: Tensor, moves: Tensor, changes: Tensor) -> Normal:
-    """N(w + C g, C), from the compact form of C.
+    """Build N(w + C g, C) from the compact form of C.
 
     With diag(a)^(-1/2) B = Q U, C = diag(a)^(1/2) (I + Q U G U' Q') diag(a)^(1/2), and L L' = I + U G U'.
     """
@@ -339,14 +358,14 @@ def approximation(w: Tensor, gradient: Tensor, diagonal: Tensor, moves: Tensor, 
     inside = triangle @ middle(diagonal, moves, changes) @ triangle.mT
     one = torch.eye(inside.shape[-1], dtype=w.dtype, device=w.device)
     factor, definite = try_cholesky(one + inside)
-    # rounding can undo the positive definiteness of an ill-conditioned estimate: the diagonal alone remains
+    # rounding can make an ill-conditioned estimate indefinite: fall back to the diagonal
     factor = torch.where(definite[..., None, None], factor, one)
     here = Normal(w, scale, basis, factor)
     return Normal(here.newton(gradient), scale, basis, factor)
 
 
 def middle(diagonal: Tensor, moves: Tensor, changes: Tensor) -> Tensor:
-    """G of the compact form, (*B, 2J, 2J). Places without a pair have zeros in B and a one in R, and do nothing."""
+    """Return G of the compact form, (*B, 2J, 2J); empty slots have zeros in B and a one in R, and no effect."""
     empty = torch.where(known(moves, changes), 0.0, 1.0).to(moves.dtype)
     upper = (moves @ changes.mT).triu() + empty.diag_embed()  # R
     one = torch.eye(upper.shape[-1], dtype=upper.dtype, device=upper.device).expand_as(upper)
@@ -360,7 +379,7 @@ def middle(diagonal: Tensor, moves: Tensor, changes: Tensor) -> Tensor:
 
 
 def chosen(first: Tensor, one: Normal, other: Normal) -> Normal:
-    """The first approximation where asked for, (*B,), and the other elsewhere."""
+    """Choose between two approximations by a mask `first`, (*B,)."""
     vector, matrix = first[..., None], first[..., None, None]
     return Normal(
         torch.where(vector, one.loc, other.loc),
@@ -371,7 +390,7 @@ def chosen(first: Tensor, one: Normal, other: Normal) -> Normal:
 
 
 def survivors(state: State) -> Normal:
-    """The best approximations of the paths that have one, those of all members together, (K, P)."""
+    """Return the best approximations of the paths that found one, over all members, (K, P)."""
     found = torch.isfinite(state.elbo)
     lost, all_ = int((~found).sum()), found.numel()
     if lost == all_:
@@ -389,7 +408,7 @@ def survivors(state: State) -> Normal:
 
 
 def warn_if_flat(target: Target, data: Data, paths: Normal, seed: int) -> str:
-    """Say, and return, when log p doesn't fall over the width of the approximations (K, P): it has no scale."""
+    """Warn, and return the message, if log p is flat over the width of the approximations (K, P)."""
     if has_network(target.model) and not target.prior.improper:
         return ""
     generator, function = stream(seed, "flat", device=paths.loc.device), log_joint(target, data)
@@ -410,13 +429,13 @@ def warn_if_flat(target: Target, data: Data, paths: Normal, seed: int) -> str:
 
 
 def mixture(paths: Normal, w: Tensor) -> Tensor:
-    """log of the even mixture of the paths' normals (K, P) at w (n, P): (n,)."""
+    """Return the log density of the uniform mixture of the paths' normals (K, P) at w (n, P), (n,)."""
     each = [Normal(*parts).log_prob(w) for parts in zip(paths.loc, paths.scale, paths.basis, paths.factor, strict=True)]
     return torch.stack(each).logsumexp(0) - math.log(len(each))
 
 
 def evidence(target: Target, log_weights: Tensor) -> Evidence:
-    """log p(D) = log E_q[p(w, D) / q(w)], from the weights as they are."""
+    """Estimate log p(D) = log E_q[p(w, D) / q(w)] from the unsmoothed weights."""
     n, weights = len(log_weights), (log_weights - log_weights.max()).exp()
     kind = f"importance estimate of log p(D) ({n} draws)"
     if target.prior.improper:
