@@ -1,12 +1,15 @@
 """The interface of a method: hyper-parameters, declared traits, and three functions that the driver calls.
 
-A method is a frozen dataclass. `init` makes a State, `step` improves it, `posterior` turns it into a posterior. It
-never sees a module, only a `Target`. Every tensor of a State has the leading shape that `init` was given (chains,
-members and restarts are one mechanism), except those declared otherwise. A State is donated: `step` may overwrite it. A
-field of a State with the metadata "scratch" is overwritten by every step before it is read, one with "fixed" is made
-anew by `init`: neither is copied or stored. One with "lead" has its leading shape after that many dimensions.
+A method is a frozen dataclass. `init` makes a State, `step` updates it, `posterior` turns it into a posterior. It works
+on a `Target`, never on a module. Every tensor of a State has the leading shape passed to `init` (chains, members and
+restarts share this mechanism), unless its field says otherwise:
 
-State is what the next step needs; what is only worth reporting belongs to Info.
+    metadata "scratch"    every step overwrites it before reading it; never copied or stored
+    metadata "fixed"      `init` makes it again when a fit resumes; never copied or stored
+    metadata "lead"       its leading shape comes after that many dimensions
+
+`step` may overwrite the State that it is given. A State holds what the next step needs; what is only reported belongs
+to Info.
 """
 
 from __future__ import annotations
@@ -31,16 +34,16 @@ P_co = TypeVar("P_co", bound="Posterior", covariant=True)
 
 @dataclass(frozen=True)
 class Traits:
-    """What the driver, an ensemble and other callers must know of a method before they run it.
+    """Properties of a method that the driver, ensembles and other callers need before they run it.
 
     Args:
         reads: "batch" if each step reads a minibatch, "pass" if it reads the whole data (`steps` then counts
             iterations or draws). Default: "batch".
-        follows: Whether the method begins from what another has found, as Laplace does from MAP: then `default_start`
+        follows: Whether the method starts from the result of another, as Laplace does from MAP; `default_start`
             names that method, which gets the user's epochs, steps and callbacks. Default: False.
-        own_start: Whether a `start` that is a string or a dict is the method's own to read. Default: False.
+        own_start: Whether the method itself interprets a `start` that is a string or a dict. Default: False.
         fixed_start: Whether every fit starts from the same vector, whatever the seed. Default: False.
-        chains: Whether the method runs chains of its own and keeps draws (`Info.draw`). Default: False.
+        chains: Whether the method runs several chains itself and keeps draws (`Info.draw`). Default: False.
         spread: Whether its chains or members are shared among the processes of `torch.distributed`. Default: False.
         draws: Where draws are kept, and when there are enough of them; for methods with `chains`.
         finds_mode: Whether it descends the target's loss to one mode, so that an ensemble may anchor its members.
@@ -48,10 +51,10 @@ class Traits:
         sets_prior: Whether it sets the scales of the prior by the evidence. Default: False.
         draws_masks: Whether it draws dropout masks itself, with the network's own dropout switched off. Default: False.
         learns_rates: Whether dropout rates are learnt together with the weights. Default: False.
-        fixed_scales: Whether the scales of its posterior are no part of the objective, as SWAG's. Default: False.
-        trains_buffers: Whether it can train a network whose buffers training writes, such as the statistics of batch
-            normalisation. The driver refuses such a network otherwise. Default: True.
-        empirical_priors: Whether it takes a prior with infer="empirical"; the driver refuses it otherwise.
+        fixed_scales: Whether the scales of its posterior are not part of the objective, as for SWAG. Default: False.
+        trains_buffers: Whether it can train a network with buffers that training writes, such as batch normalisation
+            statistics. Otherwise the driver raises InputError for such a network. Default: True.
+        empirical_priors: Whether it supports a prior with infer="empirical"; otherwise the driver raises InputError.
             Default: True.
     """
 
@@ -73,14 +76,14 @@ class Traits:
 
 @dataclass(frozen=True)
 class Info:
-    """What one step reports.
+    """The report of one step.
 
     Args:
         metrics: Values for the history, by name; tensors have the leading shape of the State.
-        draw: A draw to keep, for samplers. Default: None.
-        done: Whether nothing is left to do. Default: False.
-        counts: Names of metrics that are counts: progress shows their sum over the steps instead of a recent mean.
-        unchecked: Names of metrics that may be infinite or NaN in a fit that works; any other stops the fit.
+        draw: A draw to store, for samplers. Default: None.
+        done: Whether the fit is finished. Default: False.
+        counts: Names of metrics that are counts, whose sum the progress display shows instead of a recent mean.
+        unchecked: Names of metrics that may be infinite or NaN in a healthy fit; in any other, the fit stops.
     """
 
     metrics: dict[str, Tensor | float]
@@ -92,7 +95,7 @@ class Info:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which rows each step reads: all of `data`, or `early` before the step `turn`, with `held` held out."""
+    """The rows that each step reads: all of `data`, or `early` before the step `turn`, with `held` held out."""
 
     data: Data
     steps: int
@@ -101,11 +104,11 @@ class Plan:
     held: Data | None = None
 
     def rows(self, step: int) -> Data:
-        """The rows that this step reads."""
+        """Return the rows that this step reads."""
         return self.early if self.early is not None and step < self.turn else self.data
 
     def epochs(self, step: int) -> int:
-        """The number of completed passes over the rows after this many steps."""
+        """Return the number of completed passes over the rows after this many steps."""
         if self.early is None:
             return step // self.data.steps_per_epoch
         early = min(step, self.turn) // self.early.steps_per_epoch
@@ -113,7 +116,7 @@ class Plan:
 
 
 class Options:
-    """The base class of methods: refuses an unknown option in one sentence, and has the common defaults."""
+    """Base class of methods: raises InputError for unknown options, and provides common defaults."""
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         known = [f.name for f in fields(cls) if f.init]  # pyright: ignore[reportArgumentType] - methods are dataclasses
@@ -123,38 +126,38 @@ class Options:
         return super().__new__(cls)
 
     def default_start(self, model: Any) -> Any:
-        """The method to fit first where `start` names none, or None."""
+        """Return the method to fit first if `start` is None, or None."""
         return None
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
-        """Which rows each step reads: all of them."""
+        """Return a plan in which every step reads from all rows."""
         return Plan(data, steps)
 
 
 @runtime_checkable
 class Method(Protocol[P_co]):
-    """How to infer; `P_co` is the class of its posterior."""
+    """An inference method; `P_co` is the class of its posterior."""
 
     @property
     def traits(self) -> Traits:
-        """What the driver must know of the method; may depend on its options."""
+        """Properties that the driver needs; may depend on the options."""
         ...
 
     @property
     def start(self) -> Any:
-        """A method that is fitted first, or a posterior to begin from, or None."""
+        """A method to fit first, a posterior to start from, or None."""
         ...
 
     def default_start(self, model: Any) -> Any:
-        """The method to fit first where `start` names none, or None; for methods whose traits say `follows`."""
+        """Return the method to fit first if `start` is None, or None; for methods with the trait `follows`."""
         ...
 
     def length(self, data: Data) -> int:
-        """The number of steps if the user names neither epochs nor steps."""
+        """Return the number of steps if the user gives neither epochs nor steps."""
         ...
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
-        """Which rows each step reads; `Plan(data, steps)` for most methods."""
+        """Return the rows that each step reads; `Plan(data, steps)` for most methods."""
         ...
 
     def init(
@@ -165,27 +168,27 @@ class Method(Protocol[P_co]):
         shape: torch.Size,
         start: Posterior | None = None,
     ) -> Any:
-        """The first State, whose tensors have the leading shape `shape`."""
+        """Return the initial State, whose tensors have the leading shape `shape`."""
         ...
 
     def step(self, target: Target, state: Any, batch: Any, generator: torch.Generator) -> tuple[Any, Info]:
-        """One improvement, from a Batch or, for a method that reads passes, from Data; may overwrite `state`."""
+        """Take one step on a Batch, or on Data for a method that reads passes; may overwrite `state`."""
         ...
 
     def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> P_co:
-        """The posterior at this State; `draws` are those that the driver has kept."""
+        """Return the posterior at this State; `draws` are those that the driver has stored."""
         ...
 
 
 def check_method(method: Any, name: str, owner: str) -> None:
-    """Refuse what isn't a method, and the class of one."""
+    """Raise InputError for anything that isn't an instance of a method."""
     got = f"the class {method.__name__}: write {method.__name__}()" if isinstance(method, type) else repr(method)
     ok = isinstance(method, Method) and not isinstance(method, type)
     require(ok, name, owner, "be a method such as MeanField()", got)
 
 
 def check_traits(method: Method[Any], target: Target) -> None:
-    """Refuse a model that the method's traits exclude."""
+    """Raise InputError for a model that the method's traits exclude."""
     owner, traits = type(method).__name__, method.traits
     if not traits.trains_buffers:
         written = ", ".join(target.buffers())
@@ -197,16 +200,16 @@ def check_traits(method: Method[Any], target: Target) -> None:
 
 
 def centre_of(start: Posterior, owner: str) -> Tensor:
-    """The point that a posterior is around, (P,)."""
+    """Return the centre of a posterior, (P,)."""
     if start.point:
         return start.draw(1, stream(0, "centre", device=start.model.device))[0]
     if start.centre is None:
         raise InputError(
-            f"The 'at' argument of {owner} must be a posterior with a centre, as MAP leaves it, got {start!r}."
+            f"The 'at' argument of {owner} must be a posterior with a centre, such as the result of MAP, got {start!r}."
         )
     return start.centre
 
 
 def factors_of(start: Posterior | None) -> dict[str, Tensor]:
-    """What the prior that a posterior was fitted under was multiplied by."""
+    """Return the factors on the prior that a posterior was fitted under."""
     return {} if start is None else start.target.prior.factors

@@ -1,4 +1,4 @@
-"""Where a sampler keeps its draws, and when it has enough of them.
+"""Where a sampler stores its draws, and when it has enough of them.
 
 A `DrawPolicy` is what a sampler declares in its `Traits`; a `DrawMonitor` follows one run. The effective sample size is
 computed at intervals that grow with the number of draws, so that all computations together cost a few times the last.
@@ -58,7 +58,7 @@ class DrawPolicy:
     store: str | os.PathLike[str] | None = None
 
     def check(self, owner: str, spread: bool) -> None:
-        """Refuse a target that is not a positive number, and a folder that can't be written to."""
+        """Check that the target is a positive number and that the folder can be written to."""
         until, store = self.until_ess, self.store
         number = isinstance(until, (int, float)) and not isinstance(until, bool) and 0 < until < math.inf
         require(until is None or number, "until_ess", owner, "be a positive number", repr(until))
@@ -71,12 +71,12 @@ class DrawPolicy:
         require(not spread, "store", owner, "be left out when chains run on several processes", os.fspath(store))
 
     def monitor(self, spread: bool) -> DrawMonitor:
-        """What follows the draws of one run; with `spread`, those of all processes together."""
+        """Return a monitor of the draws of one run; with `spread`, of all processes together."""
         return DrawMonitor(self.until_ess, spread)
 
 
 class DrawMonitor:
-    """Follows the draws of one run: their effective sample size, and the step at which there will be enough."""
+    """Monitors the draws of one run: their effective sample size, and the step at which there will be enough."""
 
     def __init__(self, until_ess: float | None, spread: bool) -> None:
         self.until_ess, self.spread = until_ess, spread
@@ -86,10 +86,10 @@ class DrawMonitor:
         self._next_check = FIRST_CHECK_DRAWS  # draws at which the effective sample size is computed next
 
     def enough(self, draws: StoredDraws, step: int, planned: int, watched: bool) -> bool:
-        """Whether the draws are worth as many independent ones as were asked for.
+        """Whether the effective sample size has reached its target.
 
-        The effective sample size is computed only if it decides the end of the run, or if it is `watched`. It grows in
-        proportion to the draws: the next computation is at the number of draws that should be enough.
+        The effective sample size is computed only if it ends the run, or if it is `watched`. It grows in proportion to
+        the draws, so the next check is at the number of draws that should be enough.
         """
         drawn = len(draws)
         if drawn < self._next_check or (self.until_ess is None and not watched):
@@ -105,22 +105,22 @@ class DrawMonitor:
         return ratio <= 1
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint stores."""
         return {"next_check": self._next_check, "first_step": self.first_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint."""
+        """Restore the state from a checkpoint."""
         self._next_check, self.first_step = state["next_check"], state["first_step"]
 
     def synchronise(self, device: torch.device) -> None:
-        """Compute the effective sample size at the same numbers of draws as the other processes, from the latest."""
+        """Move the next check to the latest one of all processes, so that they check together."""
         self._next_check = int(gather(torch.tensor([self._next_check], device=device)).max())
 
 
 def smallest_ess(draws: StoredDraws, spread: bool = False) -> float:
-    """The smallest bulk effective sample size of all coordinates, over the chains of all processes with `spread`.
+    """Return the smallest bulk effective sample size of all coordinates; with `spread`, over all processes.
 
-    Zero as long as it is undefined for a coordinate: one that never varies, or is not finite.
+    It is zero while undefined for some coordinate, one that never varies or is not finite.
     """
     numbers = len(draws) * draws.chains * (world() if spread else 1)
     width, smallest = max(1, ESS_BLOCK_NUMBERS // numbers), math.inf

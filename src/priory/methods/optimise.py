@@ -1,9 +1,8 @@
-"""What methods that follow gradients share: Adam in place on one flat tensor, and learning rates from a
-schedule.
+"""Adam in place on one flat tensor, and learning rates from a schedule, for the methods that follow gradients.
 
-Adam (Kingma and Ba 2015) is torch's own fused kernel, called once per step on all parameters at a time. The kernel is
-private; the public `torch.optim.adam.adam(..., fused=True)` gives the same bits, but groups and checks its tensors
-anew at each call, which takes as long as the kernel on small networks (least CPU time over repetitions, one thread):
+Adam (Kingma and Ba 2015) is torch's fused kernel, called once per step for all parameters. The kernel is private; the
+public `torch.optim.adam.adam(..., fused=True)` gives the same bits, but groups and checks its tensors at each call,
+which takes as long as the kernel on small networks (least CPU time over repetitions, one thread):
 
     parameters                       kernel       public
     251                              5.6 us      13.9 us
@@ -32,12 +31,12 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-SECOND, EPSILON = 0.999, 1e-8  # how much of the squared gradients a step keeps, and what their root has added
+SECOND_MOMENT_DECAY, ADAM_EPSILON = 0.999, 1e-8  # beta2, and the constant added to sqrt(v)
 
 
 @dataclass
 class Adam:
-    """The moments of one tensor and the learning rate of each step."""
+    """Adam's moments of one tensor, and the learning rate of each step."""
 
     first: Tensor
     second: Tensor
@@ -47,12 +46,12 @@ class Adam:
 
     @classmethod
     def of(cls, parameter: Tensor, rates: Tensor) -> Adam:
-        """Moments at zero."""
+        """Start with moments of zero."""
         count = torch.zeros((), dtype=torch.float32, device=parameter.device)
         return cls(torch.zeros_like(parameter), torch.zeros_like(parameter), count, rates)
 
     def descend(self, parameter: Tensor, gradient: Tensor) -> None:
-        """One step down the gradient, in place."""
+        """Take one step down the gradient, in place."""
         gradient = gradient.contiguous()  # the kernel reads memory in order, whatever the strides
         rate = float(self.rates[min(self.step, len(self.rates) - 1)])
         self.count += 1  # the kernel reads it for the bias correction and leaves it alone
@@ -65,23 +64,24 @@ class Adam:
             [self.count],
             lr=rate,
             beta1=0.9,
-            beta2=SECOND,
+            beta2=SECOND_MOMENT_DECAY,
             weight_decay=0.0,
-            eps=EPSILON,
+            eps=ADAM_EPSILON,
             amsgrad=False,
             maximize=False,
         )
         self.step += 1
 
     def stride(self) -> Tensor:
-        """How far the last step moved each coordinate for a unit of its averaged gradient: rate / (sqrt(v) + eps)."""
+        """Return the step size of each coordinate in the last step, rate / (sqrt(v) + eps)."""
         rate = float(self.rates[min(self.step - 1, len(self.rates) - 1)])
-        return rate / ((self.second / (1 - SECOND**self.step)).sqrt() + EPSILON)
+        return rate / ((self.second / (1 - SECOND_MOMENT_DECAY**self.step)).sqrt() + ADAM_EPSILON)
 
 
 def rates(schedule: str | Callable[[Optimizer], LRScheduler], learning_rate: float, steps: int, owner: str) -> Tensor:
-    """The learning rate of each step: "cosine" (to zero), "constant", or a function that makes a torch
-    scheduler.
+    """Return the learning rate of each step, (steps,).
+
+    `schedule` is "cosine" (decay to zero), "constant", or a function from an optimizer to a torch scheduler.
 
     >>> rates("constant", 0.1, 3, "MAP").tolist()
     [0.1, 0.1, 0.1]
@@ -121,7 +121,7 @@ def rates(schedule: str | Callable[[Optimizer], LRScheduler], learning_rate: flo
 
 
 def check_rate(learning_rate: float, schedule: object, owner: str) -> None:
-    """Refuse what can't be a learning rate or a schedule, when the method is built."""
+    """Check a learning rate and a schedule when the method is built."""
     ok = isinstance(learning_rate, (int, float)) and 0 < learning_rate < math.inf
     require(ok, "learning_rate", owner, "be a positive number", learning_rate)
     ok = schedule in ("cosine", "constant") if isinstance(schedule, str) else callable(schedule)
@@ -129,5 +129,5 @@ def check_rate(learning_rate: float, schedule: object, owner: str) -> None:
 
 
 def default_steps(data_steps_per_epoch: int, epochs: int, least: int, most: int) -> int:
-    """So many epochs, within bounds."""
+    """Return the number of steps of some epochs, between `least` and `most`."""
     return max(least, min(most, epochs * data_steps_per_epoch))

@@ -171,7 +171,7 @@ def test_a_posterior_without_a_centre_is_no_mode(trained):
     model, data = network()
     draws = Draws(trained.target, trained.w[None])
     with pytest.raises(
-        InputError, match="'at' argument of Laplace must be a posterior with a centre, as MAP leaves it"
+        InputError, match="'at' argument of Laplace must be a posterior with a centre, such as the result of MAP"
     ):
         pr.fit(model, data, Laplace(at=draws), progress=False)
 

@@ -1,1 +1,1 @@
-"""Laplace's approximation and its last-layer form."""
+"""The Laplace approximation, and exact inference for the last layer of a network."""

@@ -1,9 +1,9 @@
 """The mode of a log density by Newton's method, and the Gaussian around it.
 
-Newton's method with a line search, in unconstrained coordinates with the log-determinant of their map: its end is the
-mode of the density that the Gaussian approximates, whereas MAP gives the mode in the user's own parameters. The
-precision Q is minus the Hessian of the whole log joint, prior and log-determinant included. Cost of a step: P backward
-passes over the data and O(P^3).
+Newton's method with a line search works in unconstrained coordinates, including the log-determinant of their
+transformation. It finds the mode of the density that the Gaussian approximates, whereas MAP gives the mode in the
+user's parameters. The precision Q is minus the Hessian of the whole log joint, prior and log-determinant included. Cost
+of a step: P backward passes over the data and O(P^3).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from priory.models.target import Target
     from priory.posteriors import Posterior
 
-MIN_MODE_DISTANCE = 0.1  # standard deviations per coordinate, below which Newton's method has arrived
+MIN_MODE_DISTANCE = 0.1  # standard deviations per coordinate, below which Newton's method has converged
 SUPPORT_EDGE = 20.0  # unconstrained coordinates from which a bounded parameter is at its bound
 
 
 @dataclass
 class NewtonState:
-    """A Density's vector on its way to the mode, with the log joint, its gradient and its Hessian there."""
+    """The current iterate of Newton's method, with the parts of the log joint, its gradient and its Hessian."""
 
     w: Tensor  # (*B, P)
     log_likelihood: Tensor  # (*B,)
@@ -51,7 +51,7 @@ class NewtonState:
 def first_state(
     target: Target, data: Data, generator: torch.Generator, shape: torch.Size, start: Posterior | None
 ) -> NewtonState:
-    """The state that Newton's method begins from."""
+    """Return the initial state of Newton's method."""
     w = target.start(data, shape, generator, start)
     found = [derivatives(target, v, data) for v in w.reshape(-1, target.size)]
     parts = [torch.stack(part).reshape((*shape, *part[0].shape)) for part in zip(*found, strict=True)]
@@ -59,7 +59,7 @@ def first_state(
 
 
 def newton_step(target: Target, state: NewtonState, data: Data) -> tuple[NewtonState, Info]:
-    """One Newton step of every member that has not converged."""
+    """Take one Newton step of every member that has not converged."""
     size = target.size
     members = zip(
         state.w.view(-1, size),
@@ -90,7 +90,7 @@ def newton_step(target: Target, state: NewtonState, data: Data) -> tuple[NewtonS
 
 
 def posterior_at_mode(target: Target, state: NewtonState, over: Any, diagonal: bool, advice: str) -> LaplacePosterior:
-    """The Gaussian of a density: its curvature is that of the whole tempered log joint, prior included."""
+    """Return the posterior at the mode, whose curvature is that of the whole tempered log joint, prior included."""
     selection = select(target.model, over)
     bend = -state.hessian[selection.places][:, selection.places]
     curvature = DiagonalCurvature(selection, bend.diagonal()) if diagonal else Full(selection, bend.double(), "hessian")
@@ -108,7 +108,7 @@ def posterior_at_mode(target: Target, state: NewtonState, over: Any, diagonal: b
 
 
 def status_of_mode(target: Target, state: NewtonState, there: bool) -> Status:
-    """Whether Newton's steps ended at a mode inside the support, and not on the way, at a saddle or at an edge."""
+    """Return the status: converged, step limit reached, saddle point, or mode at the edge of the support."""
     if not there:
         return of_cap(False, None, "Newton's method")
     bend = eigh(-state.hessian).values
@@ -122,13 +122,13 @@ def status_of_mode(target: Target, state: NewtonState, there: bool) -> Status:
 
 
 def log_joint(target: Target, w: Tensor, data: Data) -> Tensor:
-    """The tempered log joint over every row at one vector, ()."""
+    """Return the tempered log joint over all rows at one vector, ()."""
     with torch.no_grad():
         return target.log_joint(w, target.log_likelihood(w, data), target.log_prior(w))
 
 
 def derivatives(target: Target, w: Tensor, data: Data) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """log p(D|w), log p(w), and the gradient and Hessian of the tempered log joint, over every row at one vector."""
+    """Return log p(D|w), log p(w), and gradient and Hessian of the tempered log joint over all rows at one vector."""
     a, b = target.likelihood_power, target.prior_power
     layout, total, seen = target.model.layout, None, 0
     for batch in data.blocks(BLOCK_ROWS):
@@ -146,7 +146,7 @@ def derivatives(target: Target, w: Tensor, data: Data) -> tuple[Tensor, Tensor, 
 
 
 def second_order(function: Callable[[Tensor], Tensor], w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A function's value, gradient (P,) and Hessian (P, P) at one vector, a backward pass a row of the Hessian."""
+    """Return value, gradient (P,) and Hessian (P, P) at one vector, with one backward pass per row of the Hessian."""
     leaf = w.detach().requires_grad_()
     hessian = w.new_zeros(len(w), len(w))
     with torch.enable_grad():
@@ -165,10 +165,11 @@ def second_order(function: Callable[[Tensor], Tensor], w: Tensor) -> tuple[Tenso
 def newton_move(
     value_at: Callable[[Tensor], Tensor], w: Tensor, value: Tensor, gradient: Tensor, hessian: Tensor
 ) -> tuple[Tensor, bool]:
-    """The step uphill from w, (P,), and whether it is the last.
+    """Return the step uphill from w, (P,), and whether it is the last.
 
-    Newton's, with the curvature's absolute values: a direction in which the density curves upward is climbed, not
-    descended (Dauphin et al. 2014). On a ridge without a slope it is the direction that curves upward most.
+    The Newton step uses absolute eigenvalues of the Hessian, so that directions of positive curvature are climbed
+    instead of descended (Dauphin et al. 2014). Where the gradient vanishes at a saddle point, the step follows the
+    direction of largest positive curvature.
     """
     eps = torch.finfo(w.dtype).eps
     bend, basis = eigh(-hessian)
@@ -182,7 +183,7 @@ def newton_move(
         move = basis[:, 0] * float(bend[0].abs()) ** -0.5
         promise = 0.0
     elif promise < math.sqrt(eps):
-        return move, False  # values are equal to their last digits here, and no line search can tell them apart
+        return move, False  # values agree to rounding here, so a line search can't compare them
     for _ in range(60):
         if bool(value_at(w + move) >= value + 1e-4 * promise):
             return move, False

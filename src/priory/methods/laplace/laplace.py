@@ -1,18 +1,18 @@
-"""Laplace's method: a Gaussian around the mode, as wide as the curvature there lets it be (MacKay 1992; Daxberger et
-al. 2021, "Laplace Redux").
+"""The Laplace approximation: a Gaussian at the mode, with the curvature there as its precision.
 
     p(w | D) ~ N(w*, Q^-1),    Q = (H + prior_weight Lambda) / T        (T = 1: the posterior itself)
 
-H is the curvature of -log p(D|w), a sum over all the data, and Lambda minus the second derivative of the log prior.
+H is the curvature of -log p(D|w), summed over all the data, and Lambda is minus the second derivative of the log prior.
+After MacKay (1992) and Daxberger et al. (2021, "Laplace Redux").
 
-Of a network w* is where MAP, or a training of the person's own, ended, H the generalised Gauss-Newton matrix in one of
-the structures of `priory.curvature`, and Lambda a diagonal. Cost: one pass over the data with a backward pass for each
-output, and what the structure adds; `Laplace.plan` says how much before anything is allocated.
+For a network, w* is the result of MAP or of the user's own training, H is the generalised Gauss-Newton matrix in one of
+the structures of `priory.curvature`, and Lambda is diagonal. Cost: one pass over the data with one backward pass per
+output, and the cost of the structure. `Laplace.plan` estimates memory and time before anything is allocated.
 
-Of a `Density` w* is found here, by Newton's method with a line search, in unconstrained coordinates with the
-log-determinant of their map: this is the mode of the density that the Gaussian approximates, whereas MAP gives the mode
-in the person's own parameters. There Q is minus the Hessian of the whole log joint, prior and log-determinant included.
-Cost of a step: P backward passes over the data and O(P^3).
+For a `Density`, Newton's method with a line search finds w* in unconstrained coordinates, including the log-determinant
+of their transformation. This is the mode of the density that the Gaussian approximates, whereas MAP gives the mode in
+the user's parameters. Q is minus the Hessian of the whole log joint. Cost of a step: P backward passes over the data
+and O(P^3).
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ from priory.curvature import KINDS, STRUCTURES, select
 from priory.curvature.budget import Budget, budget
 from priory.methods.base import Info, Method, Options, Plan, Traits, centre_of, factors_of
 from priory.methods.laplace.density_expansion import NewtonState, first_state, newton_step, posterior_at_mode
-from priory.methods.laplace.network_expansion import METRICS, LocalGaussian, NetworkState, check_batch_norm, expand_at
+from priory.methods.laplace.network_expansion import (
+    METRIC_NAMES,
+    LocalGaussian,
+    NetworkState,
+    check_batch_norm,
+    expand_at,
+)
 from priory.methods.point.map import MAP
 from priory.models.base import BaseModel, has_network
 from priory.models.model import Model
@@ -42,20 +48,25 @@ if TYPE_CHECKING:
     pass
 
 
-LIMIT = 4 << 30  # bytes that a curvature may take
+MEMORY_LIMIT_BYTES = 4 << 30  # default limit on the memory of a curvature
 NEWTON_STEPS = 200
 
 
 @dataclass(frozen=True)
 class Subnetwork:
-    """The `size` weights that are least certain: those of largest marginal variance under a diagonal Laplace.
+    """The weights of largest marginal variance under a diagonal Laplace approximation, for `Laplace(over=...)`.
 
-    (Daxberger et al. 2021, "Bayesian Deep Learning via Subnetwork Inference".)
+    Args:
+        size: Number of weights.
 
-    >>> Subnetwork(0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'size' argument of Subnetwork must be an integer >= 1, got 0.
+    Example:
+        >>> Subnetwork(0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'size' argument of Subnetwork must be an integer >= 1, got 0.
+
+    References:
+        Daxberger et al. (2021), Bayesian deep learning via subnetwork inference.
     """
 
     size: int
@@ -66,22 +77,41 @@ class Subnetwork:
 
 @dataclass(frozen=True)
 class Laplace(Options):
-    """A Gaussian around the mode, from the curvature there.
+    """The Laplace approximation: a Gaussian at the mode w*, with the curvature there as its precision.
 
-    `structure` is "kron", "diag", "full" or "lowrank": unless given, "kron" for a network, and "full" for a Density and
-    for chosen coordinates. `over` is "all", "last", names or patterns of names, a `Subnetwork`, or a LongTensor of
-    coordinates. `at` is a posterior whose point is the mode, the method that finds it (MAP unless given, for a
-    network), or "network" for a network that is trained already: its weights are the mode, and a noise that is learnt
-    is set by the evidence. `curvature` is "ggn", "fisher" (with `samples` labels a datum drawn from the model),
-    "empirical" or "hessian". `tune` lets the evidence choose the prior's precisions, by one factor ("scalar"), one a
-    layer or one a weight ("parameter"), and a learnt noise. `predictive` says what `predict` goes through unless told:
-    the "linear" network or the "network". `rank` is that of "lowrank", `sharing` says how "kron" treats weights that
-    act at several positions, and `limit` is how many bytes the curvature may take.
+        p(w | D) ~ N(w*, Q^-1),    Q = (H + prior_weight Lambda) / T
 
-    >>> Laplace(structure="round")
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'structure' argument of Laplace must be among diag, full, kron, lowrank, got 'round'.
+    H is the curvature of -log p(D|w) over all the data, Lambda minus the second derivative of the log prior. Costs one
+    pass over the data with one backward pass per output, plus the cost of the structure; `plan` estimates both.
+
+    Args:
+        structure: Structure of H: "kron", "diag", "full" or "lowrank". Default: None, "kron" for a network, "full" for
+            a `Density` and for selected coordinates.
+        over: Weights that the Gaussian is over; the rest stay at the mode. "all", "last" (the last layer), a list of
+            names or patterns of names, a `Subnetwork`, or a LongTensor of coordinates. Default: "all".
+        at: The mode: a posterior that holds it, the method that finds it, or "network" for the weights of a network
+            that is already trained (a learnt noise is then set by the evidence). Default: None, `MAP()` for a
+            network, Newton's method for a `Density`.
+        curvature: Kind of H: "ggn" (generalised Gauss-Newton), "fisher" (labels drawn from the model), "empirical"
+            (observed labels) or "hessian". Default: "ggn".
+        samples: Number of labels drawn per row for "fisher". Default: 1.
+        tune: Scales the prior's precisions to maximise the evidence, by one factor ("scalar"), one per layer ("layer")
+            or one per weight ("parameter", for "diag" and "full"), and sets a learnt noise. Default: None, no tuning.
+        predictive: Default of `predict`: "linear" for the network linearised at the mode, "network" for the network
+            itself. Default: "linear".
+        rank: Rank of "lowrank". Default: None, 64.
+        sharing: How "kron" treats weights that act at several positions: "expand" or "reduce". Default: "expand".
+        limit: Limit on the memory of the curvature, in bytes. Default: 4 GiB.
+
+    Example:
+        >>> Laplace(structure="round")
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'structure' argument of Laplace must be among diag, full, kron, lowrank, got 'round'.
+
+    References:
+        MacKay (1992), A practical Bayesian framework for backpropagation networks.
+        Daxberger et al. (2021), Laplace redux: effortless Bayesian deep learning.
     """
 
     structure: str | None = None
@@ -93,7 +123,7 @@ class Laplace(Options):
     predictive: Literal["linear", "network"] = "linear"
     rank: int | None = None
     sharing: Literal["expand", "reduce"] = "expand"
-    limit: int = LIMIT
+    limit: int = MEMORY_LIMIT_BYTES
 
     def __post_init__(self) -> None:
         known = sorted(STRUCTURES)
@@ -127,11 +157,11 @@ class Laplace(Options):
 
     @property
     def start(self) -> Any:
-        """A posterior whose point is the mode, or the method that finds it, if one was named."""
+        """The posterior that holds the mode, or the method that finds it; None if `at` names neither."""
         return None if isinstance(self.at, str) else self.at
 
     def default_start(self, model: BaseModel) -> MAP | None:
-        """What finds the mode where nothing was named: MAP of a network; a density's is found here."""
+        """Return MAP for a network without `at`; None otherwise: Newton's method finds the mode of a density."""
         return MAP() if has_network(model) and self.at is None else None
 
     def length(self, data: Data) -> int:
@@ -142,10 +172,22 @@ class Laplace(Options):
     @overload
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan: ...
     def plan(self, target: Any, data: Any, steps: int | None = None, seed: int = 0) -> Budget | Plan:
-        """What the method needs, and which rows each step reads.
+        """Estimate memory and time before a fit, from shapes alone.
 
-        A person calls it with a model and data, and gets a `Budget` to print: memory and time of each structure, from
-        shapes alone. The driver calls it with a target, and is refused here what exceeds the limit.
+        The user calls `plan(model, data)` and gets a `Budget` to print. The driver calls it with a target, steps and a
+        seed, and gets the `Plan` of the rows that each step reads.
+
+        Args:
+            target: A `Model` or `Density`; a `Target` when the driver calls it.
+            data: The data, as `fit` takes them.
+            steps: Number of steps; for the driver only.
+            seed: Seed of the fit; for the driver only.
+
+        Returns:
+            A `Budget` with memory and time of each structure, or a `Plan` for the driver.
+
+        Raises:
+            InputError: If the driver calls it and the curvature would exceed `limit`.
         """
         if isinstance(target, BaseModel):
             target, rows = target.bind(data)
@@ -176,7 +218,7 @@ class Laplace(Options):
         w = begun.expand(*shape, -1).clone()
         buffers = target.buffers(shape, start)
         check_batch_norm(model, buffers)
-        target = target.scaled(factors_of(start))  # the prior that its mode was found under
+        target = target.scaled(factors_of(start))  # the prior that the mode was found under
         around: list[LocalGaussian | None] = []
         for i, v in enumerate(w.view(-1, target.size)):
             own = model.member(buffers, i)
@@ -189,8 +231,8 @@ class Laplace(Options):
         if isinstance(state, NewtonState):
             return newton_step(target, state, batch)
         shape = state.w.shape[:-1]
-        told = [dict.fromkeys(METRICS, math.nan) if one is None else one.metrics(target) for one in state.around]
-        metrics = {name: state.w.new_tensor([one[name] for one in told]).reshape(shape) for name in METRICS}
+        each = [dict.fromkeys(METRIC_NAMES, math.nan) if one is None else one.metrics(target) for one in state.around]
+        metrics = {name: state.w.new_tensor([one[name] for one in each]).reshape(shape) for name in METRIC_NAMES}
         return state, Info({**metrics}, unchecked=("gradient",), done=True)
 
     def posterior(
@@ -222,15 +264,15 @@ class Laplace(Options):
         return posterior
 
     def _advice(self, model: BaseModel) -> str:
-        """What to do about a point that is no mode."""
+        """Return the remedy for a point that is not a mode."""
         if not has_network(model):
             return "give the fit more steps"
         if isinstance(self.at, str):
-            return "name the prior that the network was trained under, train it further, or leave 'at' out: MAP goes on"
+            return "name the prior that the network was trained under, train it further, or leave 'at' out to run MAP"
         return "give the fit that found it more epochs"
 
     def _budget(self, model: BaseModel, data: Data) -> Budget:
-        """What this needs; options that don't go with the model are refused here, before anything is computed."""
+        """Return the budget; raise InputError for options that don't fit the model, before anything is computed."""
         structure = self.structure_for(model)
         ok = self.tune != "parameter" or structure in ("full", "diag")
         require(ok, "structure", "Laplace", "be 'diag' or 'full' for tune='parameter'", repr(structure))
@@ -251,7 +293,7 @@ class Laplace(Options):
         return budget(model, data, structure, over, self.curvature, self.samples, self.rank, self.limit, tuned)
 
     def structure_for(self, model: BaseModel) -> str:
-        """The structure that was named, or the one that fits the model."""
+        """Return the given structure, or the default for the model."""
         if self.structure is not None:
             return self.structure
         coordinates = isinstance(self.over, (Subnetwork, Tensor))
@@ -259,10 +301,10 @@ class Laplace(Options):
 
     @property
     def subnetwork_size(self) -> int | None:
-        """How many weights a `Subnetwork` has; None for another `over`."""
+        """The size of a `Subnetwork`; None for any other `over`."""
         return self.over.size if isinstance(self.over, Subnetwork) else None
 
     def tunes(self, model: Model) -> bool:
-        """Whether the evidence chooses a prior or a noise."""
+        """Whether the evidence sets a prior or a noise."""
         learnt = model.learnt.start < model.learnt.stop
         return self.tune is not None or (learnt and isinstance(self.at, str))

@@ -1,9 +1,9 @@
 """A Bayesian last layer on the features of a trained network, as in Bayesian linear regression.
 
-The layers before the last are those that `start` finds; over the last one the posterior is that of a generalised
-linear model on their features (`priory.curvature.last_layer`). With Gaussian noise it is conjugate and exact (Bishop
-2006, 3.3); for labels and counts it is the Laplace approximation at the exact mode (4.5). `posterior.update` takes rows
-that come later without those before (recursive least squares, for Gaussian noise).
+`at` trains the layers before the last. The posterior over the last layer is that of a generalised linear model on their
+features (`priory.curvature.last_layer`). With Gaussian noise it is conjugate and exact (Bishop 2006, 3.3); for labels
+and counts it is the Laplace approximation at the exact mode (4.5). `posterior.update` adds later rows without access to
+the earlier ones (recursive least squares, for Gaussian noise).
 
 Snoek et al. 2015, "Scalable Bayesian Optimization Using Deep Neural Networks"; Kristiadi et al. 2020, "Being Bayesian,
 Even Just a Bit, Fixes Overconfidence in ReLU Networks".
@@ -35,31 +35,44 @@ if TYPE_CHECKING:
 
     from priory.models.target import Target
 
-LIMIT = 1 << 32  # bytes
-MATRICES = 5  # of (K D)^2 numbers at a time: the prior's, the curvature twice, their sum and its factor
-NUMBER = 8  # bytes of a number in double precision, in which they are
-ROUNDS = 3  # of the last layer and the noise, each given the other
+MEMORY_LIMIT_BYTES = 1 << 32
+MATRICES_HELD = 5  # of (K D)^2 numbers: the prior precision, the curvature twice, their sum and its factor
+FLOAT64_BYTES = 8
+NOISE_ROUNDS = 3  # alternating updates of the last layer and the noise
 
 
 @dataclass
 class State:
-    """The vector with the last layer at its mode, the precision there, and log p(D), of every member."""
+    """Weights with the last layer at its mode, the precision there, and log p(D), for every member."""
 
     w: Tensor  # (*B, P)
     precision: Tensor  # (*B, Q, Q), in double
     value: Tensor  # (*B,), in double
     buffers: dict[str, Tensor]
     layer: OutputLayer = field(metadata={"fixed": True})
-    factors: dict[str, Tensor] = field(metadata={"fixed": True})  # of the prior that the features were found under
-    begun: Status = field(default=CONVERGED, metadata={"fixed": True})  # what the fit that found the features says
+    factors: dict[str, Tensor] = field(
+        metadata={"fixed": True}
+    )  # on the precisions of the prior that the features were trained under
+    begun: Status = field(default=CONVERGED, metadata={"fixed": True})  # of the fit that trained the features
 
 
 @dataclass(frozen=True)
 class LastLayer(Options):
-    """The exact last layer, given the others; `at` finds those and is `MAP()` unless given.
+    """Bayesian inference for the last linear layer of a network, given the layers before it.
 
-    `at` is a method, a posterior around one point that it gave, or "network" for the weights as they are, of a network
-    that is trained. There a noise that is learnt is set by the evidence; else it is what `at` found.
+    The outputs are f_k = theta_k' phi with the features phi = [h(x), 1] of the layers before. With a Gaussian prior and
+    Gaussian noise the posterior over theta is exact; for other likelihoods it is the Laplace approximation at the
+    mode. Needs a Gaussian prior on the last layer. Costs a few passes over the data and n K^2 D^2 for n rows, D
+    features and K outputs; memory (K D)^2.
+
+    Args:
+        at: What gives the features: a method, a posterior around one point, or "network" for the weights of a network
+            that is already trained. With "network" a learnt noise is set by the evidence; otherwise it is the one that
+            `at` found. Default: None, `MAP()`.
+
+    References:
+        Snoek et al. (2015), Scalable Bayesian optimization using deep neural networks.
+        Kristiadi et al. (2020), Being Bayesian, even just a bit, fixes overconfidence in ReLU networks.
     """
 
     at: Any = None
@@ -76,11 +89,11 @@ class LastLayer(Options):
 
     @property
     def start(self) -> Any:
-        """What gives the features."""
+        """The method or posterior that gives the features; None for the default or for "network"."""
         return None if isinstance(self.at, str) else self.at
 
     def default_start(self, model: Any) -> MAP | None:
-        """A mode, unless the network is one already."""
+        """Return MAP, unless the network is already trained."""
         return None if self.at == "network" else MAP()
 
     def length(self, data: Data) -> int:
@@ -89,10 +102,10 @@ class LastLayer(Options):
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
         model = target.network_model("LastLayer", "has no layers")
         layer = OutputLayer.of(model, data.some(2)[:-1])
-        wanted = MATRICES * len(layer.places) ** 2 * NUMBER
+        wanted = MATRICES_HELD * len(layer.places) ** 2 * FLOAT64_BYTES
         got = f"{len(layer.places):,} weights, {wanted / 2**30:.1f} GiB: use Laplace('kron', over='last')"
-        must = f"have a last layer that fits into {LIMIT / 2**30:.0f} GiB for LastLayer"
-        require(wanted <= LIMIT, "net", "Model", must, got)
+        must = f"have a last layer that fits into {MEMORY_LIMIT_BYTES / 2**30:.0f} GiB for LastLayer"
+        require(wanted <= MEMORY_LIMIT_BYTES, "net", "Model", must, got)
         prior_of(target, layer)
         return Plan(data, steps)
 
@@ -118,10 +131,10 @@ class LastLayer(Options):
         return state
 
     def _set_noise(self, target: Target, plan: Plan, generator: torch.Generator, state: State) -> None:
-        """A noise where the evidence of the last layer is largest, in turn with the layer's mode under it."""
+        """Set the noise to maximise the evidence of the last layer, alternating with the mode of the layer."""
         model, data = target.network_model("LastLayer"), plan.data
         last = select(model, "last", data.some(2)[:-1])
-        for _ in range(ROUNDS):
+        for _ in range(NOISE_ROUNDS):
             self.step(target, state, data, generator)
             for i, w in enumerate(state.w.view(-1, target.size)):
                 own = model.member(state.buffers, i)
@@ -138,7 +151,7 @@ class LastLayer(Options):
         for i, (w, precision, value) in enumerate(members):
             if not bool(torch.isfinite(w).all()):
                 value.fill_(float("nan"))
-                continue  # the driver says where it broke
+                continue  # the driver reports the divergence
             own = model.member(state.buffers, i)
             found, belief, log_evidence = newton(target, state.layer, w, batch, prior, own)
             w.copy_(found)
@@ -155,7 +168,7 @@ class LastLayer(Options):
 
 
 def prior_of(target: Target, layer: OutputLayer) -> LastLayerGaussian:
-    """What is believed of the layer before the data, tempered with it where the whole posterior is."""
+    """Return the prior of the layer, tempered where the whole posterior is."""
     prior = target.prior
     precision = prior.precision[..., layer.places]
     gaussian = precision.ndim == 1 and bool((precision > 0).all())

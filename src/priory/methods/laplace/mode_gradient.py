@@ -1,4 +1,4 @@
-"""How steep the log joint is where a mode is expected, and how far away that says the mode is."""
+"""A check that a point is a mode: the gradient of the log joint, and the distance to the mode that it implies."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from priory.curvature import PrecisionGaussian
     from priory.models.target import Target
 
-BLOCK_ROWS = 1024  # read at a time
-MAX_ROWS_TIMES_WEIGHTS = 1 << 29  # above which some rows say whether a point is a mode
+BLOCK_ROWS = 1024  # rows read at a time
+MAX_ROWS_TIMES_WEIGHTS = 1 << 29  # above which the check uses random rows
 ROWS_PER_SET = 128
-MAX_MODE_DISTANCE = 1.0  # standard deviations per coordinate, the distance of a draw from its centre: beyond, no mode
+MAX_MODE_DISTANCE = 1.0  # standard deviations per coordinate, the distance of a typical draw from the mean
 
 
 @dataclass(frozen=True)
 class ModeGradient:
-    """How steep the log joint is at w, and how far that says the mode is."""
+    """The gradient of the log joint at w, and the distance to the mode that it implies."""
 
-    log_likelihood: float  # log p(D|w), estimated where the rows are too many
-    gradient: float  # the norm of the tempered log joint's, over the selected coordinates
-    distance: float  # to the mode, in standard deviations: sqrt(g' Q^-1 g / p); 0 where noise explains it
+    log_likelihood: float  # log p(D|w), estimated from random rows for large data
+    gradient: float  # norm of the gradient of the tempered log joint over the selected coordinates
+    distance: float  # to the mode, in standard deviations: sqrt(g' Q^-1 g / p); 0 if within noise
 
     @classmethod
     def of(
@@ -46,10 +46,10 @@ class ModeGradient:
         gaussian: PrecisionGaussian,
         at: Tensor,
     ) -> ModeGradient:
-        """From every row, or from two sets of random rows, g_1 and g_2.
+        """Compute it from every row, or from the gradients g_1 and g_2 of two sets of random rows.
 
-        The noise of one set is independent of the other's, so that g_1' Q^-1 g_2 has the mean g' Q^-1 g. With n rows a
-        set its standard error is about sqrt(p) N / (n T), as the gradients' covariance is H.
+        The two sets are independent, so g_1' Q^-1 g_2 has the mean g' Q^-1 g. With n rows per set its standard error is
+        about sqrt(p) N / (n T), because the covariance of the gradients is H.
         """
         a, b = target.likelihood_power, target.prior_power
         prior = target.log_prior_and_grad(w)[1][at]
@@ -66,7 +66,7 @@ class ModeGradient:
         return cls(sum(values) / len(values), math.sqrt(max(0.0, square)), distance)
 
     def status(self, advice: str) -> Status:
-        """Whether the point is near enough to a mode, and what to do if it is not."""
+        """Return the status: converged, or not converged with a reason and this advice."""
         if self.distance <= MAX_MODE_DISTANCE:
             return CONVERGED
         return Status(
@@ -76,14 +76,14 @@ class ModeGradient:
         )
 
     def warn(self, advice: str) -> None:
-        """Say that a point is no mode, and what to do."""
+        """Warn if the point is not a mode, with this advice."""
         status = self.status(advice)
         if status.reason:
             warn(status.reason)
 
 
 def sets_of_rows(data: Data, size: int) -> list[Iterable[Batch]]:
-    """All rows, or two sets of some at random where a network of so many weights would take long for all."""
+    """Return all rows, or two random sets where rows times `size` weights would take too long."""
     assert data.num_data is not None
     if data.num_data * size <= MAX_ROWS_TIMES_WEIGHTS:
         return [data.blocks(BLOCK_ROWS)]
@@ -101,7 +101,7 @@ def sets_of_rows(data: Data, size: int) -> list[Iterable[Batch]]:
 def log_likelihood_and_grad(
     target: Target, w: Tensor, rows: Iterable[Batch], buffers: Mapping[str, Tensor]
 ) -> tuple[float, Tensor, int]:
-    """log p of some rows, its gradient (P,), and their number; with the network in evaluation mode, as it predicts."""
+    """Return log p of some rows, its gradient (P,) and the number of rows, with the network in evaluation mode."""
     model, value, gradient, seen = target.network_model("Laplace"), 0.0, torch.zeros_like(w), 0
     for batch in rows:
         each = model.network.activations(batch[:-1], buffers) * w.element_size()

@@ -1,8 +1,8 @@
-"""The Gaussian around a network's weights: their curvature, the prior's, and what the evidence tunes.
+"""The Laplace approximation of a network: curvature at its weights, prior precision, and tuning by the evidence.
 
-The weights are where MAP, or the user's own training, ended. H is the generalised Gauss-Newton matrix in one of the
-structures of `priory.curvature`, and minus the second derivative of the log prior a diagonal. Cost: one pass over the
-data with a backward pass for each output, and what the structure adds.
+The weights are the result of MAP or of the user's own training. H is the generalised Gauss-Newton matrix in one of the
+structures of `priory.curvature`; minus the second derivative of the log prior is diagonal. Cost: one pass over the data
+with one backward pass per output, plus the cost of the structure.
 """
 
 from __future__ import annotations
@@ -31,46 +31,46 @@ if TYPE_CHECKING:
     from priory.models.model import Model
     from priory.models.target import Target
 
-METRICS = ("loss", "nll", "log_prior", "gradient")
+METRIC_NAMES = ("loss", "nll", "log_prior", "gradient")
 
 
 @dataclass
 class NetworkState:
-    """A network's vector and its curvature; the pass over the data is `init`'s, so that a step has nothing to keep."""
+    """Weights of a network and the Gaussians there; `init` computes them, so a step only reports metrics."""
 
     w: Tensor  # (*B, P)
     buffers: dict[str, Tensor]
     around: list[LocalGaussian | None] = field(
         metadata={"fixed": True}
-    )  # a member each; None for one that is not finite
+    )  # one per member; None for weights that are not finite
     data: Data = field(metadata={"fixed": True})
 
 
 @dataclass(frozen=True)
 class LocalGaussian:
-    """What is known around one vector: the Gaussian there, the parts that it is made of, and how good a mode it is."""
+    """The Gaussian at one weight vector, the curvature and precision it is made of, and the check of the mode."""
 
     curvature: Curvature
     precision: Tensor  # (p,), of the prior, with its temperature
-    scale: float  # of the curvature: 1/T, and what a tuned noise makes of it
+    scale: float  # of the curvature: 1/T times the effect of a tuned noise
     gaussian: PrecisionGaussian
     mode: ModeGradient  # before a prior or a noise was tuned
     log_prior: float
     notes: tuple[str, ...]
-    factors: dict[str, Tensor]  # what the prior's precisions were multiplied by
-    log_evidence: float | None = None  # where it was worked out on the way
+    factors: dict[str, Tensor]  # on the prior's precisions
+    log_evidence: float | None = None  # if tuning computed it
 
     def metrics(self, target: Target) -> dict[str, float]:
-        """What a step reports."""
+        """Return the metrics of a step."""
         nll = -self.mode.log_likelihood
         values = (nll - target.prior_weight * self.log_prior, nll, self.log_prior, self.mode.gradient)
-        return dict(zip(METRICS, values, strict=True))
+        return dict(zip(METRIC_NAMES, values, strict=True))
 
 
 def expand_at(
     method: Laplace, target: Target, w: Tensor, data: Data, buffers: Mapping[str, Tensor], generator: torch.Generator
 ) -> LocalGaussian:
-    """What is known around one vector, in which a noise that the evidence sets is overwritten."""
+    """Compute the Gaussian at one weight vector; a noise that the evidence sets is overwritten in it."""
     model = target.network_model("Laplace")
     kind = (method.curvature, method.samples, generator, buffers)
     selection = selection_at(method, target, w, data, buffers, generator)
@@ -88,7 +88,7 @@ def expand_at(
         return found
     tuned = tune(target, w, curvature, data, buffers, method.tune, kind=method.curvature, again=of)
     w.copy_(tuned.w)
-    # made anew, as a file makes it: a basis that was kept from another prior may differ in its signs
+    # rebuilt as when loaded from a file: a basis cached for another prior may differ in its signs
     curvature = type(curvature).of_tensors(selection, tuned.curvature.tensors(), **tuned.curvature.own())
     return LocalGaussian(
         curvature,
@@ -111,7 +111,7 @@ def selection_at(
     buffers: Mapping[str, Tensor],
     generator: torch.Generator,
 ) -> Selection:
-    """The coordinates that the method's `over` means at w."""
+    """Return the coordinates that `over` selects at w."""
     model, size = target.model, method.subnetwork_size
     if size is None:
         return select(model, method.over, data.some(2)[:-1])
@@ -123,7 +123,7 @@ def selection_at(
 
 
 def curvature_at(method: Laplace, structure: str, given: Pass) -> Curvature:
-    """The curvature in one structure, with the options that the method has for it."""
+    """Compute the curvature in one structure, with the options of the method."""
     options: dict[str, Any] = {"sharing": method.sharing} if structure == "kron" else {}
     if structure == "lowrank" and method.rank is not None:
         options["rank"] = method.rank
@@ -131,7 +131,7 @@ def curvature_at(method: Laplace, structure: str, given: Pass) -> Curvature:
 
 
 def check_batch_norm(model: Model, buffers: Mapping[str, Tensor]) -> None:
-    """Batch normalisation runs on its running statistics: say where they were never updated, refuse where none are."""
+    """Require running statistics of batch normalisation, and warn where they were never updated."""
     for name, module in model.network.skeleton.named_modules():
         if not isinstance(module, nn.modules.batchnorm._BatchNorm):
             continue
@@ -150,12 +150,12 @@ def check_batch_norm(model: Model, buffers: Mapping[str, Tensor]) -> None:
 
 
 def others_of(target: Target, selection: Selection) -> list[tuple[Block, Distribution]]:
-    """The selected parameters whose prior is not Gaussian."""
+    """Return the selected parameters whose prior is not Gaussian."""
     return [(b, d) for b, d in target.prior.others if b.name in selection.names and isinstance(d, Distribution)]
 
 
 def check_prior(target: Target, w: Tensor, selection: Selection) -> None:
-    """Refuse a prior that is convex or straight at the mode: minus its second derivative is no precision."""
+    """Raise InputError for a log prior that is not concave at the mode, where it has no precision."""
     others = others_of(target, selection)
     if not others:
         return
@@ -181,12 +181,12 @@ def check_prior(target: Target, w: Tensor, selection: Selection) -> None:
 
 
 def notes_on_prior(target: Target, selection: Selection) -> list[str]:
-    """What stands for the precision of priors that have none."""
+    """Return notes on what replaces the precision of non-Gaussian priors."""
     what = "minus the second derivative of its logarithm at the mode stands for a precision"
     return [f"{block.name}: its prior is {name_of(d)}, and {what}." for block, d in others_of(target, selection)]
 
 
 def name_of(distribution: Distribution) -> str:
-    """How a sentence calls a distribution."""
+    """Return the name of a distribution for messages."""
     base = distribution.base_dist if isinstance(distribution, Independent) else distribution
     return f"the distribution {type(base).__name__}"

@@ -1,1 +1,1 @@
-"""Methods that find a point."""
+"""Point estimates: the mode of the posterior, and a noise set on held-out rows."""

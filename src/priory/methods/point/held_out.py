@@ -1,7 +1,7 @@
-"""What rows held out from the weights decide: a noise that the likelihood learns.
+"""Learning the noise of a likelihood on held-out rows.
 
-Weights that fit their rows exactly want no noise at all, so a method that gives weights as points sets the noise where
-rows that they have not seen are predicted best.
+Weights that fit their rows exactly drive the noise to zero. Methods that give point estimates of the weights therefore
+set the noise to the value that best predicts rows the weights have not seen.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from priory.core.data import Batch, Data
     from priory.models.target import Target
 
-SETTLE_EVERY = (25, 100)  # steps of the weights between two looks at the held-out rows, at first and later
-LATER = 500
-SETTLE_STEPS = 20
-HELD_ROWS = 4096  # held-out rows looked at, at most
+SETTLE_EVERY = (25, 100)  # steps of the weights between two noise updates, in the first EARLY_STEPS steps and later
+EARLY_STEPS = 500
+SETTLE_STEPS = 20  # of Adam per noise update
+HELD_ROWS = 4096  # held-out rows used, at most
 
 
 def fraction_held(data: Data) -> float:
-    """A tenth of the rows, or more of a small set.
+    """Return the default fraction of rows to hold out: a tenth, or up to three tenths of a small data set.
 
-    A noise set on n rows is off by sqrt((k - 1) / 4n) of itself, with k the kurtosis of their errors, and the square of
-    that is lost in nats a row: on 200 rows 0.0025 where errors are Gaussian (k = 3), 0.01 where their tails are long.
+    A noise set on n rows has a relative error of sqrt((k - 1) / 4n), with k the kurtosis of their errors, and costs the
+    square of that in nats per row: on 200 rows 0.0025 for Gaussian errors (k = 3), 0.01 for long tails.
     """
     return min(0.3, max(0.1, 200 / (data.num_data or 1)))
 
@@ -43,25 +43,25 @@ def plan_with_held_rows(data: Data, steps: int, holdout: float | None, seed: int
 
 
 def learns(target: Target) -> bool:
-    """Whether the model has parameters that a mode must not choose."""
+    """Whether the likelihood has learnt parameters, which a mode must not choose."""
     return target.model.learnt.start < target.model.learnt.stop
 
 
 def settles(step: int, turn: int) -> bool:
-    """Whether the held-out rows are looked at in this step: often at first, and right before all rows are seen."""
-    return step < turn and (step % SETTLE_EVERY[step >= LATER] == 0 or step == turn - 1)
+    """Whether this step updates the noise: often at first, and in the last step before `turn`."""
+    return step < turn and (step % SETTLE_EVERY[step >= EARLY_STEPS] == 0 or step == turn - 1)
 
 
 def settled(target: Target, draws: Tensor, held: Batch, buffers: Mapping[str, Tensor]) -> Tensor:
-    """The likelihood's own parameters, (*B, k), where draws (S, *B, P) of the weights predict the held rows best."""
+    """Return the likelihood parameters, (*B, k), with which draws (S, *B, P) best predict the held-out rows."""
     outputs = target.outputs(draws.reshape(-1, draws.shape[-1]), held[:-1], buffers)
     return settled_at(target, draws, outputs, held)
 
 
 def settled_at(target: Target, draws: Tensor, outputs: Tensor, held: Batch) -> Tensor:
-    """The likelihood's own parameters, (*B, k), given each draw's outputs at the held rows, (S x members, n, ...).
+    """Return the likelihood parameters, (*B, k), given outputs at the held-out rows, (S x members, n, ...).
 
-    They maximise the mean over the rows, by their weights, of the log density that the draws predict together.
+    They maximise the weighted mean over rows of the log predictive density, averaged over the draws.
     """
     model, lead = target.network_model("A noise that is set on held-out rows"), draws.shape[:-1]
     counts = target.row_weights(held)

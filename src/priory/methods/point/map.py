@@ -1,19 +1,23 @@
-"""Maximum a posteriori: the mode of p(w|D), by Adam (Kingma and Ba 2015); under a flat prior, maximum likelihood.
+"""Maximum a posteriori (MAP): the mode of p(w|D), by Adam (Kingma and Ba 2015).
 
-    minimise   loss = -log p(D|w) - T log p(w)        (T = 1 is the posterior's own mode)
+    minimise   loss = -log p(D|w) - T log p(w)        (T = 1: the mode of the posterior)
 
-The mode is the one in the person's own parameters: no log-determinant. A noise that the likelihood learns is never
-maximised jointly with the weights, because the joint density is unbounded there: a network that fits its data exactly
-wants no noise at all. It is set instead on rows held out from the weights (until then the others stand for all); in the
-last third of the fit the weights see every row and the noise stays. Cost of a step: one pass of the network and O(P).
-Where a log prior has a corner, as those behind the lasso and its groups do, it enters by a proximal step
-(`penalties.proximal`), which leaves weights at the corner exactly.
+Under a flat prior this is maximum likelihood. The mode is taken in the user's parameters, without the log-determinant
+of a transformation. Cost of a step: one pass of the network and O(P).
 
-With `evidence_every=k` no row is held out. Every k epochs the curvature at the present weights gives the evidence of a
-Laplace approximation there, and its maximum the precision of each layer's prior and the noise (Immer et al. 2021,
-"Scalable Marginal Likelihood Estimation for Model Selection in Deep Learning"). In between the weights descend under
-that prior and that noise: where both rest, prior and noise are those of type-II maximum likelihood. Each time costs one
-pass over the data for the curvature (a backward pass an output), one for the residuals, and a few of its Gaussians.
+The noise that a likelihood learns is never maximised jointly with the weights, because the joint density is unbounded:
+a network that fits its data exactly drives the noise to zero. The noise is set on held-out rows instead. In the last
+third of the fit the weights see every row, and the noise stays fixed.
+
+Where a log prior has a corner, as the lasso and the group lasso do, it enters by a proximal step
+(`penalties.as_prior.proximal`), which puts weights exactly at the corner.
+
+With `evidence_every=k` no rows are held out. Every k epochs, the curvature at the current weights gives the evidence of
+a Laplace approximation, which is maximised over the precision of each layer's prior and over the noise (Immer et al.
+2021, "Scalable Marginal Likelihood Estimation for Model Selection in Deep Learning"). In between, the weights descend
+under that prior and noise. At a fixed point prior and noise are type-II maximum likelihood estimates. Each update costs
+one pass over the data for the curvature (one backward pass per output), one for the residuals, and a few
+factorisations.
 """
 
 from __future__ import annotations
@@ -42,41 +46,58 @@ if TYPE_CHECKING:
     from priory.core.data import Batch, Data
     from priory.models.target import Target
 
-BURN_IN = 0.1  # of the steps, before the evidence is first asked: weights that fit nothing say nothing of a prior
-UPDATES = 10  # of prior and noise each time; the next time goes on from there
+BURN_IN_FRACTION = 0.1  # of the steps before the first evidence update: untrained weights carry no information
+EVIDENCE_UPDATES = 10  # of prior and noise each time; the next time continues from there
 
 
 @dataclass
 class State:
-    """The vector and Adam's moments; the held-out rows while the noise is being set, or what the evidence set."""
+    """Weights, Adam's moments, and what sets the noise: held-out rows, or the data of the evidence."""
 
     w: Tensor  # (*B, P)
     adam: Adam
     buffers: dict[str, Tensor]
     factors: dict[str, Tensor]  # on the prior's precisions, by name, (*B, 1)
     held: Batch | None = field(metadata={"fixed": True})
-    turn: int = field(metadata={"fixed": True})  # the step from which the noise stays
-    data: Data | None = field(metadata={"fixed": True})  # what the evidence is of
-    first: int = field(metadata={"fixed": True})  # the step from which the evidence is asked
-    every: int = field(metadata={"fixed": True})  # steps between two times
-    corners: list[ProximalBlock] = field(metadata={"fixed": True})  # where the prior enters by a proximal step
+    turn: int = field(metadata={"fixed": True})  # the step from which the noise is fixed
+    data: Data | None = field(metadata={"fixed": True})  # of the evidence, with `evidence_every`
+    first: int = field(metadata={"fixed": True})  # the first step that may update by the evidence
+    every: int = field(metadata={"fixed": True})  # steps between two evidence updates
+    corners: list[ProximalBlock] = field(metadata={"fixed": True})  # blocks whose prior enters by a proximal step
 
 
 @dataclass(frozen=True)
 class MAP(Options):
-    """The mode of the posterior, by minibatch gradients.
+    """Maximum a posteriori: the mode of the posterior, by minibatch gradients.
 
-    `holdout` is the fraction of rows that set a learnt noise during the first two thirds of the fit; unless given, a
-    tenth, or up to three tenths of a small set. `schedule` is as in MeanField.
+    Minimises
 
-    `evidence_every` is how many epochs lie between two times that the evidence sets the prior's precisions, a factor a
-    layer, and a learnt noise; then no rows are held out. `structure` is that of its curvature: "kron", "diag" or
-    "full". The posterior's model has the prior that was found, which `Laplace(at=posterior)` goes on with.
+        loss = -log p(D|w) - T log p(w)
 
-    >>> MAP(learning_rate=0.0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'learning_rate' argument of MAP must be a positive number, got 0.0.
+    with Adam. Under a flat prior this is maximum likelihood. A noise that the likelihood learns is set on held-out
+    rows, or by the evidence, because its joint maximum with the weights is unbounded.
+
+    Args:
+        learning_rate: Learning rate of Adam. Default: 0.01.
+        schedule: "cosine" (decay to zero), "constant", or a function from an optimizer to a
+            `torch.optim.lr_scheduler`. Default: "cosine".
+        holdout: Fraction of rows that set a learnt noise during the first two thirds of the fit. Default: None, a
+            tenth, or up to three tenths of a small data set.
+        evidence_every: Number of epochs between updates of the prior's precisions (one factor per layer) and of a
+            learnt noise by the evidence of a Laplace approximation; no rows are held out then. `Laplace(at=posterior)`
+            uses the prior that was found. Default: None, no such updates.
+        structure: Structure of the curvature for `evidence_every`: "kron", "diag" or "full". Default: "kron".
+        start: Method to fit first, or posterior to start from. Default: None, the model's initial values.
+
+    Example:
+        >>> MAP(learning_rate=0.0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'learning_rate' argument of MAP must be a positive number, got 0.0.
+
+    References:
+        Kingma and Ba (2015), Adam: a method for stochastic optimization.
+        Immer et al. (2021), Scalable marginal likelihood estimation for model selection in deep learning.
     """
 
     learning_rate: float = 1e-2
@@ -124,7 +145,7 @@ class MAP(Options):
         if self.evidence_every is not None:
             factors, data = factors_of(target, shape), plan.data
             every = self.evidence_every * plan.data.steps_per_epoch
-        first = max(1, int(BURN_IN * plan.steps))
+        first = max(1, int(BURN_IN_FRACTION * plan.steps))
         meets = [corner for corner in proximal_blocks(target.prior) if corner.stop <= target.model.learnt.start]
         return State(w, Adam.of(w, learning), buffers, factors, held, plan.turn, data, first, every, meets)
 
@@ -141,13 +162,13 @@ class MAP(Options):
 
     def update(self, target: Target, state: State, value: Tensor, gradient: Tensor) -> tuple[State, Info]:
         """Descend the loss, given log p(D|w) and its gradient at state.w."""
-        # A mode is one in the person's own parameters; where only a noise is constrained, it is not moved here.
+        # The mode is taken in the user's parameters; where only a noise is constrained, it is not moved here.
         believed = target.scaled(state.factors)
         log_prior, prior_gradient = believed.log_prior_and_grad(state.w, jacobian=learns(target))
         for corner in state.corners:
             prior_gradient[..., corner.start : corner.stop] = 0
         down = torch.add(gradient, prior_gradient, alpha=target.prior_weight).neg_()
-        down[..., target.model.learnt.start :] = 0  # set on held-out rows or by the evidence, or left as they are
+        down[..., target.model.learnt.start :] = 0  # set on held-out rows or by the evidence, or kept
         loss = -value - target.prior_weight * log_prior
         state.adam.descend(state.w, down)
         if state.corners:
@@ -158,14 +179,14 @@ class MAP(Options):
 
 
 def settle(target: Target, state: State) -> None:
-    """Move the likelihood's own parameters to where they predict the held-out rows best, with the weights fixed."""
+    """Set the likelihood parameters to those that best predict the held-out rows, with the weights fixed."""
     assert state.held is not None
     outputs = target.outputs(state.w.reshape(-1, target.size), state.held[:-1], state.buffers)
     state.w[..., target.model.learnt] = settled_at(target, state.w[None], outputs, state.held)
 
 
 def factors_of(target: Target, shape: torch.Size) -> dict[str, Tensor]:
-    """A factor of one for each parameter of the network whose prior the evidence can scale, (*shape, 1)."""
+    """Return a factor of one for each network parameter whose prior the evidence can scale, (*shape, 1)."""
     model = target.network_model("The 'evidence_every' argument of MAP", "has its prior inside")
     prior = target.prior
     names = [block.name for block in prior.gaussian if block.name in model.network.params]
@@ -175,19 +196,19 @@ def factors_of(target: Target, shape: torch.Size) -> dict[str, Tensor]:
 
 
 def retune(target: Target, state: State, data: Data, structure: str) -> None:
-    """Set each member's factors, and what is learnt beside its weights, to where the evidence there is highest."""
+    """Maximise each member's evidence over the prior factors and the learnt parameters of the likelihood."""
     model = target.network_model("MAP")
     selection, tail = select(model), slice(model.network.size, model.layout.size)
     by = "layer" if state.factors or target.prior.hierarchical else None
     for i, w in enumerate(state.w.view(-1, model.layout.size)):
         if not bool(torch.isfinite(w).all()):
-            continue  # the driver says where it broke
+            continue  # the driver reports the divergence
         own, buffers = {n: f.reshape(-1)[i] for n, f in state.factors.items()}, model.member(state.buffers, i)
         here = target.scaled(own)
         curvature = lambda v, here=here, buffers=buffers: STRUCTURES[structure].of(  # noqa: E731
             Pass(here, v, data, selection, buffers=buffers)
         )
-        found = tune(here, w, curvature(w), data, buffers, by, again=curvature, steps=UPDATES)
+        found = tune(here, w, curvature(w), data, buffers, by, again=curvature, steps=EVIDENCE_UPDATES)
         w[tail] = found.w[tail]
         for name, factor in found.factors.items():
             state.factors[name].view(-1)[i] *= factor

@@ -1,1 +1,1 @@
-"""Variational inference: the closest member of a family."""
+"""Variational inference: methods that fit the closest distribution of a family to the posterior."""

@@ -164,11 +164,6 @@ class NaturalGradient(Options):
             got = f"'full' for {target.size:,} parameters"
             require(target.size <= MAX_FULL_PARAMETERS, "covariance", "NaturalGradient", must, got)
             precision, factor = precision.diag_embed(), precision.sqrt().diag_embed()
-        largest = min(
-            MAX_HESSIAN_RATE,
-            HESSIAN_RATE_TIMES_STEPS / plan.steps,
-            HESSIAN_RATE_TIMES_BATCHES / plan.data.steps_per_epoch,
-        )
         work = loc.new_empty(self.samples, *loc.shape)
         return State(
             loc,
@@ -177,7 +172,7 @@ class NaturalGradient(Options):
             torch.zeros_like(loc),
             target.buffers(shape, start),
             rates=rates(self.schedule, self.learning_rate, plan.steps, "NaturalGradient"),
-            hessian_rate=self.hessian_rate or largest,
+            hessian_rate=self.hessian_rate or default_hessian_rate(plan),
             reach=torch.stack([-self.clip * typical, self.clip * typical]),
             noise=work,
             w=torch.empty_like(work),
@@ -268,7 +263,13 @@ class NaturalGradient(Options):
         return rate, min(1.0, state.hessian_rate * rate / self.learning_rate)
 
 
-# The rule itself, for a precision matrix and exact expectations.
+def default_hessian_rate(plan: Plan) -> float:
+    """Return a rate of the precision that forgets its initial value and averages minibatch noise."""
+    steps, batches = plan.steps, plan.data.steps_per_epoch
+    return min(MAX_HESSIAN_RATE, HESSIAN_RATE_TIMES_STEPS / steps, HESSIAN_RATE_TIMES_BATCHES / batches)
+
+
+# The update for a precision matrix and exact expectations.
 
 
 def natural_step(
