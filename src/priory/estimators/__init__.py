@@ -1,4 +1,4 @@
-"""Objectives of variational inference and estimators of their gradients."""
+"""Objectives of variational inference, and estimators of their gradients."""
 
 from priory.estimators.comparison import Variances, variance
 from priory.estimators.evidence_bound import Elbo, elbo

@@ -1,15 +1,16 @@
-"""Every estimator of a gradient side by side, at one q on one batch: how noisy each is, and whether it is biased.
+"""Comparison of gradient estimators at one q on one batch: their variance, bias and time.
 
-An estimate is a random vector g in theta, the numbers that describe q. From R estimates of each,
+An estimate is a random vector g in theta, the parameters of q. From R estimates of each,
 
-    variance  trace of the covariance of g, what a step suffers from
+    variance  trace of the covariance of g
     bias      largest |z_k| over coordinates, z_k = (mean g_k - reference_k) / standard error
 
-where the reference is the mean of many pathwise estimates, the definition of the gradient (`estimators.elbo`).
-Estimates by scores are skewed, and z is made normal in two steps: by a cubic that takes the skewness away (Hall 1992),
-and from Student's t (Wallace 1959). K of them have a p-value of at most K P(|z| > largest). Tails stay heavy: of 150
-times 200 unbiased score estimates the least p-value was 8e-6, so that one of 1e-6 is a bias, and one of 1e-3 none.
-Cost: 4,096 passes of the network for each reference, and `repeats` times `samples` for each estimator.
+where the reference is the mean of many pathwise estimates, the definition of the gradient (`estimators.elbo`). Score
+estimates are skewed. z is transformed to a normal variable in two steps: a cubic removes the skewness (Hall 1992), and
+Student's t is mapped to a normal (Wallace 1959). The p-value of K coordinates is at most K P(|z| > largest). The tails
+remain heavy: the smallest p-value in 150 times 200 unbiased score estimates was 8e-6. A p-value of 1e-6 therefore
+indicates a bias, one of 1e-3 does not. Cost: 4,096 passes of the network for each reference, and `repeats` times
+`samples` for each estimator.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
 from priory.core.tables import text_table
 from priory.estimators.evidence_bound import assemble
-from priory.estimators.gradients import ESTIMATORS, LAYERS, SCORES, estimate
+from priory.estimators.gradients import ESTIMATORS, LAYER_ESTIMATORS, SCORE_ESTIMATORS, estimate
 from priory.estimators.importance import importance_weighted
 from priory.families import DiagonalFamily, Factorised, Form
 from priory.models.base import has_network
@@ -45,38 +46,57 @@ if TYPE_CHECKING:
     from priory.models.target import Target
     from priory.posteriors import Variational
 
-    # one loss to descend, (*B,), from a family and a generator
+    # a loss, (*B,), from a family, buffers and a generator
     Loss = Callable[[Family, dict[str, Tensor], torch.Generator], Tensor]
 
-REFERENCE = 4_096  # estimates behind the reference
-ROOM = 1 << 22  # numbers of theta that the reference holds at a time
-BASELINE = 256  # draws behind the constant that score_baseline takes away
-OWNER = "estimators.variance"
+REFERENCE_ESTIMATES = 4_096  # averaged for the reference gradient
+MAX_REFERENCE_NUMBERS = 1 << 22  # of theta held at a time for the reference
+BASELINE_DRAWS = 256  # averaged for the constant that score_baseline subtracts
+FUNCTION_NAME = "estimators.variance"
 
 
 @dataclass(frozen=True)
 class Row:
-    """What `repeats` estimates by one estimator have shown."""
+    """Statistics of `repeats` estimates by one estimator.
+
+    Attributes:
+        estimator: Name of the estimator.
+        objective: "elbo" or "iwae".
+        norm: Norm of the mean gradient.
+        variance: Trace of the covariance.
+        means: Part of the variance in the means of a factorised Gaussian q, or None.
+        scales: Part of the variance in its log scales, or None.
+        bias: Largest |z| over coordinates.
+        p_value: Probability of a bias as large by chance.
+        seconds: Median time of one estimate.
+    """
 
     estimator: str
-    objective: str  # "elbo" or "iwae"
-    norm: float  # of the mean gradient
-    variance: float  # the trace of the covariance
-    means: float | None  # the part of it in q's means, for a factorised q
-    scales: float | None  # and in its log scales
-    bias: float  # the largest |z| over coordinates
-    p_value: float  # of a bias as large by chance
-    seconds: float  # an estimate, the median
+    objective: str
+    norm: float
+    variance: float
+    means: float | None
+    scales: float | None
+    bias: float
+    p_value: float
+    seconds: float
 
     @property
     def name(self) -> str:
-        """The estimator, with its objective where that is not the ELBO."""
+        """The estimator, with its objective unless that is the ELBO."""
         return self.estimator if self.objective == "elbo" else f"{self.estimator} ({self.objective})"
 
 
 @dataclass(frozen=True)
 class Variances:
-    """A row for each estimator that applies, in order of their variances; why others are left out."""
+    """Variance, bias and time of the gradient estimators; `print` shows them as a table.
+
+    Attributes:
+        rows: One row per estimator that applies, in increasing order of variance.
+        left_out: The reason why each other estimator doesn't apply, by name.
+        samples: Number of draws per estimate.
+        repeats: Number of estimates per estimator.
+    """
 
     rows: tuple[Row, ...]
     left_out: dict[str, str]
@@ -98,14 +118,21 @@ class Variances:
         return "\n".join([f"Gradients from {draws} each, {self.repeats} times", *text_table(table), *left_out])
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the variances on a logarithmic scale, with marks where an estimator is biased."""
+        """Plot the variances on a logarithmic scale, with a mark for each biased estimator.
+
+        Args:
+            ax: Axes to plot into. Default: None, new ones.
+
+        Returns:
+            The axes.
+        """
         from priory.plot.estimators import variances
 
         return variances(self, ax=ax)
 
 
 def cells(row: Row, split: bool) -> list[str]:
-    """A row of the table, as text."""
+    """Format one row of the table."""
     parts = ["" if part is None else f"{part:.3g}" for part in (row.means, row.scales)] if split else []
     numbers = [f"{row.norm:.3g}", f"{row.variance:.3g}", *parts, f"{row.bias:.1f}", f"{row.p_value:.2g}"]
     return [row.name, *numbers, f"{1e3 * row.seconds:.2f}"]
@@ -123,51 +150,66 @@ def variance(
 ) -> Variances:
     """Compare the estimators at a fitted q on one batch: variance, bias and time of each.
 
-    `posterior` is what a variational method fitted; `batch` are rows as `fit` takes them, standing for all rows of the
-    fit, or None for a Density with its data inside. `repeats` estimates of each are compared, 30 at least, as fewer
-    tell nothing of a skewed one; each is of `samples` draws. `estimators` are some of `ESTIMATORS`; all that apply
-    unless given.
-    "doubly" is of the importance-weighted bound, and brings the pathwise estimator of that bound along.
+    "doubly" estimates the gradient of the importance-weighted bound; it is compared with the pathwise estimator of that
+    bound.
+
+    Args:
+        model: The model of the posterior.
+        posterior: A posterior fitted by a variational method.
+        batch: Rows as `fit` takes them, scaled to all rows of the fit, or None for a `Density` with its data inside.
+            Default: None.
+        samples: Number of draws per estimate. Default: 1.
+        repeats: Number of estimates per estimator, >= 30, since fewer can't judge a skewed estimator. Default: 200.
+        estimators: Some of `ESTIMATORS`. Default: None, all that apply.
+        seed: Seed of the draws. Default: 0.
+
+    Returns:
+        The `Variances`, in increasing order of variance.
+
+    Raises:
+        InputError: If a named estimator doesn't apply to this posterior and batch.
     """
-    require(whole(samples, 1), "samples", OWNER, "be an integer >= 1", samples)
-    require(whole(repeats, 30), "repeats", OWNER, "be an integer >= 30", repeats)
-    require(whole(seed, -(2**63)), "seed", OWNER, "be an integer", repr(seed))
+    require(whole(samples, 1), "samples", FUNCTION_NAME, "be an integer >= 1", samples)
+    require(whole(repeats, 30), "repeats", FUNCTION_NAME, "be an integer >= 30", repeats)
+    require(whole(seed, -(2**63)), "seed", FUNCTION_NAME, "be an integer", repr(seed))
     named = ESTIMATORS if estimators is None else estimators
     listed = isinstance(named, (tuple, list)) and len(named) > 0 and all(name in ESTIMATORS for name in named)
-    require(listed, "estimators", OWNER, f"be some of {', '.join(ESTIMATORS)}", estimators)
+    require(listed, "estimators", FUNCTION_NAME, f"be some of {', '.join(ESTIMATORS)}", estimators)
     form = getattr(posterior, "form", None)
     must = "be one of variational inference, such as MeanField's"
-    require(isinstance(form, Form), "posterior", OWNER, must, type(posterior).__name__)
+    require(isinstance(form, Form), "posterior", FUNCTION_NAME, must, type(posterior).__name__)
     same = getattr(model, "layout", None) is not None and model.layout.signature() == posterior.model.layout.signature()
-    require(same, "model", OWNER, "be that of the posterior", repr(model))
+    require(same, "model", FUNCTION_NAME, "be that of the posterior", repr(model))
 
     target = replace(posterior.target, model=model)
     measure = Measure(target, posterior, rows_of(target, batch), int(samples), int(repeats), int(seed))
     left_out = {name: why for name in named if (why := measure.obstacle(name)) is not None}
     refused = ", ".join(f"{name} ({why})" for name, why in left_out.items())
-    require(estimators is None or not left_out, "estimators", OWNER, "apply to this posterior and batch", refused)
+    require(
+        estimators is None or not left_out, "estimators", FUNCTION_NAME, "apply to this posterior and batch", refused
+    )
     found = [row for name in named if name not in left_out for row in measure.rows(name)]
     return Variances(tuple(sorted(found, key=lambda row: row.variance)), left_out, int(samples), int(repeats))
 
 
 def rows_of(target: Target, batch: Any) -> Batch:
-    """The batch in the model's types, if it fits the posterior's data."""
+    """Check the batch against the posterior's data, and convert it to the model's types."""
     inside = target.num_data is None
     must = "be None for a Density that has its data inside" if inside else "be rows of the data, such as (X, y)"
-    require((batch is None) == inside, "batch", OWNER, must, "None" if batch is None else "rows")
+    require((batch is None) == inside, "batch", FUNCTION_NAME, must, "None" if batch is None else "rows")
     if inside:
         return ()
     tensors = Data.of(batch).prepared(target.model.prepare).tensors
     must = f"be tensors of at most the {target.num_data} rows of the fit"
     ok = tensors is not None and len(tensors[0]) <= (target.num_data or 0)
-    require(ok, "batch", OWNER, must, type(batch).__name__ if tensors is None else f"{len(tensors[0])} rows")
+    require(ok, "batch", FUNCTION_NAME, must, type(batch).__name__ if tensors is None else f"{len(tensors[0])} rows")
     assert tensors is not None
     return tensors
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What is held fixed while the estimators are compared."""
+    """The setting in which the estimators are compared: target, posterior, batch, sizes and seed."""
 
     target: Target
     posterior: Variational
@@ -178,7 +220,7 @@ class Measure:
 
     @property
     def _partial(self) -> bool:
-        """Whether the batch is a part of the data."""
+        """Whether the batch is only a part of the data."""
         return bool(self.batch) and self.target.scale(len(self.batch[0])) != 1
 
     def obstacle(self, name: str) -> str | None:
@@ -186,10 +228,10 @@ class Measure:
         family, model = self.posterior.family, self.target.model
         if name in ("leave_one_out", "vargrad", "doubly") and self.samples < 2:
             return "it needs two samples or more"
-        if name in LAYERS and not (has_network(model) and isinstance(family, DiagonalFamily)):
+        if name in LAYER_ESTIMATORS and not (has_network(model) and isinstance(family, DiagonalFamily)):
             return "it is for a network and a factorised Gaussian"
-        if name not in ("pathwise", *LAYERS) and isinstance(family, Factorised) and family.base == "uniform":
-            return "the score of a uniform has no mean of zero"
+        if name not in ("pathwise", *LAYER_ESTIMATORS) and isinstance(family, Factorised) and family.base == "uniform":
+            return "the score of a uniform doesn't have mean zero"
         if name == "doubly" and (self._partial or self.target.temperature != 1):
             return "the importance-weighted bound needs every row, at temperature 1"
         if name == "doubly" and family.weights(self.samples) is not None:
@@ -197,7 +239,7 @@ class Measure:
         return None
 
     def rows(self, name: str) -> Iterator[Row]:
-        """The row of an estimator; two for the importance-weighted bound."""
+        """Yield the row of an estimator; two rows for the importance-weighted bound."""
         if name != "doubly":
             yield self.row(name, "elbo", self.loss(name), self.reference)
             return
@@ -206,7 +248,7 @@ class Measure:
             yield self.row(each, "iwae", self.weighted(each), reference)
 
     def row(self, name: str, objective: str, loss: Loss, reference: tuple[Tensor, Tensor]) -> Row:
-        """Draw the estimates one by one, as a fit does, and say what they show."""
+        """Draw the estimates one by one, as a fit does, and compute their statistics."""
         generator, seconds, found = self.generator(name, objective), [], []
         for _ in range(self.repeats):
             began = time.perf_counter()
@@ -222,7 +264,7 @@ class Measure:
         return Row(name, objective, norm, total, parts[0], parts[1], bias, p_value, sorted(seconds)[len(seconds) // 2])
 
     def gradients(self, loss: Loss, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """One estimate of the bound's gradient for each member of a shape, (*shape, K), in double precision."""
+        """Return one estimate of the gradient of the bound per member of a shape, (*shape, K), in double precision."""
         theta = self.posterior.theta.expand(*shape, -1).clone().requires_grad_()
         buffers = self.target.buffers(shape, self.posterior)  # a copy: batch normalisation writes into it
         with torch.enable_grad():
@@ -232,16 +274,16 @@ class Measure:
 
     @cached_property
     def reference(self) -> tuple[Tensor, Tensor]:
-        """The gradient of the ELBO, and the squares of its standard errors."""
+        """The gradient of the ELBO, and its squared standard errors."""
         return self.many(self.loss("pathwise", 1), 1, "elbo")
 
     def many(self, loss: Loss, samples: int, objective: str) -> tuple[Tensor, Tensor]:
-        """The mean of many estimates, and the squares of its standard errors."""
-        few = max(1, min(REFERENCE, ROOM // (samples * len(self.posterior.theta))))
+        """Return the mean of many estimates, and its squared standard errors."""
+        few = max(1, min(REFERENCE_ESTIMATES, MAX_REFERENCE_NUMBERS // (samples * len(self.posterior.theta))))
         generator = self.generator("reference", objective)
-        sizes = [min(few, REFERENCE - start) for start in range(0, REFERENCE, few)]
+        sizes = [min(few, REFERENCE_ESTIMATES - start) for start in range(0, REFERENCE_ESTIMATES, few)]
         drawn = torch.cat([self.gradients(loss, torch.Size([size]), generator) for size in sizes])
-        return drawn.mean(0), drawn.var(0) / REFERENCE
+        return drawn.mean(0), drawn.var(0) / REFERENCE_ESTIMATES
 
     def generator(self, *names: str) -> torch.Generator:
         return stream(self.seed, "variance", *names, device=self.target.model.device)
@@ -249,9 +291,9 @@ class Measure:
     # The losses whose gradients are compared.
 
     def loss(self, name: str, samples: int | None = None) -> Loss:
-        """Minus the ELBO, as this estimator has it."""
+        """Return the loss of this estimator for the ELBO."""
         samples = self.samples if samples is None else samples
-        if name in LAYERS:
+        if name in LAYER_ESTIMATORS:
             return partial(self.at_layers, LayerNoise(self.target.model.network, name), samples)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue] - a Model, and one of the two
         baseline = self.baseline() if name == "score_baseline" else 0.0
 
@@ -261,7 +303,7 @@ class Measure:
         return loss
 
     def weighted(self, name: str) -> Loss:
-        """Minus the importance-weighted bound."""
+        """Return the loss of this estimator for the importance-weighted bound."""
 
         def loss(family: Family, buffers: dict[str, Tensor], generator: torch.Generator) -> Tensor:
             return importance_weighted(self.target, family, self.batch, buffers, generator, self.samples, name).loss
@@ -269,15 +311,17 @@ class Measure:
         return loss
 
     def baseline(self) -> Tensor:
-        """What the average of f over the steps of a fit comes to."""
+        """Return the mean of f, to which the moving average of a fit converges."""
         family, generator = self.posterior.family, self.generator("baseline")
         buffers = self.target.buffers(torch.Size(), self.posterior)
-        return estimate(self.target, family, self.batch, buffers, generator, BASELINE, SCORES[0]).each.mean(0)
+        return estimate(
+            self.target, family, self.batch, buffers, generator, BASELINE_DRAWS, SCORE_ESTIMATORS[0]
+        ).each.mean(0)
 
     def at_layers(
         self, noise: LayerNoise, samples: int, family: Any, buffers: dict[str, Tensor], generator: torch.Generator
     ) -> Tensor:
-        """Minus the ELBO with noise at the layers: closed forms, and a prior without one at plain draws."""
+        """Return minus the ELBO with noise at the layers; priors without a closed form use plain draws."""
         target, model, prior = self.target, self.target.model, self.target.prior
         assert has_network(model)
         m, s = family.loc, family.scale
@@ -296,19 +340,19 @@ class Measure:
 
 
 def difference(drawn: Tensor, reference: Tensor, its_square: Tensor) -> tuple[float, float]:
-    """The largest |z| between the mean of estimates (R, K) and a reference (K,), and a bound on its p-value.
+    """Return the largest |z| between the mean of estimates (R, K) and a reference (K,), and a bound on its p-value.
 
-    `its_square` are the reference's squared standard errors. Where neither varies they may still differ, by what single
-    precision rounds off the largest coordinate.
+    `its_square` are the squared standard errors of the reference. The standard error is at least the single-precision
+    rounding of the largest coordinate, by which the two may differ even if neither varies.
     """
     count, mean = len(drawn), drawn.mean(0)
     largest = float(torch.maximum(mean.abs(), reference.abs()).max())
     least = max(torch.finfo(torch.float32).eps * largest, torch.finfo(torch.float64).tiny)
     error = (drawn.var(0) / count + its_square).sqrt().clamp(min=least)
     t = (mean - reference) / error
-    a = (drawn - mean).pow(3).mean(0) / (3 * count**2 * error.pow(3))  # a third of the skewness of the mean
+    a = (drawn - mean).pow(3).mean(0) / (3 * count**2 * error.pow(3))  # a third of the mean's skewness
     straight = t + a * t.square() + a.square() * t.pow(3) / 3 + a / 2
-    # the cubic is flat near -1 / a: at most half is taken away, or a large bias in few estimates would be lost in it
+    # the cubic is flat near -1 / a: it may remove at most half of t, or a large bias would be hidden
     t = torch.where(straight.abs() < t.abs() / 2, t / 2, straight)
     df = count - 1
     z = (8 * df + 1) / (8 * df + 3) * (df * (t.square() / df).log1p()).sqrt()

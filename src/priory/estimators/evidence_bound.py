@@ -1,11 +1,13 @@
-"""The evidence lower bound, by autograd: the definition that every faster step is tested against.
+"""The evidence lower bound (ELBO) by autograd, the reference implementation that faster steps are tested against.
 
     elbo = E_q[log p(D|w)] - T KL(q || p),    log p(D) = elbo + KL(q || p(w|D)) at T = 1
 
-in nats for the whole data set; `loss` is minus it. With `tempers="posterior"` the entropy alone is multiplied by T:
-elbo = E_q[log p(D|x) + log p(x)] + T H(q), where x are the person's own parameters. In unconstrained coordinates u, x
-= f(u), the prior carries log |det df/du|, which belongs to the entropy (H of x is H of u plus its mean): its weight is
-T.
+in nats for the whole data set; `loss` is -elbo. With `tempers="posterior"` only the entropy is multiplied by T:
+
+    elbo = E_q[log p(D|x) + log p(x)] + T H(q)
+
+with x the user's parameters. In unconstrained coordinates u, x = f(u), the log prior includes log |det df/du|. This
+term belongs to the entropy (the entropy of x is that of u plus its mean), so its weight is T.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from priory.estimators.expected import GAUSSIAN, expected
+from priory.estimators.expected import NORMAL_ENTROPY, expected
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,28 +29,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Elbo:
-    """The bound and its parts, in nats for the whole data set: tensors, or plain numbers."""
+    """The evidence lower bound and its parts, in nats for the whole data set, as tensors or floats.
+
+    Attributes:
+        value: The bound.
+        nll: -E_q[log p(D|w)].
+        kl: KL(q || p), not multiplied by T.
+        num_data: Number of rows, or None for a `Density` with its data inside.
+        temperature: T.
+    """
 
     value: Any
-    nll: Any  # -E_q[log p(D|w)]
-    kl: Any  # KL(q || p), not multiplied by T
+    nll: Any
+    kl: Any
     num_data: int | None
     temperature: float
 
     @property
     def loss(self) -> Any:
-        """Minus the bound."""
+        """Minus `value`."""
         return -self.value
 
 
 def elbo(target: Target, family: DiagonalFamily, noise: Tensor, batch: Batch) -> Elbo:
-    """The reparameterised estimate from standard normal noise (S, P), differentiable in the family's tensors.
+    """Estimate the ELBO by reparameterised draws w_s = m + s noise_s, differentiable in the tensors of q.
 
-    w_s = m + s noise_s (Kingma and Welling 2014; Blundell 2015). Gaussian and Laplace priors and penalties on q enter
-    in closed form, others at the draws.
+    Gaussian and Laplace priors and penalties on q have closed forms; other priors are evaluated at the draws.
+
+    Args:
+        target: The target of the fit.
+        family: The factorised Gaussian q.
+        noise: Standard normal noise, (S, P).
+        batch: The rows.
+
+    Returns:
+        The `Elbo`.
+
+    References:
+        Kingma and Welling (2014), Auto-encoding variational Bayes.
+        Blundell et al. (2015), Weight uncertainty in neural networks.
     """
     target = target.settled(family)
-    known = expected(target, GAUSSIAN, closed=True)
+    known = expected(target, NORMAL_ENTROPY, closed=True)
     if known is not None:
         target = known.apart(target)
     w = family.draw(noise)  # (S, P)
@@ -63,10 +85,10 @@ def elbo(target: Target, family: DiagonalFamily, noise: Tensor, batch: Batch) ->
 
 
 def assemble(target: Target, log_likelihood: Any, cross: Any, entropy: Any, volume: Any) -> Elbo:
-    """The bound from its parts: E_q[log p(D|w)], -E_q[log p(u)], H(q), E_q[log |det df/du|], each in unconstrained
-    coordinates.
+    """Assemble the bound from E_q[log p(D|w)], -E_q[log p(u)], H(q) and E_q[log |det df/du|].
 
-    log p(u) holds the volume element already, with the weight of the prior; what is added makes that weight T.
+    All are in unconstrained coordinates u. log p(u) includes the volume element with the weight of the prior; the
+    difference to the weight T is added here.
     """
     a, t = target.prior_weight, target.entropy_weight
     value = log_likelihood - a * cross + t * entropy

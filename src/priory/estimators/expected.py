@@ -1,11 +1,11 @@
-"""Parts of a variational loss that are functions of q's locations and scales, and need no draws.
+"""Closed forms: parts of a variational loss that are functions of the locations and scales of q, without draws.
 
-    penalties on q      T r(mu, scale) in the place of T KL(q || p)                    (`penalties.Variational`)
+    penalties on q      T r(mu, scale) instead of T KL(q || p)                         (`penalties.Variational`)
     Laplace priors      E|w - m0| = s [ 2 f(d) + d (2 F(d) - 1) ],  d = (m - m0) / s   under a Gaussian q
-    elastic nets        a E|w| + b (m^2 + s^2)                                         likewise
+    elastic nets        a E|w| + b (m^2 + s^2)                                         under a Gaussian q
 
-f and F are the standard normal density and distribution function. In the bound each is a cross-entropy -E_q[log p(w)];
-a penalty on q counts as one after the entropy of its coordinates is added, which the bound takes away again.
+f and F are the standard normal density and distribution function. Each enters the bound as a cross-entropy
+-E_q[log p(w)]. The entropy of its coordinates is added to a penalty on q, because the bound subtracts it again.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Expected:
-    """Cross-entropies (*B,) of locations and scales (*B, n), each with the place of its coordinates."""
+    """Cross-entropies (*B,) as functions of locations and scales (*B, n), each with the block of its coordinates."""
 
     terms: tuple[tuple[Block, Callable[[Tensor, Tensor], Tensor]], ...]
 
     def apart(self, target: Target) -> Target:
-        """The target without what is known of q alone."""
+        """Return the target without the priors that have closed forms here."""
         known = {block.name for block, _ in self.terms}
         return replace(target, prior=target.prior.with_others(lambda block, _: block.name not in known))
 
     def of(self, loc: Tensor, scale: Tensor) -> Tensor:
-        """The sum of the cross-entropies, (*B,)."""
+        """Return the sum of the cross-entropies, (*B,)."""
         cut = ((b, *(t[..., b.start : b.stop] for t in (loc, scale))) for b, _ in self.terms)
         return sum(function(m, s) for (_, m, s), (_, function) in zip(cut, self.terms, strict=True))  # pyright: ignore
 
@@ -53,13 +53,13 @@ class Expected:
         loc, log_scale = loc.detach().requires_grad_(), scale.detach().log().requires_grad_()
         with torch.enable_grad():
             value = self.of(loc, log_scale.exp())
-            slopes = torch.autograd.grad(value.sum(), [loc, log_scale])  # members don't meet
+            slopes = torch.autograd.grad(value.sum(), [loc, log_scale])  # members are independent
         for part, slope in zip(gradient, slopes, strict=True):
             part.add_(slope, alpha=weight)
         return value.detach()
 
     def joined(self, target: Target, family: Any, found: Estimate) -> Estimate:
-        """An estimate of the loss without these terms, and the terms."""
+        """Add these terms to an estimate of the loss without them."""
         value, t = self.of(family.loc, family.scale), target.prior_weight
         bound, fixed = found.bound, value.detach()
         bound = replace(bound, value=bound.value - t * fixed, kl=bound.kl + fixed)
@@ -67,7 +67,7 @@ class Expected:
 
 
 def expected(target: Target, entropy: float, closed: bool) -> Expected | None:
-    """What is known of a factorised q whose base has this entropy; `closed` for a Gaussian q with no terms at draws."""
+    """Return the closed forms for a factorised q whose base has this entropy; `closed` adds those of a Gaussian q."""
     if not has_network(target.model):
         return None
     terms = []
@@ -82,7 +82,7 @@ def expected(target: Target, entropy: float, closed: bool) -> Expected | None:
 
 
 def check(target: Target, method: Any) -> None:
-    """Refuse a penalty on q with an objective that is not the bound by draws along q's own path."""
+    """Raise InputError for a penalty on q with an objective other than the reparameterised ELBO."""
     if not has_network(target.model) or not any(isinstance(d, VariationalTerm) for _, d in target.prior.others):
         return
     owner, bound = type(method).__name__, method.bound
@@ -96,12 +96,12 @@ def check(target: Target, method: Any) -> None:
 
 
 def penalised(believed: VariationalTerm, entropy: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """r(mu, scale) + H(q) of the coordinates."""
+    """Return the function r(mu, scale) + H(q) of the coordinates."""
     return lambda m, s: believed.value(m, s) + s.log().sum(-1) + entropy * s.shape[-1]
 
 
 def cross_entropy(believed: Distribution, block: Block) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """-E[log p(w)] under N(m, s^2) for the priors above; None for others."""
+    """Return -E[log p(w)] under N(m, s^2) as a function of m and s, or None for priors without a closed form."""
     base = believed.base_dist if isinstance(believed, Independent) else believed
     if isinstance(base, Laplace):
         loc, rate = (t.expand(block.shape).reshape(-1) for t in (base.loc, 1 / base.scale))
@@ -115,9 +115,9 @@ def cross_entropy(believed: Distribution, block: Block) -> Callable[[Tensor, Ten
 
 
 def absolute(m: Tensor, s: Tensor) -> Tensor:
-    """E|w| under N(m, s^2)."""
+    """Return E|w| under N(m, s^2)."""
     d = m / s
     return s * math.sqrt(2 / math.pi) * torch.exp(-0.5 * d * d) + m * torch.erf(d / math.sqrt(2))
 
 
-GAUSSIAN = 0.5 * LOG_2_PI_E  # the entropy of a standard normal
+NORMAL_ENTROPY = 0.5 * LOG_2_PI_E  # entropy of a standard normal

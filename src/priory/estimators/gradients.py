@@ -1,19 +1,19 @@
-"""Estimators of the gradient of an objective in q's own tensors, each in a few lines.
+"""Estimators of the gradient of the bound in the tensors of q, each in a few lines.
 
 With draws w_s of q and f(w) = log p(D|w) + a log p(w) - t log q(w) (a and t are 1 at temperature one), the bound is
 E_q[f], and its gradient is estimated by
 
     score            mean_s f(w_s) d log q(w_s)                            (Williams 1992; Ranganath 2014)
-    score_baseline   mean_s (f(w_s) - b) d log q(w_s), b an average of f over the steps before
+    score_baseline   mean_s (f(w_s) - b) d log q(w_s), b a moving average of f over earlier steps
     leave_one_out    mean_s (f(w_s) - mean_{r != s} f(w_r)) d log q(w_s)    (Kool 2019; Mnih and Rezende 2016)
     vargrad          half the gradient of the variance of log q - log p over the draws  (Richter 2020)
     pathwise         mean_s d f(w_s(noise)), closed forms where they exist (Kingma and Welling 2014; Blundell 2015)
-    sticking         the same at the draws, with d log q at fixed w left out: it has mean zero, and without it nothing
-                     is left at q = posterior (Roeder 2017)
-    doubly           the same for the importance-weighted bound (Tucker 2019), in `importance`
+    sticking         pathwise at the draws without d log q at fixed w, which has mean zero; the estimate then vanishes
+                     where q is the posterior (Roeder 2017)
+    doubly           the analogue for the importance-weighted bound (Tucker 2019), in `importance`
 
-Each returns a loss whose gradient by autograd is minus the estimate. The network is not part of that graph: its own
-gradient g at the draws enters as the linear function g . w, so that one backward pass a draw is all it costs.
+Each returns a loss whose gradient by autograd is minus the estimate. The network is not part of that graph: its
+gradient g at the draws enters as the linear function g . w, so the cost is one backward pass per draw.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ if TYPE_CHECKING:
     from priory.families import Family
     from priory.models.target import Target
 
-SCORES = ("score", "score_baseline", "leave_one_out", "vargrad")
-PATHS = ("pathwise", "sticking", "doubly")
-LAYERS = ("local", "flipout")
-SYMMETRIC = (DiagonalFamily, FullRankFamily, LowRankFamily, Factorised)
-ESTIMATORS = (*PATHS[:2], *LAYERS, *SCORES, PATHS[2])
+SCORE_ESTIMATORS = ("score", "score_baseline", "leave_one_out", "vargrad")
+PATH_ESTIMATORS = ("pathwise", "sticking", "doubly")
+LAYER_ESTIMATORS = ("local", "flipout")
+SYMMETRIC_FAMILIES = (DiagonalFamily, FullRankFamily, LowRankFamily, Factorised)
+ESTIMATORS = (*PATH_ESTIMATORS[:2], *LAYER_ESTIMATORS, *SCORE_ESTIMATORS, PATH_ESTIMATORS[2])
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What to descend, (*B,), the bound it stands for with its parts, and f at the draws, (S, *B)."""
+    """A loss to descend, (*B,), the bound with its parts, and f at the draws, (S, *B)."""
 
     loss: Tensor
     bound: Elbo
     each: Tensor
-    weighted: Tensor | None = None  # the importance-weighted bound, where that is the objective
+    weighted: Tensor | None = None  # the importance-weighted bound, if it is the objective
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Logarithms at draws w (S, *B, P) of q, each (S, *B): functions of w that autograd goes through."""
+    """Log densities at draws w (S, *B, P) of q, each (S, *B), differentiable in w."""
 
     w: Tensor
-    weights: Tensor | None  # None: every draw counts the same
+    weights: Tensor | None  # None for equal weights
     likelihood: Tensor
     gaussian: Tensor  # log p(w) of the coordinates with Gaussian priors
-    others: Tensor | float  # log p(w) of the rest
+    others: Tensor | float  # log p(w) of the other coordinates
     volume: Tensor | float  # log |det dx/du|, where its weight differs from the prior's
 
     @property
@@ -70,13 +70,13 @@ class Terms:
         return self.gaussian + self.others
 
     def mean(self, values: Any) -> Any:
-        """The mean over draws."""
+        """Return the weighted mean over draws."""
         if not isinstance(values, Tensor):
             return values
         return values.mean(0) if self.weights is None else (self.weights * values).sum(0)
 
     def joint(self, target: Target) -> Tensor:
-        """log p(D|w) + a log p(w), with the volume element at its own weight."""
+        """Return log p(D|w) + a log p(w), with the volume element weighted by t."""
         a, t = target.prior_weight, target.entropy_weight
         return self.likelihood + a * self.prior + (t - a) * self.volume
 
@@ -84,7 +84,7 @@ class Terms:
 def at_draws(
     target: Target, w: Tensor, weights: Tensor | None, batch: Batch, buffers: Mapping[str, Tensor], gradients: bool
 ) -> Terms:
-    """The log joint at draws of q, part by part; without `gradients` the network needs no backward pass."""
+    """Evaluate the parts of the log joint at draws of q; without `gradients` the network needs no backward pass."""
     fixed, prior = w.detach(), target.prior
     if gradients:
         one = len(fixed) == 1
@@ -101,7 +101,7 @@ def at_draws(
 
 
 def attached(value: Tensor, gradient: Tensor, w: Tensor) -> Tensor:
-    """A value that is known with its gradient at w, as a function of w to first order."""
+    """Make a value with a known gradient at w differentiable in w, to first order."""
     return value + (gradient * (w - w.detach())).sum(-1)
 
 
@@ -117,12 +117,28 @@ def estimate(
     divergence: Any = None,
     antithetic: bool | None = None,
 ) -> Estimate:
-    """One estimate of minus the bound and of its gradient, from fresh draws of q."""
+    """Estimate minus the ELBO and its gradient from fresh draws of q.
+
+    Args:
+        target: The target of the fit.
+        family: The distribution q; the loss is differentiable in its tensors.
+        batch: The rows.
+        buffers: Buffers of the network, by name.
+        generator: Generator of the draws.
+        samples: Number of draws.
+        estimator: One of `ESTIMATORS`, except "local", "flipout" and "doubly". Default: "pathwise".
+        baseline: Baseline of f for "score_baseline". Default: 0.
+        divergence: A divergence to the prior that replaces the KL, for "pathwise". Default: None.
+        antithetic: Whether draws come in pairs; None for pairs where `samples` is even and q symmetric. Default: None.
+
+    Returns:
+        The estimate, with a loss whose gradient by autograd is minus the estimated gradient of the bound.
+    """
     target = target.settled(family.detached())
-    if estimator in SCORES:
+    if estimator in SCORE_ESTIMATORS:
         w = family.independent(samples, generator).detach()
         return by_scores(target, family, at_draws(target, w, None, batch, buffers, False), estimator, baseline)
-    if estimator not in PATHS[:2]:
+    if estimator not in PATH_ESTIMATORS[:2]:
         raise InputError(f"The estimator {estimator!r} is not one of the bound by draws of q.")
     w = drawn(family, samples, generator, antithetic)
     terms = at_draws(target, w, family.weights(samples), batch, buffers, gradients=True)
@@ -132,8 +148,8 @@ def estimate(
 
 
 def drawn(family: Family, samples: int, generator: torch.Generator, antithetic: bool | None) -> Tensor:
-    """Reparameterised draws; an even number of a q that is symmetric around its `loc` in pairs w, 2 loc - w."""
-    loc = family.loc if isinstance(family, SYMMETRIC) else None
+    """Return reparameterised draws; an even number from a symmetric q comes in pairs w, 2 loc - w."""
+    loc = family.loc if isinstance(family, SYMMETRIC_FAMILIES) else None
     pairs = loc is not None and samples % 2 == 0
     fits = pairs or not antithetic
     require(fits, "antithetic", "the method", "be used with an even number of samples of a symmetric q", samples)
@@ -144,7 +160,7 @@ def drawn(family: Family, samples: int, generator: torch.Generator, antithetic: 
 
 
 def pathwise(target: Target, family: Family, terms: Terms) -> Estimate:
-    """Entropy and Gaussian priors in closed form, where the family has them."""
+    """Use closed forms for the entropy and Gaussian priors where the family has them."""
     log_q = family.log_prob(terms.w)
     cross, entropy = family.cross_entropy(target.prior), family.entropy()
     cross = terms.mean(-terms.gaussian) if cross is None else cross
@@ -155,12 +171,12 @@ def pathwise(target: Target, family: Family, terms: Terms) -> Estimate:
 
 
 def sticking(target: Target, family: Family, terms: Terms) -> Estimate:
-    """Everything at the draws, and q's own tensors held fixed inside log q."""
+    """Evaluate everything at the draws, with the tensors of q held fixed inside log q."""
     return whole(target, terms, family.detached().log_prob(terms.w))
 
 
 def by_scores(target: Target, family: Family, terms: Terms, estimator: str, baseline: Tensor | float) -> Estimate:
-    """Values of f and gradients of log q alone, for draws that no gradient goes through."""
+    """Use values of f and gradients of log q only, at draws without gradients."""
     log_q = family.log_prob(terms.w)
     found = whole(target, terms, log_q.detach())
     f, n = found.each, len(terms.w)
@@ -175,7 +191,7 @@ def by_scores(target: Target, family: Family, terms: Terms, estimator: str, base
 
 
 def generalised(target: Target, family: Family, terms: Terms, divergence: Any) -> Estimate:
-    """E_q[-log p(D|w)] + T D(q, p) for any divergence D (Knoblauch 2019): between factors, or from ratios at draws."""
+    """Estimate E_q[-log p(D|w)] + T D(q, p) for any divergence D (Knoblauch 2019), in closed form or from ratios."""
     prior = target.prior
     whole_density = getattr(target.model, "log_prob", None) is not None
     require(not whole_density, "divergence", "the method", "be left out for a Density without a log_prior", divergence)
@@ -193,18 +209,18 @@ def generalised(target: Target, family: Family, terms: Terms, divergence: Any) -
 
 
 def whole(target: Target, terms: Terms, log_q: Tensor) -> Estimate:
-    """The bound with nothing in closed form."""
+    """Estimate the bound without closed forms."""
     cross, entropy = terms.mean(-terms.prior), terms.mean(-log_q)
     bound = assemble(target, terms.mean(terms.likelihood), cross, entropy, terms.mean(terms.volume))
     return Estimate(bound.loss, plain(bound), each(target, terms, log_q))
 
 
 def each(target: Target, terms: Terms, log_q: Tensor) -> Tensor:
-    """f at the draws, as numbers, (S, *B)."""
+    """Return f at the draws, detached, (S, *B)."""
     return (terms.joint(target) - target.entropy_weight * log_q).detach()
 
 
 def plain(bound: Elbo) -> Elbo:
-    """The bound as numbers."""
+    """Detach the parts of the bound."""
     value, nll, kl = (part.detach() for part in (bound.value, bound.nll, bound.kl))
     return Elbo(value, nll, kl, bound.num_data, bound.temperature)

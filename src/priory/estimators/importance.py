@@ -3,8 +3,8 @@
     L_S = E[ log mean_s r_s ],   r_s = p(D, w_s) / q(w_s),   elbo = L_1 <= L_S <= log p(D)
 
 With normalised weights v_s = r_s / sum r, its gradient is E[sum_s v_s d log r_s]. The part through log q at fixed w has
-mean sum_s (v_s^2 - v_s) d log r_s through the path, so that sum_s v_s^2 d log r_s along the path alone is unbiased, and
-its signal-to-noise ratio does not fall as S grows. The ratios are those of the whole data: rows can't be sampled.
+the mean of sum_s (v_s^2 - v_s) d log r_s along the path, so sum_s v_s^2 d log r_s along the path alone is unbiased. Its
+signal-to-noise ratio does not fall as S grows. The ratios are those of the whole data, so minibatches can't be used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,29 @@ def importance_weighted(
     samples: int,
     estimator: str = "doubly",
 ) -> Estimate:
-    """One estimate of minus L_S and of its gradient, from fresh draws of q."""
+    """Estimate minus the importance-weighted bound L_S and its gradient from fresh draws of q.
+
+        L_S = E[log mean_s r_s],    r_s = p(D, w_s) / q(w_s)
+
+    Args:
+        target: The target of the fit, at temperature 1.
+        family: The distribution q; the loss is differentiable in its tensors.
+        batch: All rows of the data.
+        buffers: Buffers of the network, by name.
+        generator: Generator of the draws.
+        samples: Number of draws, S.
+        estimator: "doubly" or "pathwise". Default: "doubly".
+
+    Returns:
+        The estimate; its `weighted` is the bound.
+
+    Raises:
+        InputError: If the temperature is not 1, or the batch is only a part of the data.
+
+    References:
+        Burda, Grosse and Salakhutdinov (2016), Importance weighted autoencoders.
+        Tucker et al. (2019), Doubly reparameterized gradient estimators for Monte Carlo objectives.
+    """
     require(
         estimator in ("pathwise", "doubly"), "estimator", "the 'iwae' objective", "be 'pathwise' or 'doubly'", estimator
     )

@@ -17,7 +17,7 @@ from priory.core.errors import require, warn, whole
 from priory.core.streams import stream
 from priory.diagnostics.flatness import DRAWS, flat_place, name_of
 from priory.estimators.evidence_bound import assemble
-from priory.estimators.gradients import LAYERS, PATHS, SCORES, Estimate, estimate
+from priory.estimators.gradients import LAYER_ESTIMATORS, PATH_ESTIMATORS, SCORE_ESTIMATORS, Estimate, estimate
 from priory.estimators.importance import importance_weighted
 from priory.families.diagonal import LOG_2_PI_E
 from priory.methods.base import Info, Options, Plan, Traits
@@ -75,7 +75,7 @@ class Objective:
     def check(self, owner: str, layers: bool) -> None:
         """Raise InputError for options that can't be combined."""
         require(whole(self.samples, 1), "samples", owner, "be an integer >= 1", self.samples)
-        known = (*PATHS, *SCORES, *(LAYERS if layers else ()))
+        known = (*PATH_ESTIMATORS, *SCORE_ESTIMATORS, *(LAYER_ESTIMATORS if layers else ()))
         require(self.estimator in known, "estimator", owner, f"be one of {', '.join(known)}", repr(self.estimator))
         require(self.objective in ("elbo", "iwae"), "objective", owner, "be 'elbo' or 'iwae'", repr(self.objective))
         weighted = self.objective == "iwae"
@@ -94,7 +94,7 @@ class Objective:
 
         ok = self.antithetic in (None, True, False)
         require(ok, "antithetic", owner, "be True, False or None", repr(self.antithetic))
-        drawn = not self.antithetic or (self.estimator not in (*SCORES, *LAYERS) and not weighted)
+        drawn = not self.antithetic or (self.estimator not in (*SCORE_ESTIMATORS, *LAYER_ESTIMATORS) and not weighted)
         of = "the objective 'iwae'" if weighted else f"the estimator {self.estimator!r}"
         require(drawn, "antithetic", owner, f"be left out for {of}", self.antithetic)
 
@@ -184,7 +184,9 @@ class VariationalMethod(Options):
 
     @property
     def traits(self) -> Traits:
-        return Traits(trains_buffers=self.chosen not in SCORES)  # score functions run the network in evaluation mode
+        return Traits(
+            trains_buffers=self.chosen not in SCORE_ESTIMATORS
+        )  # score functions run the network in evaluation mode
 
     def length(self, data: Data) -> int:
         return default_steps(data.steps_per_epoch, epochs=200, least=4_000, most=50_000)

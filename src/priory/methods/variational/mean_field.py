@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import InputError, PrioryWarning, require
-from priory.estimators.expected import GAUSSIAN, Expected, check, expected
-from priory.estimators.gradients import LAYERS
+from priory.estimators.expected import NORMAL_ENTROPY, Expected, check, expected
+from priory.estimators.gradients import LAYER_ESTIMATORS
 from priory.families import DiagonalFamily, DiagonalForm, FactorisedForm, PerParameterForm
 from priory.families.factorised import BASE_DISTRIBUTIONS
 from priory.methods.base import Info
@@ -123,7 +123,7 @@ class MeanField(VariationalMethod):
         ok = isinstance(self.family, dict) or self.family in known
         must = f"be one of {', '.join(known)}, or a dict from parameters to distributions"
         require(ok, "family", "MeanField", must, repr(self.family))
-        plain = self.family == "gaussian" or self.estimator not in LAYERS
+        plain = self.family == "gaussian" or self.estimator not in LAYER_ESTIMATORS
         require(plain, "family", "MeanField", f"be 'gaussian' for the estimator {self.estimator!r}", repr(self.family))
         # the support of a uniform depends on its scale, so its score doesn't have the mean zero that others rely on
         usable = self.family != "uniform" or self.bound.estimator == "pathwise"
@@ -136,7 +136,7 @@ class MeanField(VariationalMethod):
     @property
     def lean(self) -> bool:
         """Whether the in-place step applies."""
-        lean = self.bound.estimator in ("pathwise", "sticking", *LAYERS)
+        lean = self.bound.estimator in ("pathwise", "sticking", *LAYER_ESTIMATORS)
         return self.family == "gaussian" and lean and self.objective == "elbo" and self.divergence is None
 
     def form(self, target: Target) -> Form:
@@ -177,7 +177,7 @@ class MeanField(VariationalMethod):
             kept=torch.zeros_like(work) if self.antithetic and self.samples % 2 else None,
             base=torch.zeros_like(work) if self.estimator == "flipout" else None,
             layers=self._layers(target, plan),
-            expected=expected(target, GAUSSIAN, closed=self.estimator != "sticking"),
+            expected=expected(target, NORMAL_ENTROPY, closed=self.estimator != "sticking"),
             noise=work,
             w=torch.empty_like(work),
             scale=torch.empty_like(loc),
@@ -186,7 +186,7 @@ class MeanField(VariationalMethod):
 
     def _layers(self, target: Target, plan: Plan) -> LayerNoise | None:
         """Prepare noise at the layers, with a warning where some layers have no rule for it."""
-        if self.estimator not in LAYERS:
+        if self.estimator not in LAYER_ESTIMATORS:
             return None
         model = target.model
         needs = f"a Model for the estimator {self.estimator!r}"
@@ -219,7 +219,7 @@ class MeanField(VariationalMethod):
 
     def estimate(self, target: Target, family: Any, batch: Batch, state: Any, generator: torch.Generator) -> Estimate:
         other = isinstance(self.family, str) and self.family != "gaussian"
-        known = expected(target, BASE_DISTRIBUTIONS[self.family].entropy if other else GAUSSIAN, closed=False)
+        known = expected(target, BASE_DISTRIBUTIONS[self.family].entropy if other else NORMAL_ENTROPY, closed=False)
         if known is None:
             return super().estimate(target, family, batch, state, generator)
         return known.joined(target, family, super().estimate(known.apart(target), family, batch, state, generator))
