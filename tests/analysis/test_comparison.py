@@ -256,7 +256,7 @@ def test_equal_methods_are_not_compared_with_each_other() -> None:
 def test_a_small_difference_is_printed_with_the_digits_it_needs() -> None:
     comparison = run(regression(), rows(), methods={"one": pr.MAP(), "two": pr.MAP()})
     comparison.pointwise["two"] = comparison.pointwise["one"] + 1e-3 * torch.tensor([1.0, -0.5] * 6)
-    assert "0.00025 ± 0.00023 nats a row below two" in comparison.verdict  # 0.75 * sqrt(12/11) / sqrt(12) = 0.226
+    assert "0.00025 ± 0.00023 nats per row below two" in comparison.verdict  # 0.75 * sqrt(12/11) / sqrt(12) = 0.226
 
 
 def test_whole_numbers_of_numpy_are_whole_numbers() -> None:

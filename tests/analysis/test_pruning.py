@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import priory as pr
 from priory import penalties
-from priory.analysis.pruning import SHARES, prune_neurons, prune_weights, weight_order
+from priory.analysis.pruning import DEFAULT_SHARES, prune_neurons, prune_weights, weight_order
 from priory.core.errors import InputError
 from priory.families import DiagonalFamily
 from priory.models.target import Target
@@ -265,7 +265,7 @@ def test_every_gaussian_posterior_is_pruned(method: Any):
 def test_the_curve_prints_and_draws_its_shares(tmp_path: Path):
     curve = prune_weights(gaussian(normal(4), normal(4, seed=1).exp()), (normal(9, 3), normal(9)), samples=4)
     text = str(curve)
-    assert all(f"{100 * share:g} " in text for share in SHARES)
+    assert all(f"{100 * share:g} " in text for share in DEFAULT_SHARES)
     figure = curve.plot(tmp_path / "curve.png")
     assert [ax.get_ylabel() for ax in figure.axes] == ["NLL", "RMSE"]
     assert (tmp_path / "curve.png").stat().st_size > 5_000

@@ -826,11 +826,11 @@ DENSITIES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "one value for all data": (
         lambda: parts(bowl, lambda p, y: close(p, y).sum()),
-        r"'log_likelihood' argument of Density must return one value a datum, \(20,\), got the shape \(\)",
+        r"'log_likelihood' argument of Density must return one value per row, \(20,\), got the shape \(\)",
     ),
     "a column of values": (
         lambda: parts(bowl, lambda p, y: close(p, y)[:, None]),
-        r"'log_likelihood' argument of Density must return one value a datum, \(20,\), got the shape \(20, 1\)",
+        r"'log_likelihood' argument of Density must return one value per row, \(20,\), got the shape \(20, 1\)",
     ),
     "a likelihood of NaN": (
         lambda: parts(bowl, lambda p, y: close(p, y) * NAN),

@@ -103,7 +103,7 @@ def test_e_steps_close_the_gap_and_m_steps_reach_ppca():
     _, exact = principal(y)
     method = AmortisedEM(learning_rate=0.03, samples=4)
     posterior = fitted(linear(), y, method, steps=900, batch_size=100)
-    assert posterior.log_evidence.value == pytest.approx(float(exact.sum()), abs=4.0)  # 0.02 nats a row
+    assert posterior.log_evidence.value == pytest.approx(float(exact.sum()), abs=4.0)  # 0.02 nats per row
     assert posterior.log_evidence.value < float(exact.sum())
     noise = principal(y)[0]["likelihood.noise"]
     assert float(posterior.mean["likelihood.noise"]) == pytest.approx(float(noise), rel=0.1)

@@ -1,1 +1,1 @@
-"""Several fits side by side: compare, sweep, stack, prune."""
+"""Work with several fits: compare methods, sweep temperatures, stack or average posteriors, prune networks."""

@@ -1,6 +1,7 @@
-"""Compare methods on one model and one data set: the same rows to fit, the same rows held out, one table.
+"""Compare methods on one model and one data set.
 
-A method that fails costs only its own row, which then carries the sentence of its error.
+Every method is fitted to the same rows and scored on the same held-out rows, and the scores form one table. If a method
+fails, the error message replaces the scores in its row and the other methods are not affected.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from priory.methods.base import Method
 from priory.predictive.units import Units
 
 HIGHER_IS_BETTER = {"accuracy"}
-TIMES = {"fit_seconds", "predict_seconds"}
-SHORT = 0.1  # seconds; shorter times are mostly the machine's own
-ALIKE = 5e-4  # nats a row; the printed scores have three decimals
-TITLES = {
+TIME_COLUMNS = {"fit_seconds", "predict_seconds"}
+MIN_SECONDS = 0.1  # shorter times are mostly noise of the machine
+SAME_PREDICTIONS_NATS = 5e-4  # per row; the printed scores have three decimals
+COLUMN_TITLES = {
     "method": "method",
     "nll": "NLL",
     "rmse": "RMSE",
@@ -44,12 +45,20 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """What each method gave: print it, show it in a notebook, or write it as a report.
+    """The result of `compare`: print it, display it in a notebook, or write it as a report.
 
-    `rows` holds one dict a method with `method`, `nll` (nats a datum) and its standard error `nll_error`,
-    `rmse` or `accuracy`, `calibration`, `fit_seconds`, `predict_seconds` and `error` (None, or the sentence
-    of a failure); `baseline` is such a row for a guess that never sees the inputs. `posteriors` and
-    `predictions` are by name; `inputs` and `targets` are the held-out rows, and `about` says what was done.
+    Attributes:
+        rows: One dict per method with `method`, `nll` (nats per row) and its standard error `nll_error`, `rmse` or
+            `accuracy`, `calibration`, `fit_seconds`, `predict_seconds` and `error` (None, or the message of the error
+            that the method raised).
+        posteriors: The fitted posteriors by the method's name.
+        predictions: The predictions of the held-out rows by the method's name.
+        inputs: The held-out inputs.
+        targets: The held-out targets.
+        about: The settings of the comparison, as text by name.
+        baseline: The scores of a prediction that ignores the inputs, as a dict like those of `rows`; None if there is
+            no such prediction for the targets.
+        pointwise: The negative log predictive density of each held-out row, (n,), by the method's name.
     """
 
     rows: list[dict[str, Any]]
@@ -68,9 +77,20 @@ class Comparison:
         return min(scored, key=lambda row: row["nll"])["method"] if scored else None
 
     def difference(self, first: str, second: str) -> tuple[float, float]:
-        """NLL of `first` minus that of `second` with its standard error, from the same rows in pairs.
+        """Return the NLL of one method minus the NLL of another, with the standard error of the difference.
 
-        The pairs share what makes a row easy or hard, so this error is smaller than those of the two scores.
+        The difference is taken row by row. Both methods find the same rows hard, so its standard error is usually
+        smaller than the standard errors of the two scores.
+
+        Args:
+            first: Name of a method that was scored.
+            second: Name of the method to subtract.
+
+        Returns:
+            The mean difference and its standard error, in nats per row.
+
+        Raises:
+            InputError: If a method is unknown or was not scored.
         """
         for name in (first, second):
             require(name in self.pointwise, "methods", "difference", f"be among {sorted(self.pointwise)}", name)
@@ -79,13 +99,13 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """One sentence: which method did best, and whether these rows can tell."""
+        """One sentence that names the best method and says whether its lead exceeds the noise of the held-out rows."""
         best = self.best
         if best is None:
             return "No method could be scored."
         others = [name for name, losses in self.pointwise.items() if math.isfinite(losses.mean().item())]
         far = {name: (self.pointwise[name] - self.pointwise[best]).abs().mean().item() for name in others}
-        same = [name for name in others if far[name] < ALIKE]
+        same = [name for name in others if far[name] < SAME_PREDICTIONS_NATS]
         others = [name for name in others if name not in same]
         if not others and same == [best]:
             return f"{best} is the only method that was scored."
@@ -101,10 +121,18 @@ class Comparison:
         clear = "more than these rows' noise" if gap > 2 * error else "too close for these rows to tell apart"
         places = max(3, 1 - math.floor(math.log10(error))) if error > 0 else 3  # never 0.000 ± 0.000
         text = f"{gap:.{places}f} ± {error:.{places}f}"
-        return f"{best} {has} the lowest NLL, {text} nats a row below {second}: {clear}."
+        return f"{best} {has} the lowest NLL, {text} nats per row below {second}: {clear}."
 
     def report(self, path: str | Path, title: str = "Comparison of methods") -> Path:
-        """Write the comparison as one HTML page that opens anywhere, and return its path."""
+        """Write the comparison as one self-contained HTML page.
+
+        Args:
+            path: The file to write.
+            title: The title of the page.
+
+        Returns:
+            The path of the file.
+        """
         from priory.reports import write_comparison
 
         return write_comparison(self, path, title)
@@ -116,9 +144,16 @@ class Comparison:
         return ["method", "nll", quality, "calibration", "fit_seconds", "predict_seconds"]
 
     def winners(self, column: str) -> set[str]:
-        """Names of the methods with the best value of a column; none where the values can't tell.
+        """Return the names of the methods with the best value of a column.
 
-        A time wins if it is long enough to be measured and a tenth shorter than any other.
+        The set is empty if all values are equal, or if fewer than two methods were scored. The shortest time wins only
+        if it is at least 0.1 seconds and every other time is more than 10 % longer.
+
+        Args:
+            column: One of `columns`.
+
+        Returns:
+            The names of the best methods.
         """
         values = {row["method"]: row[column] for row in self.rows if row["error"] is None}
         if column == "method" or len(values) < 2:
@@ -128,13 +163,13 @@ class Comparison:
             return set()
         top = (max if column in HIGHER_IS_BETTER else min)(values.values())
         best = {name for name, value in values.items() if value == top}
-        if column in TIMES:
+        if column in TIME_COLUMNS:
             alone = sum(value <= 1.1 * top for value in values.values()) == 1
-            return best if alone and top >= SHORT else set()
+            return best if alone and top >= MIN_SECONDS else set()
         return best if len(best) < len(values) else set()
 
     def cells(self) -> list[list[str]]:
-        """Return the table as text, one list a row, the baseline last."""
+        """Return the table as text, one list per row, with the baseline last."""
         table = [*self.rows, *([self.baseline] if self.baseline else [])]
         columns = [_column_text(name, [row.get(name) for row in table]) for name in self.columns]
         nll = self.columns.index("nll")
@@ -146,18 +181,18 @@ class Comparison:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Names of the methods that failed, with the sentence that says why."""
+        """Error messages of the methods that failed, by the method's name."""
         return {row["method"]: row["error"] for row in self.rows if row["error"] is not None}
 
     @property
     def heading(self) -> str:
-        """What was compared, in one line."""
+        """One line with the numbers of rows and the seed."""
         about = self.about
         fitted = counted(int(about["rows to fit"]), "row")
         return f"{fitted} to fit, {about['rows held out']} held out, seed {about['seed']}"
 
     def __str__(self) -> str:
-        heads = [TITLES[name] for name in self.columns]
+        heads = [COLUMN_TITLES[name] for name in self.columns]
         cells = self.cells()
         for row, text in zip(self.rows, cells, strict=False):
             for place, column in enumerate(self.columns):
@@ -169,7 +204,7 @@ class Comparison:
         if self.baseline:
             lines.insert(-1, lines[1])
         notes = [f"{name} failed: {error}" for name, error in self.failures.items()]
-        legend = "* best. NLL in nats a row, with its standard error. Lower is better"
+        legend = "* best. NLL in nats per row, with its standard error. Lower is better"
         legend += ", except for accuracy." if "accuracy" in self.columns else "."
         return "\n".join([self.heading, "", *lines, "", *notes, legend, self.verdict])
 
@@ -195,10 +230,28 @@ def compare(
 ) -> Comparison:
     """Fit each method to the same rows and score it on the same held-out rows.
 
-    `test` is a pair (X, y), or the fraction of the rows of `data` (a pair of tensors or arrays) to hold
-    out, chosen by `seed`. `methods` is a list, or a dict from a name of your own to a method. `units`
-    reports the scores in the targets' own units when the model was fitted to standardised ones. The rest
-    goes to `fit` and `predict`.
+    Args:
+        model: A model with a likelihood.
+        data: Inputs and targets, such as (X, y).
+        methods: A list of methods, or a dict from names of your choice to methods.
+        test: A pair (X, y), or the fraction of the rows of `data` to hold out. Default: 0.2.
+        epochs: Passes over the data, as in `fit`.
+        steps: Optimiser steps, as in `fit`; give either `epochs` or `steps`.
+        batch_size: Rows per minibatch, as in `fit`.
+        samples: Posterior draws per prediction. Default: 64.
+        seed: Seed of the split, of every fit and of the predictions. Default: 0.
+        temperature: Temperature T of every fit. Default: 1.0.
+        tempers: "likelihood" or "posterior", the density that the temperature applies to. Default: "likelihood".
+        progress: Whether to show progress bars. Default: True.
+        units: Mean and scale of the targets, if `data` holds standardised ones. The scores are then reported in the
+            original units. Default: None.
+
+    Returns:
+        The scores, posteriors and predictions of all methods. A method that raises an error has the message in its
+        row and no posterior.
+
+    Raises:
+        InputError: If an argument is invalid. Errors of a method are recorded instead.
     """
     named = _named(methods)
     require(
@@ -253,8 +306,8 @@ def compare(
 
 
 def table_html(comparison: Comparison) -> str:
-    """Write the table as HTML, the best value of each column in bold and every text escaped."""
-    heads = "".join(f'<th scope="col">{html.escape(TITLES[name])}</th>' for name in comparison.columns)
+    """Write the table as HTML, with the best value of each column in bold and all text escaped."""
+    heads = "".join(f'<th scope="col">{html.escape(COLUMN_TITLES[name])}</th>' for name in comparison.columns)
     body = []
     names = [row["method"] for row in comparison.rows]
     for place, cells in enumerate(comparison.cells()):
@@ -275,7 +328,7 @@ def table_html(comparison: Comparison) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Say how many, in the singular or the plural.
+    """Write a count with its noun in the singular or the plural.
 
     >>> counted(1, "row"), counted(2, "row")
     ('1 row', '2 rows')
@@ -288,7 +341,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _named(methods: Any) -> dict[str, Any]:
-    """Name the methods: as the dict does, or by class, told apart by the options that are not at their defaults."""
+    """Return the methods by name: the dict's names, or class names with the options needed to distinguish them."""
     many = isinstance(methods, Sequence | Mapping) and not isinstance(methods, str)
     require(many, "methods", "compare", "be a list of methods, or a dict from names to methods", methods)
     require(len(methods) > 0, "methods", "compare", "hold at least one method", methods)
@@ -311,7 +364,7 @@ def _named(methods: Any) -> dict[str, Any]:
 
 
 def split_rows(data: Any, test: Any, seed: int, batch_size: int | None = None) -> tuple[Data, tuple[Any, Tensor]]:
-    """Part rows to fit from rows held out: `test` itself, or a fraction of `data` chosen by `seed`."""
+    """Split the rows into those to fit and those held out: `test` itself, or a random fraction of `data`."""
     require(data is not None, "data", "compare", "be given", data)
     rows = Data.of(data, batch_size)
     if isinstance(test, tuple | list):
@@ -343,12 +396,12 @@ def _scores(prediction: Any, targets: Tensor) -> dict[str, float]:
 
 
 def standard_error(values: Tensor) -> float:
-    """The standard error of a mean; NaN for one value."""
+    """Return the standard error of the mean of the values; NaN for one value."""
     return (values.std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
 
 
 def _baseline(model: Any, data: Data, targets: Tensor, units: Units) -> dict[str, Any] | None:
-    """Score a guess that never sees the inputs: the fitted targets' frequencies, or their mean and spread."""
+    """Score a prediction that ignores the inputs: the frequencies of the targets, or their mean and deviation."""
     if data.tensors is None or targets.ndim != 1:
         return None
     seen = data.tensors[-1].double().cpu()
@@ -379,7 +432,7 @@ def _about(
     options: dict[str, Any],
     samples: int,
 ) -> dict[str, str]:
-    """Tell what was done, as text by name."""
+    """Describe the settings of the comparison, as text by name."""
     about = {"rows to fit": str(data.num_data), "rows held out": str(len(targets))}
     if isinstance(inputs, Tensor):
         about["columns"] = " x ".join(map(str, inputs.shape[1:])) or "1"
@@ -403,12 +456,12 @@ def _version(package: str) -> str:
 
 
 def _column_text(name: str, values: list[Any]) -> list[str]:
-    """One column as text with the same number of decimals in every row; nothing where there is no value."""
+    """Write one column as text with the same number of decimals in every row; empty where there is no value."""
     if name == "method":
         return [str(value) for value in values]
     decimals = 2 if name == "fit_seconds" else 3
     sizes = sorted(abs(v) for v in values if v is not None and math.isfinite(v) and v != 0)
-    if name == "rmse" and sizes:  # in units of a person's own, so four digits rather than three decimals
+    if name == "rmse" and sizes:  # in the units of the targets, so four digits rather than three decimals
         decimals = min(8, max(0, 3 - math.floor(math.log10(sizes[len(sizes) // 2]))))
     return ["" if v is None else f"{v:.{decimals}f}" if abs(v) < 1e7 else f"{v:.2e}" for v in values]
 

@@ -1,13 +1,14 @@
-"""Removing neurons from a sequence of layers without any change of its outputs.
+"""Remove neurons from a sequence of layers without changing its outputs.
 
-In a chain ... W_l, b_l, phi, W_{l+1}, b_{l+1} ... a neuron j goes without any change of the network if
+In a chain ... W_l, b_l, phi, W_{l+1}, b_{l+1} ... neuron j can be removed if
 
-    its incoming weights W_l[j, :] are zero:   it is the constant c_j = phi(b_l[j]), and b_{l+1} takes W_{l+1}[:, j] c_j
-    its outgoing weights W_{l+1}[:, j] are:    nothing sees it
+    its incoming weights W_l[j, :] are zero:       it is the constant c_j = phi(b_l[j]), and W_{l+1}[:, j] c_j is added
+                                                   to b_{l+1}
+    its outgoing weights W_{l+1}[:, j] are zero:   no later layer depends on it
 
-A neuron is a row of a linear layer or an output channel of a convolution. With zeros around the image, a constant that
-is not zero is no constant after the next convolution: such a channel stays. Removing a neuron may leave others without
-use, so that this is done until nothing changes (Scardapane et al. 2017; Alvarez and Salzmann 2016).
+A neuron is a row of a linear layer or an output channel of a convolution. Zero padding makes a nonzero constant channel
+vary at the border of the image, so such a channel stays. Removing a neuron may make further neurons removable, so the
+rules are applied until nothing changes (Scardapane et al. 2017; Alvarez and Salzmann 2016).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ELEMENTWISE = (
     *(nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink),
     nn.LogSigmoid,
 )
-SILENT = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # in evaluation mode
+IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # in evaluation mode
 MAXIMA = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
 MEANS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
@@ -36,14 +37,14 @@ PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
 
 @dataclass(frozen=True)
 class SequentialLayers:
-    """The layers with weights in their order, by name, and what lies between each and the next."""
+    """The layers with weights in order, with their names, and the modules between each layer and the next."""
 
     weighted: list[tuple[str, Any]]
-    between: list[list[nn.Module]]  # between[i] follows weighted[i]; the last follows the last
+    between: list[list[nn.Module]]  # between[i] follows weighted[i]
 
 
 def layers(net: nn.Sequential) -> SequentialLayers:
-    """A sequence as layers with weights and what lies between them, or the sentence that says why not."""
+    """Split a sequence into layers with weights and the modules between them; raise an error if it has others."""
     found = SequentialLayers([], [])
     for name, module in _leaves(net, ""):
         if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
@@ -52,12 +53,12 @@ def layers(net: nn.Sequential) -> SequentialLayers:
             found.weighted.append((name, module))
             found.between.append([])
             continue
-        known = isinstance(module, (*NORMS, *ELEMENTWISE, *SILENT, *MAXIMA, *MEANS, *PADS, nn.Flatten))
+        known = isinstance(module, (*NORMS, *ELEMENTWISE, *IDENTITIES, *MAXIMA, *MEANS, *PADS, nn.Flatten))
         must = "have linear layers, convolutions, batch normalisation, activations, pooling and Flatten only"
         require(known, "trained", "prune_neurons", must, f"{type(module).__name__} at {name}")
         flat = not isinstance(module, nn.Flatten) or (module.start_dim == 1 and module.end_dim == -1)
         require(flat, "trained", "prune_neurons", "flatten all but the rows", f"{module} at {name}")
-        if found.weighted:  # what comes before the first is of the inputs, which stay
+        if found.weighted:  # modules before the first layer act on the inputs, which stay
             found.between[-1].append(module)
     require(bool(found.weighted), "trained", "prune_neurons", "have a layer with weights", str(net))
     for i, (name, layer) in enumerate(found.weighted[:-1]):
@@ -66,7 +67,7 @@ def layers(net: nn.Sequential) -> SequentialLayers:
 
 
 def _check_meeting(name: str, layer: Any, between: Sequence[nn.Module], next_name: str, after: Any) -> None:
-    """Refuse a pair of layers between which a neuron is not one column, one channel, or one run of columns."""
+    """Raise an error unless each neuron is one column, one channel or one block of columns of the next layer."""
     size, linear = outputs(layer), isinstance(layer, nn.Linear)
     wrong = [type(m).__name__ for m in between if linear and isinstance(m, (*MAXIMA, *MEANS, *PADS))]
     require(not wrong, "trained", "prune_neurons", "pool channels only, not neurons", f"{wrong} after {name}")
@@ -86,7 +87,7 @@ def _leaves(net: nn.Module, prefix: str) -> list[tuple[str, nn.Module]]:
 
 
 def shrink(chain: SequentialLayers, kept: dict[str, Tensor]) -> int:
-    """Take out neurons until none is left to take; how many constant channels had to stay."""
+    """Remove neurons until none can be removed; return how many constant channels had to stay."""
     while True:
         changed, stuck = False, 0
         for i, ((name, layer), (_, after)) in enumerate(zip(chain.weighted, chain.weighted[1:], strict=False)):
@@ -97,7 +98,7 @@ def shrink(chain: SequentialLayers, kept: dict[str, Tensor]) -> int:
             gone = outgoing | (incoming & folds)
             stuck += int((incoming & ~gone).sum())
             if bool(gone.all()):
-                gone[0] = False  # a layer without neurons is none
+                gone[0] = False  # a layer needs at least one neuron
                 if len(gone) == 1:
                     continue
             if not bool(gone.any()):
@@ -111,17 +112,17 @@ def shrink(chain: SequentialLayers, kept: dict[str, Tensor]) -> int:
 
 
 def outputs(layer: Any) -> int:
-    """How many neurons a layer has."""
+    """Return the number of neurons of a layer."""
     return layer.weight.shape[0]
 
 
 def columns(layer: Any, count: int) -> Tensor:
-    """The weights that leave each of `count` neurons of the layer before, (outputs, count, weights of each)."""
+    """Return a layer's weights by the `count` neurons of the previous layer, (outputs, count, weights of each)."""
     return layer.weight.reshape(outputs(layer), count, -1)
 
 
 def constants(layer: Any, between: Sequence[nn.Module]) -> Tensor:
-    """What each neuron would give the next layer if its incoming weights were zero: phi(b), (neurons,)."""
+    """Return the output phi(b) of each neuron if its incoming weights were zero, (neurons,)."""
     value = layer.weight.new_zeros(outputs(layer)) if layer.bias is None else layer.bias
     for module in between:
         if isinstance(module, NORMS):
@@ -133,11 +134,11 @@ def constants(layer: Any, between: Sequence[nn.Module]) -> Tensor:
             value = nn.functional.batch_norm(value[None], mean, variance, module.weight, module.bias, eps=module.eps)[0]
         elif isinstance(module, ELEMENTWISE):
             value = module(value)
-    return value  # the largest or the mean of equal numbers is the number
+    return value  # pooling leaves a constant unchanged
 
 
 def _bordered(after: Any, between: Sequence[nn.Module]) -> bool:
-    """Whether zeros lie around a constant image before the next layer has seen it."""
+    """Whether zero padding is applied between a layer and the sum over its neurons in the next layer."""
     own = isinstance(after, CONVOLUTIONS) and after.padding_mode == "zeros" and _pads(after.padding)
     means = any(isinstance(m, MEANS) and _pads(getattr(m, "padding", 0)) for m in between)
     return own or means or any(isinstance(m, PADS) for m in between)
@@ -148,7 +149,7 @@ def _pads(padding: Any) -> bool:
 
 
 def fold(after: Any, value: Tensor, gone: Tensor) -> None:
-    """Put what constant neurons give to the next layer into its bias."""
+    """Add the contribution of constant neurons to the bias of the next layer."""
     if not bool((value[gone] != 0).any()):
         return
     added = torch.einsum("ojk,j->o", columns(after, len(value))[:, gone], value[gone])
@@ -156,7 +157,7 @@ def fold(after: Any, value: Tensor, gone: Tensor) -> None:
 
 
 def _keep(layer: Any, between: Sequence[nn.Module], after: Any, stay: Tensor) -> None:
-    """Leave these neurons of a layer only, with their normalisation and their columns of the next."""
+    """Keep only these neurons of a layer, with their normalisation and their columns of the next layer."""
     seen = columns(after, len(stay))[:, stay]
     left = int(stay.sum())
     per_neuron = after.weight.shape[1] // len(stay)

@@ -1,13 +1,14 @@
-"""Pruning: neurons that a group penalty has put at zero, and weights that a Gaussian posterior would not miss.
+"""Prune neurons that a group penalty has set to zero, and weights that a Gaussian posterior can do without.
 
-Neurons are removed by `neuron_removal`, without any change of the network's outputs.
+`prune_neurons` removes neurons by `neuron_removal`, which leaves the outputs of the network unchanged.
 
-Weights. Of a Gaussian posterior N(mu, sigma^2) of each weight those are set to zero that are least told from it: by the
-signal-to-noise ratio |mu| / sigma (Blundell et al. 2015) or by the density at zero (Graves 2011),
+`prune_weights` sets weights to zero. Each weight has a Gaussian posterior N(mu, sigma^2), and the weights least
+distinguishable from zero are pruned first: by the signal-to-noise ratio |mu| / sigma (Blundell et al. 2015), or by the
+density at zero (Graves 2011),
 
     log q(0) = -mu^2 / (2 sigma^2) - log sigma - log(2 pi) / 2,
 
-where a narrow weight at zero goes before a broad one at the same |mu| / sigma.
+which prunes a narrow weight before a broad one of the same |mu| / sigma.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from priory.analysis.neuron_removal import columns, layers, outputs, shrink
-from priory.analysis.sweeps import TITLES, scored
+from priory.analysis.sweeps import SCORE_TITLES, scored
 from priory.core.data import Data
 from priory.core.errors import InputError, require, whole
 from priory.core.streams import stream
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-SHARES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02)
+DEFAULT_SHARES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02)
 By = Literal["signal_to_noise", "density_at_zero"]
 
 
@@ -51,12 +52,17 @@ By = Literal["signal_to_noise", "density_at_zero"]
 
 @dataclass(frozen=True)
 class PrunedNetwork:
-    """A smaller network that computes the same, with what was removed.
+    """The result of `prune_neurons`: a smaller network that computes the same function.
 
-    `kept` has the neurons of each layer that are left, by the layer's name; `sizes` how many there were and are;
-    `before` and `after` the scores, each with its standard error, where test rows were given. `unused_inputs` are the
-    columns or channels of the input that the first layer does not look at; they are not removed. `stuck` counts
-    constant channels that zero padding keeps in.
+    Attributes:
+        network: The pruned network.
+        kept: Indices of the neurons that were kept, by the layer's name.
+        sizes: Number of neurons before and after, by the layer's name.
+        weights: Number of parameters before and after.
+        unused_inputs: Indices of the input columns or channels that the first layer ignores; they are not removed.
+        stuck: Number of constant channels that could not be removed because of zero padding.
+        before: Scores of the original network with their standard errors, by name; empty without test rows.
+        after: Scores of the pruned network in the same form.
     """
 
     network: nn.Sequential
@@ -70,7 +76,7 @@ class PrunedNetwork:
 
     @property
     def removed(self) -> int:
-        """How many neurons are gone."""
+        """Number of neurons that were removed."""
         return sum(before - after for before, after in self.sizes.values())
 
     def __str__(self) -> str:
@@ -79,7 +85,7 @@ class PrunedNetwork:
         was, left = self.weights
         lines.append(f"{was:,} parameters before, {left:,} after ({100 * left / was:.1f} %).")
         lines += [
-            f"{TITLES[name]} {value:.4f} ± {error:.4f} before, {self.after[name][0]:.4f} after."
+            f"{SCORE_TITLES[name]} {value:.4f} ± {error:.4f} before, {self.after[name][0]:.4f} after."
             for name, (value, error) in self.before.items()
         ]
         if len(self.unused_inputs):
@@ -90,16 +96,31 @@ class PrunedNetwork:
 
 
 def prune_neurons(trained: Posterior | nn.Sequential, test: Any = None) -> PrunedNetwork:
-    """Remove the neurons whose incoming or outgoing weights are all zero, from a copy of the network.
+    """Remove the neurons whose incoming or outgoing weights are all zero, in a copy of the network.
 
-    `trained` is a posterior, whose mean weights are taken, such as MAP's with `penalties.GroupLasso`; or a network as
-    it is. The network is an `nn.Sequential` (of such, too) of linear layers, convolutions, batch normalisation,
-    activations, pooling and `Flatten`. With a posterior, `test=(X, y)` scores the network before and after.
+    The pruned network computes the same function in evaluation mode.
 
-    >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
-    >>> _ = net[0].weight.data[1].zero_()
-    >>> prune_neurons(net).network[0].weight.shape
-    torch.Size([2, 2])
+    Args:
+        trained: A posterior, whose mean weights are used, such as that of `MAP` with `penalties.GroupLasso`; or a
+            trained network. The network must be an `nn.Sequential`, which may be nested, of linear layers,
+            convolutions, batch normalisation, activations, pooling and `Flatten`.
+        test: A pair (X, y) to score the network on before and after pruning; only with a posterior. Default: None.
+
+    Returns:
+        The pruned network, the neurons that were kept and the scores.
+
+    Raises:
+        InputError: If the network has other layers, or test rows are given without a posterior.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+        >>> _ = net[0].weight.data[1].zero_()
+        >>> prune_neurons(net).network[0].weight.shape
+        torch.Size([2, 2])
+
+    References:
+        Alvarez and Salzmann (2016), "Learning the Number of Neurons in Deep Networks".
+        Scardapane et al. (2017), "Group Sparse Regularization for Deep Neural Networks".
     """
     posterior = trained if isinstance(trained, Posterior) else None
     ok = test is None or (isinstance(test, (tuple, list)) and len(test) == 2)
@@ -127,7 +148,7 @@ def prune_neurons(trained: Posterior | nn.Sequential, test: Any = None) -> Prune
 
 
 def at_mean(posterior: Posterior) -> nn.Module:
-    """A copy of the network with the posterior's mean weights, and the buffers that training wrote."""
+    """Return a copy of the network with the posterior's mean weights and the buffers written in training."""
     model = _model(posterior, "prune_neurons")
     net = copy.deepcopy(model.net)
     own = {name: value for name, value in posterior.mean.items() if name in model.network.params}
@@ -136,7 +157,7 @@ def at_mean(posterior: Posterior) -> nn.Module:
 
 
 def through(posterior: Posterior, net: nn.Module, test: Any) -> tuple[Prediction, Tensor]:
-    """The prediction of one network under the posterior's likelihood, and the targets."""
+    """Return the prediction of one network under the posterior's likelihood, and the targets."""
     model = _model(posterior, "prune_neurons")
     (x, y) = next(iter(Data.of(tuple(test)).prepared(model.prepare).blocks(len(test[1]))))
     event = posterior.target.event
@@ -152,10 +173,15 @@ def through(posterior: Posterior, net: nn.Module, test: Any) -> tuple[Prediction
 
 @dataclass(frozen=True)
 class PruningCurve:
-    """Scores against the share of weights that is kept, from all to few; print it, plot it, or take a network.
+    """The result of `prune_weights`: scores against the share of weights kept. Print it, plot it or take a network.
 
-    `scores` and `errors` are by name, in the order of `shares`. `order` has the coordinates of the weights, the first
-    to be kept first.
+    Attributes:
+        shares: The shares of weights kept, in decreasing order.
+        scores: The scores by name, one value per share.
+        errors: The standard errors of the scores over the test rows, in the same form.
+        by: The criterion, "signal_to_noise" or "density_at_zero".
+        order: The coordinates of the weights, most important first.
+        posterior: The posterior that was pruned.
     """
 
     shares: tuple[float, ...]
@@ -167,20 +193,34 @@ class PruningCurve:
 
     @property
     def smallest(self) -> float:
-        """The smallest share whose NLL is within a standard error of the lowest."""
+        """The smallest share whose NLL is within one standard error of the lowest."""
         nll, errors = self.scores["nll"], self.errors["nll"]
         best = min(range(len(nll)), key=lambda i: nll[i])
         return min(s for s, value in zip(self.shares, nll, strict=True) if value <= nll[best] + errors[best])
 
     def mask(self, share: float) -> dict[str, Tensor]:
-        """Which weights are kept, by parameter."""
+        """Return which weights are kept.
+
+        Args:
+            share: The share of weights to keep, between 0 and 1.
+
+        Returns:
+            Ones for the weights that are kept and zeros for those that are pruned, by the parameter's name.
+        """
         require(0 <= share <= 1, "share", "PruningCurve", "lie between 0 and 1", share)
         model = _model(self.posterior, "PruningCurve")
         flags = keep_mask(model, self.order, share)
         return {block.name: block.free(flags) for block in model.layout.blocks if block.name in model.network.params}
 
     def network(self, share: float) -> nn.Module:
-        """A copy of the network with the posterior's means where weights are kept, and zero where they are not."""
+        """Return a copy of the network with the posterior's mean weights and the pruned weights set to zero.
+
+        Args:
+            share: The share of weights to keep, between 0 and 1.
+
+        Returns:
+            The pruned network.
+        """
         net, masks = at_mean(self.posterior), self.mask(share)
         with torch.no_grad():
             for name, p in net.named_parameters():
@@ -189,7 +229,14 @@ class PruningCurve:
         return net
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Draw every score against the share of weights kept; with a `path`, write the figure there."""
+        """Plot every score against the share of weights kept.
+
+        Args:
+            path: A file to save the figure to. Default: None, which saves nothing.
+
+        Returns:
+            The matplotlib figure.
+        """
         from priory.plot.sweeps import pruning
 
         figure = pruning(self)
@@ -198,7 +245,7 @@ class PruningCurve:
         return figure
 
     def __str__(self) -> str:
-        lines = [["kept %", *(TITLES[name] for name in self.scores)]]
+        lines = [["kept %", *(SCORE_TITLES[name] for name in self.scores)]]
         for i, share in enumerate(self.shares):
             cells = [f"{values[i]:.4f} ± {self.errors[name][i]:.4f}" for name, values in self.scores.items()]
             lines.append([f"{100 * share:g}", *cells])
@@ -212,14 +259,33 @@ def prune_weights(
     test: Any,
     *,
     by: By = "signal_to_noise",
-    shares: Sequence[float] = SHARES,
+    shares: Sequence[float] = DEFAULT_SHARES,
     samples: int = 64,
     seed: int = 0,
 ) -> PruningCurve:
-    """Set the weights of layers that a Gaussian posterior can miss to zero, more and more of them, and score the rest.
+    """Set more and more weights of a Gaussian posterior to zero and score the predictions at each level of sparsity.
 
-    Draws of the posterior predict with the pruned weights at zero; biases and normalisations stay. `by` is
-    "signal_to_noise", |mu| / sigma, or "density_at_zero". The same draws serve every share.
+    Draws of the posterior predict with the pruned weights set to zero. Only weights of layers are pruned; biases and
+    normalisation parameters stay. Every share uses the same draws.
+
+    Args:
+        posterior: A Gaussian posterior of a Model, as those of `MeanField`, `Laplace` and `SWAG` are.
+        test: A pair (X, y) to score the predictions on.
+        by: The criterion: "signal_to_noise", |mu| / sigma, or "density_at_zero", log q(0). Default:
+            "signal_to_noise".
+        shares: Shares of the weights to keep, between 0 and 1. Default: nine shares from 1 to 0.02.
+        samples: Posterior draws per prediction. Default: 64.
+        seed: Seed of the draws. Default: 0.
+
+    Returns:
+        The scores at every share with their standard errors.
+
+    Raises:
+        InputError: If the posterior is not Gaussian or an argument is invalid.
+
+    References:
+        Blundell et al. (2015), "Weight Uncertainty in Neural Networks".
+        Graves (2011), "Practical Variational Inference for Neural Networks".
     """
     owner = "prune_weights"
     model = _model(posterior, owner)
@@ -245,7 +311,7 @@ def prune_weights(
 
 
 def weight_order(posterior: Posterior, by: By) -> Tensor:
-    """The coordinates of the layers' weights, those to be kept longest first."""
+    """Return the coordinates of the layers' weights, most important first."""
     model, (mean, scale) = _model(posterior, "prune_weights"), moments(posterior)
     found = describe_parameters(model.network.skeleton)
     where = torch.cat(
@@ -263,7 +329,7 @@ def weight_order(posterior: Posterior, by: By) -> Tensor:
 
 
 def moments(posterior: Posterior) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each coordinate of a Gaussian posterior, (P,) both."""
+    """Return the mean and standard deviation of each coordinate of a Gaussian posterior, (P,) each."""
     if isinstance(posterior, LaplacePosterior):
         scale = torch.full_like(posterior.w, torch.finfo(posterior.w.dtype).tiny)  # coordinates that are not drawn
         scale[posterior.selection.places] = posterior.gaussian.variance().sqrt()
@@ -280,7 +346,7 @@ def moments(posterior: Posterior) -> tuple[Tensor, Tensor]:
 
 
 def keep_mask(model: Model, order: Tensor, share: float) -> Tensor:
-    """One for each coordinate that is kept and zero for the others, (P,)."""
+    """Return a mask (P,): one for each coordinate that is kept, zero for each that is pruned."""
     mask = torch.ones(model.layout.size, dtype=model.dtype, device=order.device)
     mask[order[round(share * len(order)) :]] = 0
     return mask

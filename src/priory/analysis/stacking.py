@@ -1,14 +1,15 @@
-"""Weights for several posteriors: by held-out scores, or by evidence.
+"""Combine several posteriors, weighted by held-out scores or by evidence.
 
 Stacking (Yao, Vehtari, Simpson and Gelman 2018, "Using Stacking to Average Bayesian Predictive Distributions") picks
 the weights whose mixture predicts held-out rows best,
 
     maximise  L(a) = 1/n sum_i log sum_k a_k p_k(y_i | x_i, D),    a_k >= 0, sum_k a_k = 1
 
-which is concave. `stack` climbs by a_k <- a_k g_k with g_k = 1/n sum_i p_k(y_i) / sum_l a_l p_l(y_i), an EM iteration
-for mixture weights whose L never falls, and stops where max_k g_k - 1, which bounds how far L is below its maximum, is
-under a tolerance. Model averaging (Hoeting et al. 1999) weighs by the evidence instead, a_k in proportion to p(D | k)
-p(k): right if one of the models is, and then the data decide quickly; stacking doesn't ask for a right one.
+which is concave. `stack` iterates a_k <- a_k g_k with g_k = 1/n sum_i p_k(y_i) / sum_l a_l p_l(y_i). This is the EM
+iteration for mixture weights, so L never decreases. It stops when max_k g_k - 1, an upper bound on the distance of L
+from its maximum, is below a tolerance. Model averaging (Hoeting et al. 1999) weights by the evidence instead, a_k in
+proportion to p(D | k) p(k). It assumes that one of the models is true, and the weights concentrate on one model
+quickly; stacking does not need a true model.
 """
 
 from __future__ import annotations
@@ -27,24 +28,42 @@ from priory.posteriors import Mixture, Posterior
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-GAP = 1e-9  # nats a row below the maximum
-ITERATIONS = 100_000
-ROWS = 4096  # predicted at a time
-SLIGHT = 1e-9  # a weight below which a member is left out
+TOLERANCE_NATS = 1e-9  # per row, below the maximum
+MAX_ITERATIONS = 100_000
+ROWS_PER_BLOCK = 4096  # rows that are predicted together
+MIN_WEIGHT = 1e-9  # members with a smaller weight are left out
 
 
 def stack(posteriors: Sequence[Posterior], data: Any, *, samples: int = 64, seed: int = 0) -> Mixture:
-    """The mixture of posteriors that predicts these rows best; they must not be those of the fits.
+    """Combine posteriors with the weights that predict held-out rows best.
 
-    >>> from torch import nn
-    >>> import priory as pr
-    >>> X = torch.linspace(-1, 1, 40)[:, None]
-    >>> y = 2 * X[:, 0]
-    >>> model = pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1))
-    >>> good = pr.fit(model, (X[::2], y[::2]), pr.MAP(), steps=2000, progress=False)
-    >>> poor = pr.fit(model, (X[::2], 0 * y[::2]), pr.MAP(), steps=2000, progress=False)
-    >>> stack([good, poor], (X[1::2], y[1::2])).weights.round(decimals=3)
-    tensor([1., 0.])
+    The weights maximise the mean log predictive density of the mixture, 1/n sum_i log sum_k a_k p_k(y_i | x_i, D).
+
+    Args:
+        posteriors: Fitted posteriors of models that predict the same targets.
+        data: Held-out inputs and targets, (X, y). They must not be rows that the posteriors were fitted to.
+        samples: Draws of each posterior per prediction. Default: 64.
+        seed: Seed of the draws. Default: 0.
+
+    Returns:
+        The mixture of the posteriors; its `weights` are the optimal weights, (K,).
+
+    Raises:
+        InputError: If a posterior can't predict, or if a row has density zero under every posterior.
+
+    Example:
+        >>> from torch import nn
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 40)[:, None]
+        >>> y = 2 * X[:, 0]
+        >>> model = pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1))
+        >>> good = pr.fit(model, (X[::2], y[::2]), pr.MAP(), steps=2000, progress=False)
+        >>> poor = pr.fit(model, (X[::2], 0 * y[::2]), pr.MAP(), steps=2000, progress=False)
+        >>> stack([good, poor], (X[1::2], y[1::2])).weights.round(decimals=3)
+        tensor([1., 0.])
+
+    References:
+        Yao, Vehtari, Simpson and Gelman (2018), "Using Stacking to Average Bayesian Predictive Distributions".
     """
     check_posteriors(posteriors, "stack")
     for posterior in posteriors:
@@ -59,9 +78,24 @@ def stack(posteriors: Sequence[Posterior], data: Any, *, samples: int = 64, seed
 
 
 def average(posteriors: Sequence[Posterior], prior: Sequence[float] | None = None) -> Mixture:
-    """The mixture of posteriors weighed by their evidence and by what is believed of each before the data.
+    """Combine posteriors with weights in proportion to their evidence times a prior: a_k ~ p(D | k) p(k).
 
-    Each posterior needs a `log_evidence` of the same rows: a bound or an estimate makes the weights one too.
+    Each posterior needs a `log_evidence` for the same rows. If that is a bound or an estimate, the weights are only
+    approximate.
+
+    Args:
+        posteriors: Posteriors fitted at temperature 1 to the same rows, with proper priors.
+        prior: Prior weights p(k) of the models, one number >= 0 per posterior. Default: None, equal weights.
+
+    Returns:
+        The mixture of the posteriors; its `weights` are the posterior probabilities of the models, (K,).
+
+    Raises:
+        InputError: If the evidences are not comparable: other numbers of rows, improper priors, or a temperature other
+            than 1.
+
+    References:
+        Hoeting, Madigan, Raftery and Volinsky (1999), "Bayesian Model Averaging: A Tutorial".
     """
     check_posteriors(posteriors, "average")
     count = len(posteriors)
@@ -77,7 +111,7 @@ def average(posteriors: Sequence[Posterior], prior: Sequence[float] | None = Non
     improper = [repr(posterior) for posterior in posteriors if posterior.model.prior.improper]
     must = "have proper priors: the evidence of an improper one is known up to a constant"
     require(not improper, "posteriors", "average", must, ", ".join(improper))
-    # a hotter fit reads its data as fewer rows, and what it pays for them is no log p(D)
+    # a tempered fit counts each row 1/T times, so its evidence is not log p(D)
     tempered = sorted({posterior.temperature for posterior in posteriors} - {1.0})
     must = "be of the temperature 1, at which evidence is that of the data"
     require(not tempered, "posteriors", "average", must, ", ".join(f"T = {t:g}" for t in tempered))
@@ -88,32 +122,33 @@ def average(posteriors: Sequence[Posterior], prior: Sequence[float] | None = Non
 
 
 def check_posteriors(posteriors: Any, owner: str) -> None:
-    """Refuse what isn't a list of posteriors."""
+    """Raise an error unless `posteriors` is a list of posteriors."""
     ok = isinstance(posteriors, (list, tuple)) and len(posteriors) > 0
     ok = ok and all(isinstance(posterior, Posterior) for posterior in posteriors)
     require(ok, "posteriors", owner, "be a list of posteriors", repr(posteriors))
 
 
 def log_scores(posterior: Posterior, data: Any, samples: int, seed: int) -> Tensor:
-    """log p(y_i | x_i, D) of each row, (n,)."""
+    """Return log p(y_i | x_i, D) of each row, (n,)."""
     found = []
-    for *inputs, y in rows_given(data, "stack").blocks(ROWS):
+    for *inputs, y in rows_given(data, "stack").blocks(ROWS_PER_BLOCK):
         found.append(posterior.predict(tuple(inputs), samples=samples, seed=seed).log_prob(y))
     return torch.cat(found)
 
 
 def best_weights(scores: Tensor) -> Tensor:
-    """The weights, (K,), that maximise the mean log of the mixture of exp(scores), scores (K, n)."""
-    lost = torch.isneginf(scores).all(0)
-    if bool(lost.any()):
-        raise InputError(f"A row must be possible under a posterior, got row {int(lost.nonzero()[0])}, which is not.")
+    """Return the weights (K,) that maximise the mean log density of the mixture, from log densities (K, n)."""
+    impossible = torch.isneginf(scores).all(0)
+    if bool(impossible.any()):
+        row = int(impossible.nonzero()[0])
+        raise InputError(f"A row must be possible under a posterior, got row {row}, which is not.")
     p = (scores - scores.amax(0)).double().exp()
     a = torch.full((len(p),), 1 / len(p), dtype=torch.float64, device=p.device)
-    for _ in range(ITERATIONS):
+    for _ in range(MAX_ITERATIONS):
         gain = (p / (a @ p)).mean(1)
-        if float(gain.max()) - 1 < GAP:
+        if float(gain.max()) - 1 < TOLERANCE_NATS:
             break
         a = a * gain
-    a = torch.where(a < SLIGHT, 0.0, a)
+    a = torch.where(a < MIN_WEIGHT, 0.0, a)
     assert math.isfinite(float(a.sum()))
     return a / a.sum()

@@ -1,12 +1,13 @@
-"""Temperature: how the quality of predictions depends on T, and which T is best.
+"""Sweep the temperature T: how do the scores of predictions depend on it, and which T is best?
 
-    tempers="likelihood"   p(D|w)^(1/T) p(w)        the loss of variational inference is E_q[-log p(D|w)] + T KL(q || p)
-    tempers="posterior"    (p(D|w) p(w))^(1/T)      and here it is E_q[-log p(D|w) - log p(w)] - T H(q)
+    tempers="likelihood"   p(D|w)^(1/T) p(w)        variational loss E_q[-log p(D|w)] + T KL(q || p)
+    tempers="posterior"    (p(D|w) p(w))^(1/T)      variational loss E_q[-log p(D|w) - log p(w)] - T H(q)
 
-Below T = 1 the posterior is cold. That cold ones predict better is the cold posterior effect (Wenzel et al. 2020, "How
-good is the Bayes posterior in deep neural networks really?"). What a T means depends on what is learnt: with learnt
-scales the penalty at T other than 1 is the KL to no prior, its heat residual being rho = 1 - T everywhere; with fixed
-scales, or at a point, T (-log p) = -log p^T is only a wider prior (`penalties.prior_from_penalty` certifies both).
+A posterior at T < 1 is called cold. Cold posteriors often predict better, which is the cold posterior effect (Wenzel et
+al. 2020, "How good is the Bayes posterior in deep neural networks really?"). The meaning of T depends on the parameters
+of q that the method learns. With learnt scales, the penalty at T other than 1 is not the KL divergence to any prior:
+its heat residual is rho = 1 - T everywhere. With fixed scales, or at a point, T (-log p) = -log p^T, which is only a
+wider prior. `penalties.prior_from_penalty` certifies both.
 """
 
 from __future__ import annotations
@@ -43,20 +44,30 @@ if TYPE_CHECKING:
 
     from priory.predictive import Prediction
 
-GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+DEFAULT_TEMPERATURES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 OWNER = "temperature_sweep"
-RESAMPLED = 200  # bootstrap sets behind the standard error of a calibration error
-TITLES = {"nll": "NLL", "accuracy": "accuracy", "ece": "ECE", "rmse": "RMSE"}
+BOOTSTRAP_SETS = 200  # for the standard error of a calibration error
+SCORE_TITLES = {"nll": "NLL", "accuracy": "accuracy", "ece": "ECE", "rmse": "RMSE"}
 Learnt = Literal["scales", "rates", "point", "draws"]
 
 
 @dataclass(frozen=True)
 class TemperatureSweep:
-    """Scores against temperature; print it, plot it, or read `T`, `nll`, `accuracy`, `ece` or `rmse`, and `errors`.
+    """The result of `temperature_sweep`: scores against temperature. Print it or plot it.
 
-    `scores` and `errors`, the standard errors over the held-out rows, are by name, in the order of `temperatures`, NaN
-    where a fit failed; `failures` says why. `learnt` is what the method learns: "scales" of q, "rates" of dropout, a
-    "point", or "draws" for samplers and Gaussians around a mode.
+    Attributes:
+        temperatures: The temperatures in increasing order.
+        scores: The scores by name ("nll" with "accuracy" and "ece", or with "rmse"), one value per temperature, NaN
+            where the fit failed. Also available as tensors: `nll`, `accuracy`, `ece` and `rmse`.
+        errors: The standard errors of the scores over the held-out rows, in the same form.
+        tempers: "likelihood" or "posterior", the density that the temperature applies to.
+        learnt: The part of the posterior that the method learns: "scales" of q, "rates" of dropout, a "point", or
+            "draws" for samplers and for Gaussians around a mode.
+        family: The family of q, as `prior_from_penalty` calls it.
+        about: One line with the method, the numbers of rows and the seed.
+        failures: Error messages of the fits that failed, by temperature.
+        posteriors: The fitted posteriors by temperature.
+        pointwise: The negative log predictive density of each held-out row, (n,), by temperature.
     """
 
     temperatures: tuple[float, ...]
@@ -64,25 +75,25 @@ class TemperatureSweep:
     errors: dict[str, tuple[float, ...]]
     tempers: str
     learnt: Learnt
-    family: str  # of q, as `prior_from_penalty` calls it
+    family: str
     about: str
     failures: dict[float, str] = field(default_factory=dict)
     posteriors: dict[float, Posterior] = field(default_factory=dict, repr=False)
-    pointwise: dict[float, Tensor] = field(default_factory=dict, repr=False)  # the loss of each held-out row
+    pointwise: dict[float, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def T(self) -> Tensor:
-        """The temperatures, from the coldest."""
+        """The temperatures in increasing order."""
         return torch.tensor(self.temperatures, dtype=torch.float64)
 
     @property
     def nll(self) -> Tensor:
-        """Mean negative log predictive density of the held-out rows, in nats a row."""
+        """Mean negative log predictive density of the held-out rows, in nats per row."""
         return self._score("nll")
 
     @property
     def accuracy(self) -> Tensor:
-        """Share of the held-out rows whose likeliest class is theirs."""
+        """Share of the held-out rows whose most probable class is correct."""
         return self._score("accuracy")
 
     @property
@@ -92,7 +103,7 @@ class TemperatureSweep:
 
     @property
     def rmse(self) -> Tensor:
-        """Root mean squared error, for predictions of numbers."""
+        """Root mean squared error, for numeric targets."""
         return self._score("rmse")
 
     def _score(self, name: str) -> Tensor:
@@ -101,12 +112,20 @@ class TemperatureSweep:
 
     @property
     def best(self) -> float:
-        """T*, the temperature of the lowest NLL; NaN if every fit failed."""
+        """T*, the temperature with the lowest NLL; NaN if every fit failed."""
         scored = [(nll, t) for nll, t in zip(self.scores["nll"], self.temperatures, strict=True) if math.isfinite(nll)]
         return min(scored)[1] if scored else math.nan
 
     def difference(self, first: float, second: float) -> tuple[float, float]:
-        """NLL at one temperature minus that at another, with its standard error from the rows in pairs."""
+        """Return the NLL at one temperature minus the NLL at another, with the standard error of the difference.
+
+        Args:
+            first: A temperature that was scored.
+            second: The temperature to subtract.
+
+        Returns:
+            The mean difference over the held-out rows, taken row by row, and its standard error, in nats per row.
+        """
         for t in (first, second):
             require(t in self.pointwise, "temperatures", "difference", f"be among {sorted(self.pointwise)}", t)
         gap = self.pointwise[first] - self.pointwise[second]
@@ -114,7 +133,7 @@ class TemperatureSweep:
 
     @property
     def verdict(self) -> str:
-        """T* in a sentence, and whether these rows can tell it from 1."""
+        """One sentence with T* that says whether its lead over T = 1 exceeds the noise of the held-out rows."""
         if math.isnan(self.best):
             return "No temperature could be scored."
         named = f"T* = {self.best:g}"
@@ -126,11 +145,11 @@ class TemperatureSweep:
             return f"{named}."
         gap, error = self.difference(1.0, self.best)
         clear = "more than these rows' noise" if gap > 2 * error else "within these rows' noise"
-        return f"{named}. It lies {gap:.4f} ± {error:.4f} nats a row below T = 1, {clear}."
+        return f"{named}. It lies {gap:.4f} ± {error:.4f} nats per row below T = 1, {clear}."
 
     @cached_property
     def certificate(self) -> Certificate | None:
-        """What `prior_from_penalty` says of the penalty at T*, for a standard normal prior; None for rates, draws."""
+        """The certificate of the penalty at T* for a standard normal prior; None where rates or draws are learnt."""
         if self.learnt in ("rates", "draws") or math.isnan(self.best):
             return None
         return tempered_certificate(self.best, self.family if self.learnt == "scales" else "dirac", self.tempers)
@@ -141,7 +160,14 @@ class TemperatureSweep:
         return statement(self.best, self.learnt, self.tempers, self.certificate)
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Draw every score against T with two standard errors, T* and the statement; with a `path`, write it there."""
+        """Plot every score against T with bands of two standard errors, T* and the statement.
+
+        Args:
+            path: A file to save the figure to. Default: None, which saves nothing.
+
+        Returns:
+            The matplotlib figure.
+        """
         from priory.plot.sweeps import temperatures
 
         figure = temperatures(self)
@@ -150,7 +176,7 @@ class TemperatureSweep:
         return figure
 
     def __str__(self) -> str:
-        lines = [["T", *(TITLES[name] for name in self.scores)]]
+        lines = [["T", *(SCORE_TITLES[name] for name in self.scores)]]
         for i, t in enumerate(self.temperatures):
             cells = [
                 f"{values[i]:.4f} ± {self.errors[name][i]:.4f}" if math.isfinite(values[i]) else "failed"
@@ -165,7 +191,7 @@ def temperature_sweep(
     model: Model,
     data: Any,
     method: Any,
-    grid: Sequence[float] = GRID,
+    grid: Sequence[float] = DEFAULT_TEMPERATURES,
     test: Any = 0.2,
     *,
     tempers: Literal["likelihood", "posterior"] = "likelihood",
@@ -178,8 +204,26 @@ def temperature_sweep(
 ) -> TemperatureSweep:
     """Fit a method at each temperature of the grid and score it on the same held-out rows.
 
-    `test` is a pair (X, y), or the fraction of the rows of `data` to hold out, chosen by `seed`. The rest goes to `fit`
-    and `predict`. The errors are those of the held-out rows; what another seed would change is not in them.
+    Args:
+        model: A model with a network and a likelihood.
+        data: Inputs and targets, such as (X, y).
+        method: The method to fit at every temperature.
+        grid: Positive temperatures, each once. Default: 0.001 to 3, about two per decade.
+        test: A pair (X, y), or the fraction of the rows of `data` to hold out. Default: 0.2.
+        tempers: "likelihood" for p(D|w)^(1/T) p(w), or "posterior" for (p(D|w) p(w))^(1/T). Default: "likelihood".
+        epochs: Passes over the data, as in `fit`.
+        steps: Optimiser steps, as in `fit`; give either `epochs` or `steps`.
+        batch_size: Rows per minibatch, as in `fit`.
+        samples: Posterior draws per prediction. Default: 64.
+        seed: Seed of the split, of every fit and of the predictions. Default: 0.
+        progress: Whether to show progress bars. Default: False.
+
+    Returns:
+        The scores at every temperature with their standard errors over the held-out rows. The errors don't include
+        the variation between seeds. A fit that diverges is recorded as a failure at its temperature.
+
+    Raises:
+        InputError: If an argument is invalid.
     """
     require(has_network(model), "model", OWNER, "be a Model, with a likelihood", type(model).__name__)
     check_method(method, "method", OWNER)
@@ -203,7 +247,7 @@ def temperature_sweep(
             posterior = fit(model, rows, method, temperature=t, **options)
             prediction = posterior.predict(inputs, samples=samples, seed=seed)
             found[t] = scored(prediction, targets)
-        except RuntimeError as error:  # it diverged; what a person has to mend is an InputError, and is raised
+        except RuntimeError as error:  # the fit diverged; an InputError, which the user has to fix, is raised
             failures[t] = str(error).strip()
             continue
         posteriors[t] = posterior
@@ -231,11 +275,11 @@ def _temperatures(grid: Any) -> tuple[float, ...]:
     return tuple(sorted(float(t) for t in values))
 
 
-# What a temperature means.
+# The meaning of a temperature.
 
 
 def learns(method: Any, posterior: Posterior | None) -> tuple[Learnt, str]:
-    """What a fit learns, by its posterior: the scales of q, with its family; rates; a point; or draws."""
+    """Return the part of the posterior that a method learns (scales, rates, a point or draws), and the family of q."""
     while isinstance(posterior, Mixture):
         posterior = posterior.members[0]
     if posterior is not None and method.traits.learns_rates:
@@ -248,9 +292,9 @@ def learns(method: Any, posterior: Posterior | None) -> tuple[Learnt, str]:
 
 
 def tempered_certificate(temperature: float, family: str, tempers: str = "likelihood") -> Certificate:
-    """The certificate of what a tempered objective adds to E_q[-log p(D|w)], for a standard normal prior.
+    """Certify the term that a tempered objective adds to E_q[-log p(D|w)], for a standard normal prior.
 
-    It is T KL(q || p), or -E_q[log p] - T H(q), which is T times the KL to p^(1/T).
+    The term is T KL(q || p), or -E_q[log p] - T H(q), which is T times the KL divergence to p^(1/T).
 
     >>> tempered_certificate(0.1, "gaussian").kind, tempered_certificate(0.1, "dirac").valid
     ('tempered', True)
@@ -262,7 +306,7 @@ def tempered_certificate(temperature: float, family: str, tempers: str = "likeli
 
 
 def statement(temperature: float, learnt: Learnt, tempers: str, certificate: Certificate | None = None) -> str:
-    """What the certificate says of an objective at T, in words."""
+    """Put into words what the certificate says about the objective at T."""
     if math.isnan(temperature):
         return ""
     cold = f"T = {temperature:g}"
@@ -303,7 +347,7 @@ def statement(temperature: float, learnt: Learnt, tempers: str, certificate: Cer
 
 
 def scored(prediction: Prediction, targets: Tensor) -> dict[str, tuple[float, float]]:
-    """NLL, then accuracy and calibration error, or RMSE, each with its standard error over the rows."""
+    """Return the NLL, and accuracy and calibration error or RMSE, each with its standard error over the rows."""
     losses = -prediction.log_prob(targets).detach().double().cpu()
     found = {"nll": (losses.mean().item(), standard_error(losses))}
     if prediction.classes:
@@ -320,13 +364,13 @@ def scored(prediction: Prediction, targets: Tensor) -> dict[str, tuple[float, fl
 
 
 def resampled_error(confidence: Tensor, correct: Tensor, bins: int = 15) -> float:
-    """The standard error of an expected calibration error, from rows drawn again with replacement."""
+    """Return the bootstrap standard error of an expected calibration error."""
     generator, count = stream(0, "resampled"), len(confidence)
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
     place = torch.bucketize(confidence, edges[1:-1])
     gap = correct - confidence
     values = []
-    for _ in range(RESAMPLED):
+    for _ in range(BOOTSTRAP_SETS):
         rows = torch.randint(count, (count,), generator=generator)
         values.append(torch.bincount(place[rows], weights=gap[rows], minlength=bins).abs().sum() / count)
     return torch.stack(values).std().item()

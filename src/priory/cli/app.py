@@ -19,7 +19,7 @@ from rich.text import Text
 
 import priory
 from priory import methods
-from priory.analysis.comparison import TITLES, Comparison, Units, compare, counted, split_rows
+from priory.analysis.comparison import COLUMN_TITLES, Comparison, Units, compare, counted, split_rows
 from priory.cli.tables import SHIPPED_DATA, DataTable, read_table
 from priory.core.errors import InputError, MissingExtra, extra, require, whole
 from priory.methods.em.ascent import Ascent
@@ -203,7 +203,7 @@ def print_rich(console: Console, comparison: Comparison) -> None:
     """Print the table on a terminal, the best value of each column in bold green."""
     table = RichTable(caption=comparison.heading, caption_justify="left", header_style="bold")
     for column in comparison.columns:
-        table.add_column(Text(TITLES[column]), justify="left" if column == "method" else "right")
+        table.add_column(Text(COLUMN_TITLES[column]), justify="left" if column == "method" else "right")
     for place, cells in enumerate(comparison.cells()):
         guess = place >= len(comparison.rows)
         name = None if guess else comparison.rows[place]["method"]

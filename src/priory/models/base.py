@@ -1,4 +1,4 @@
-"""The model protocol: what the driver, `Target`, the methods and the file format ask of any model.
+"""The model protocol: the interface that the fitting loop, `Target`, the methods and the file format use.
 
 `Model` (a network), `Density` (a log density) and the latent-variable models of `priory.latent` implement `BaseModel`.
 Code that works with a model never asks for its class. It uses the members below, and where only some models can do a
@@ -10,7 +10,7 @@ The life of a model in a fit:
     model.check(batch, data)                      one trial evaluation, before anything is trained
     w = model.start(targets, shape, generator)    the first vector of unconstrained parameters
     model.log_likelihood_and_grad(w, batch, ...)  at every step
-    model.describe()                              what a stored posterior must agree with
+    model.describe()                              the properties that must match those of a stored posterior
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Capabilities:
 
 
 class BaseModel(ABC):
-    """What is believed before the data: parameters, a prior over them and a likelihood.
+    """Base class of models: parameters, a prior over them and a likelihood.
 
     Parameters are one flat vector w of P unconstrained coordinates; `layout` maps it to named, constrained tensors.
     Functions of w take leading dimensions, (*B, P). Sums here are over the rows of a batch; the factor N/n,
     temperatures and signs belong to `Target`.
 
     Attributes:
-        layout: The parameters by name: shapes, supports and places in the flat vector.
+        layout: The parameters by name: shapes, supports and slices of the flat vector.
         prior: The prior in unconstrained coordinates: `log_prob`, `log_prob_of_others`, `loc`, `precision`.
         dtype: The floating type of w.
         device: The device of w.
@@ -82,12 +82,12 @@ class BaseModel(ABC):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What the model can do beyond evaluating its log joint."""
+        """The optional features that the model supports."""
 
     # Data.
 
     def bind(self, data: Any, batch_size: int | None = None, weights: Any = None) -> tuple[Self, Data]:
-        """The model in the data's shapes, and the data in the model's types.
+        """Bind the model to data: set its shapes, and convert the data to its types.
 
         Args:
             data: Tensors, arrays, a Dataset, a DataLoader, None, or a `Data` that was bound before, which is
@@ -104,15 +104,15 @@ class BaseModel(ABC):
 
     @abstractmethod
     def prepare(self, batch: Batch) -> Batch:
-        """A batch in the model's types, on its device, checked."""
+        """Check a batch and convert it to the model's types and device."""
 
     def check(  # noqa: B027 - a model may have nothing to check
         self, batch: Any, data: Data | None = None, drops: bool = False
     ) -> None:
-        """One trial evaluation on a few rows of bound data, so that a wrong model is refused before it is fitted.
+        """Evaluate the model once on a few rows of bound data, so that errors surface before a fit.
 
         Args:
-            batch: The first rows in the form in which they were given, a tuple or one tensor; () if there are none.
+            batch: The first rows, as a tuple or one tensor like the data; () if there are no data.
             data: All rows, if those in memory should be checked too.
             drops: Whether the method draws the masks of dropout itself.
 
@@ -124,21 +124,21 @@ class BaseModel(ABC):
         """Warn if the data are far from unit scale, where that matters to the model."""
 
     def event_shape(self, batch: Batch) -> torch.Size:
-        """The shape of one target; () for a model that has none."""
+        """Return the shape of one target; () for a model without targets."""
         return torch.Size()
 
-    # Where a fit begins.
+    # Initialisation.
 
     @abstractmethod
     def start(self, targets: Tensor, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """A starting vector for each member, (*shape, P)."""
+        """Return a starting vector for each member, (*shape, P)."""
 
     def buffers(self) -> dict[str, Tensor]:
-        """A copy of the buffers that training writes, such as running means."""
+        """Return a copy of the buffers that training writes, such as running means."""
         return {}
 
     def fixed(self) -> dict[str, Tensor]:
-        """What predictions depend on and no fit changes, such as frozen parameters."""
+        """Return the tensors that predictions depend on and no fit changes, such as frozen parameters."""
         return {}
 
     def in_one_pass(self, batch: Batch) -> bool:
@@ -149,40 +149,40 @@ class BaseModel(ABC):
 
     @abstractmethod
     def log_likelihood(self, w: Tensor, batch: Any, buffers: Mapping[str, Tensor]) -> Tensor:
-        """log p(y_n | x_n, w) for each row, without gradient: (*B, P) -> (*B, n)."""
+        """Return log p(y_n | x_n, w) for each row, without gradient: (*B, P) -> (*B, n)."""
 
     @abstractmethod
     def log_likelihood_and_grad(
         self, w: Tensor, batch: Any, factor: float | Tensor, buffers: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """sum_n factor_n log p(y_n | x_n, w) and its gradient: (*B, P) -> (*B,), (*B, P).
+        """Return sum_n factor_n log p(y_n | x_n, w) and its gradient: (*B, P) -> (*B,), (*B, P).
 
         `factor` is a number or has one value per row, (n,).
         """
 
     @abstractmethod
     def log_likelihood_sum(self, w: Tensor, batch: Any, weights: Tensor | None = None) -> Tensor:
-        """sum_n weights_n log p(y_n | x_n, w) for one vector (P,), differentiable by autograd."""
+        """Return sum_n weights_n log p(y_n | x_n, w) for one vector (P,), differentiable by autograd."""
 
     def trial(self, w: Tensor) -> None:  # noqa: B027 - a network's prior is made of distributions that were checked
-        """Call the user's own log_prob or log_prior once at w (P,), for what it raises."""
+        """Call the user's log_prob or log_prior once at w (P,), so that its errors surface."""
 
     def values_only(self) -> BaseModel:
-        """The model with a gradient of zero, for methods that need none of a density that has none."""
+        """Return the model, with a gradient of zero if it has none, for methods that need no gradient."""
         return self
 
     # Files.
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What a stored posterior must agree with, as JSON."""
+        """Return the properties that must match those of a stored posterior, as JSON."""
 
     def like(self, described: Mapping[str, Any]) -> Self:
-        """The model in the shapes of the one that was described, if it isn't bound to data yet."""
+        """Return the model in the shapes that `describe` recorded; itself if it is bound to data already."""
         return self
 
     def prior_as_given(self) -> Any:
-        """The prior as the user gave it, before evidence or data scaled it; it has a `log_prob`."""
+        """Return the prior as the user gave it, before evidence or data scaled it."""
         return self.prior
 
 

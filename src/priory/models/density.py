@@ -2,8 +2,8 @@
 
     log p(x, D) = log_prob(x)        or        log_prior(x) + sum_n log_likelihood(x, datum n)
 
-Methods work on unconstrained coordinates u with x = f(u) and the density p(f(u)) |det df/du|. MAP alone leaves the
-determinant out, because the mode that a person asks for is the one in their own parameters.
+Methods work on unconstrained coordinates u with x = f(u) and the density p(f(u)) |det df/du|. Only MAP leaves the
+determinant out, because the user wants the mode of the density over x.
 """
 
 from __future__ import annotations
@@ -21,22 +21,36 @@ from priory.models.base import BaseModel, Capabilities
 from priory.network.vectorise import Vectorised, value_and_grad
 
 Params = dict[str, Tensor]
-TRIES = 64  # starts of chains that are tried where there is no density in the origin
+MAX_TRIAL_STARTS = 64  # points that are tried if the density is zero at the origin
 
 
 class Density(BaseModel):
-    """A log density as a function of a dict of constrained tensors, one draw at a time.
+    """A model given by its log density, a function of named parameters.
 
-    Draws are vectorised by `vmap`; with `batched=True` the functions take leading dimensions themselves.
-    `log_prob` has its data inside. With `log_prior` and `log_likelihood(params, batch)`, which returns one
-    value a datum, minibatches work. The default type is float64, or float32 where only that fits the
-    functions.
+    Give either `log_prob`, which contains its data, or `log_prior` and `log_likelihood`, which allow minibatches. The
+    functions get a dict of constrained tensors, one draw at a time, and are vectorised by `vmap`.
 
-    >>> from torch.distributions import constraints
-    >>> chance = Param((), constraints.unit_interval)
-    >>> coin = Density(lambda p: 3 * p["p"].log() + torch.log1p(-p["p"]), {"p": chance})
-    >>> coin.layout.names
-    ('p',)
+    Args:
+        log_prob: The log joint density log p(x, D) up to a constant: takes the parameters, returns a scalar tensor.
+        params: The parameters by name, with their shapes and supports.
+        log_prior: The log prior density: takes the parameters, returns a scalar tensor.
+        log_likelihood: The log-likelihood of each row: takes the parameters and a batch, returns one value per row,
+            (n,).
+        batched: Whether the functions accept leading dimensions (*B, ...) and need no `vmap`. Default: False.
+        dtype: The floating type of the parameters. Default: None, which is float64, or float32 if the functions raise
+            an error with float64.
+        device: The device of the parameters. Default: "cpu".
+
+    Raises:
+        InputError: If the functions are neither `log_prob` nor both `log_prior` and `log_likelihood`, or if `params`
+            is not a dict of `Param`.
+
+    Example:
+        >>> from torch.distributions import constraints
+        >>> chance = Param((), constraints.unit_interval)
+        >>> coin = Density(lambda p: 3 * p["p"].log() + torch.log1p(-p["p"]), {"p": chance})
+        >>> coin.layout.names
+        ('p',)
     """
 
     def __init__(
@@ -67,8 +81,8 @@ class Density(BaseModel):
         self.learnt = slice(self.layout.size, self.layout.size)
         self._sum = Vectorised(self._factored, "This density")
         self._pointwise = Vectorised(self._values, "This density")
-        self.origin = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)  # where one vector begins
-        self.no_slope = ""  # why it has no gradient, if it has none
+        self.origin = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)  # the start of one vector
+        self.no_slope = ""  # the reason if there is no gradient
 
     def __repr__(self) -> str:
         return f"Density({', '.join(f'{b.name}: {b.shape}' for b in self.layout.blocks)})"
@@ -86,22 +100,22 @@ class Density(BaseModel):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Whether its likelihood is apart from its prior, and whether its functions take leading dimensions."""
+        """Whether the likelihood is separate from the prior, and whether the functions accept leading dimensions."""
         return Capabilities(separate_likelihood=self.log_prob is None, batched=self.batched)
 
-    # What comes in.
+    # Data.
 
     def prepare(self, batch: Batch) -> Batch:
-        """A batch in the density's floating type, on its device."""
+        """Convert a batch to the density's floating type and device."""
         for i, t in enumerate(batch):
             check_finite(t, f"part {i}")
         return tuple(t.to(self.device, self.dtype if t.is_floating_point() else None) for t in batch)
 
     def check(self, batch: Any, data: Data | None = None, drops: bool = False) -> None:
-        """One trial evaluation where a fit starts: scalar and finite; one value a datum; whether it has a gradient.
+        """Evaluate the functions once at the start of a fit: shapes, finite values, and whether there is a gradient.
 
-        A density may be zero in the origin, so that others of the places that chains start from are tried. Somewhere
-        it must be positive, and nowhere without a number: that is what a support is for.
+        The density may be zero at the origin; then random starts of chains are tried. It must be positive at one of
+        them and NaN at none: parameters with a restricted range need a support.
         """
         none = isinstance(batch, tuple) and not batch
         require(self.log_prob is None or none, "data", "fit", "be None for a Density that is one log_prob", "some")
@@ -127,7 +141,7 @@ class Density(BaseModel):
             self.no_slope = str(error).strip().split("\n")[0]
 
     def _tried(self, w: Tensor, batch: Any) -> dict[str, Tensor]:
-        """The values of the functions at w, or the sentence that says what is wrong with one."""
+        """Return the values of the functions at w; raise an error if one fails or returns another shape."""
         params, values = self.layout.constrain(w), {}
         parts: dict[str, tuple[Callable[..., Tensor] | None, tuple[Any, ...]]] = {
             "log_prob": (self.log_prob, (params,)),
@@ -149,15 +163,15 @@ class Density(BaseModel):
             shape, must = (), "return a single number"
             if name == "log_likelihood":
                 shape = (len(batch) if isinstance(batch, Tensor) else len(next(iter(batch))),)
-                must = f"return one value a datum, {shape}"
+                must = f"return one value per row, {shape}"
             require(value.shape == shape, name, "Density", must, f"the shape {tuple(value.shape)}")
             values[name] = value.detach()
         return values
 
     def _elsewhere(self, batch: Any) -> Tensor | None:
-        """The first of some starts of chains that has a density, unless one of them has no number."""
+        """Return the first of several random starts with a finite density; None if there is none, or if one is NaN."""
         first = None
-        for w in self.start(None, torch.Size([TRIES]), torch.Generator(self.device).manual_seed(0)):
+        for w in self.start(None, torch.Size([MAX_TRIAL_STARTS]), torch.Generator(self.device).manual_seed(0)):
             try:
                 value = torch.cat([value.reshape(-1) for value in self._tried(w, batch).values()])
             except InputError:
@@ -167,11 +181,13 @@ class Density(BaseModel):
             first = w if first is None and bool(torch.isfinite(value).all()) else first
         return first
 
-    # Where a fit begins.
+    # Initialisation.
 
     def start(self, targets: Tensor | None, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Zero in unconstrained coordinates for shape (), or a place that has a density; else uniform on (-2, 2), as
-        Stan does, (*shape, P).
+        """Return starting points in unconstrained coordinates, (*shape, P).
+
+        For shape () this is the origin, or a point of positive density if the origin has none. Otherwise the points
+        are uniform on (-2, 2), as in Stan.
         """
         if shape == ():
             return self.origin.clone()
@@ -179,13 +195,13 @@ class Density(BaseModel):
         return 4 * u - 2
 
     def buffers(self) -> dict[str, Tensor]:
-        """None: a density has no running statistics."""
+        """Return an empty dict, because a density has no running statistics."""
         return {}
 
-    # log p(D | x), a datum or summed.
+    # log p(D | x), per row or summed.
 
     def log_likelihood(self, w: Tensor, batch: Any, buffers: Mapping[str, Tensor]) -> Tensor:
-        """log p(datum | x) a datum, (*B, P) -> (*B, n); a density with its data inside has one value."""
+        """Return log p(datum | x) per row, (*B, P) -> (*B, n); n = 1 for a density that contains its data."""
         with torch.no_grad():
             if self.batched:
                 return self._values(w, batch)
@@ -197,24 +213,24 @@ class Density(BaseModel):
     def log_likelihood_and_grad(
         self, w: Tensor, batch: Any, factor: float | Tensor, buffers: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """sum_n factor_n log p(datum n | x) and its gradient, (*B, P) -> (*B,), (*B, P)."""
+        """Return sum_n factor_n log p(datum n | x) and its gradient, (*B, P) -> (*B,), (*B, P)."""
         self.refuse_without_slope()
         return self.many(self._sum, w, batch, factor)
 
     def log_likelihood_sum(self, w: Tensor, batch: Any, weights: Tensor | None = None) -> Tensor:
-        """sum_n weights_n log p(datum n | x) for one vector, through which autograd goes."""
+        """Return sum_n weights_n log p(datum n | x) for one vector (P,), differentiable by autograd."""
         self.refuse_without_slope()
         return self._factored(w, batch, 1.0 if weights is None else weights)
 
     def refuse_without_slope(self) -> None:
-        """Say that a method that asks for a gradient gets none."""
+        """Raise an error if the density has no gradient."""
         if self.no_slope:
             raise InputError(
                 f"The density must be differentiable in its parameters, but for RandomWalk. Got: {self.no_slope}"
             )
 
     def many(self, function: Vectorised, w: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        """Values and gradients of one of the density's functions, over any leading dimensions."""
+        """Return values and gradients of one of the density's functions, for any leading dimensions."""
         if w.ndim == 1:
             return value_and_grad(function.fn, w, *arguments)
         if self.batched:
@@ -227,13 +243,13 @@ class Density(BaseModel):
         return values.reshape(w.shape[:-1]), gradients.reshape(w.shape)
 
     def trial(self, w: Tensor) -> None:
-        """Call log_prob, or else log_prior, once at w (P,), for what it raises."""
+        """Call log_prob, or else log_prior, once at w (P,), so that its errors surface."""
         function = self.log_prob if self.log_prob is not None else self.log_prior
         assert function is not None
         function(self.layout.constrain(w))
 
     def values_only(self) -> Density:
-        """The density with a gradient of zero, if it has none of its own."""
+        """Return the density itself, or a copy with a gradient of zero if it has no gradient."""
         return ValuesOnly(self) if self.no_slope else self
 
     def _values(self, w: Tensor, batch: Any) -> Tensor:
@@ -247,16 +263,15 @@ class Density(BaseModel):
         return weighted_sum(self._values(w, batch), factor)
 
     def describe(self) -> dict[str, Any]:
-        """What a stored posterior must agree with."""
+        """Return the properties that must match those of a stored posterior."""
         return {"layout": self.layout.signature(), "likelihood": "Density", "network": ""}
 
 
 class DensityPrior:
-    """The prior of a density in unconstrained coordinates: log_prior(f(u)) + log |det df/du|, none of it in closed
-    form.
+    """The prior of a density in unconstrained coordinates: log_prior(f(u)) + log |det df/du|.
 
-    A density that is one `log_prob` keeps everything in its likelihood, so that its prior is the volume
-    element alone.
+    No part of it has a closed form. If the density is given by `log_prob`, everything belongs to the likelihood and
+    the prior is the log-determinant alone.
     """
 
     def __init__(self, density: Density) -> None:
@@ -266,15 +281,15 @@ class DensityPrior:
         self.precision = torch.zeros(size, dtype=dtype, device=device)
         self.others = density.log_prior is not None or bool(density.layout.constrained)
         self.improper, self.centred, self.log_normaliser = False, True, 0.0
-        self.factors: dict[str, Tensor] = {}  # nothing that the evidence could multiply
+        self.factors: dict[str, Tensor] = {}  # no precisions that the evidence could scale
         self._each = Vectorised(self._log_prior, "This density")
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """log p(u), (*B,)."""
+        """Return log p(u), (*B,)."""
         return self.log_prob_of_others(w)
 
     def log_prob_of_others(self, w: Tensor, jacobian: bool = True) -> Tensor:
-        """All of it, as nothing is Gaussian in closed form; without `jacobian`, as a density over x itself."""
+        """Return log p(u), because no part is Gaussian; without `jacobian`, the log density over x, (*B,)."""
         if self.density.log_prior is None:
             own = w.new_zeros(w.shape[:-1])
         elif w.ndim == 1 or self.density.batched:
@@ -284,7 +299,7 @@ class DensityPrior:
         return own + self.density.layout.log_det(w) if jacobian else own
 
     def typical_scale(self) -> Tensor:
-        """One for every coordinate, (P,)."""
+        """Return a scale of one for every coordinate, (P,)."""
         return torch.ones_like(self.loc)
 
     def _log_prior(self, w: Tensor) -> Tensor:
@@ -293,7 +308,7 @@ class DensityPrior:
 
 
 class ValuesOnly(Density):
-    """A density whose gradient is zero, for methods that need none; its functions need not be differentiable."""
+    """A density whose gradient is zero, for methods that need no gradient and functions that have none."""
 
     def __init__(self, density: Density) -> None:
         vars(self).update(vars(density))
@@ -306,7 +321,7 @@ class ValuesOnly(Density):
 
 
 class ValuesOnlyPrior(DensityPrior):
-    """Its prior, which autograd doesn't see."""
+    """The prior of `ValuesOnly`, evaluated without autograd."""
 
     def log_prob_of_others(self, w: Tensor, jacobian: bool = True) -> Tensor:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Model: a network, a likelihood and a prior; what is believed before the data.
+"""Model: a network with a likelihood and a prior over its weights.
 
     w ~ prior,    y_n ~ likelihood(f_w(x_n), learnt parameters)
 
@@ -36,17 +36,25 @@ CAPABILITIES = Capabilities(network=True)
 
 
 class Model(BaseModel):
-    """A network with a likelihood and a prior.
+    """A network with a likelihood and a prior: w ~ prior, y_n ~ likelihood(f_w(x_n)).
 
-    The network is copied as it is now, and never changed. `prior` is any `torch.distributions` distribution,
-    a number (the scale of a centred normal), a scale rule ("glorot", "he", "fan_in"), "flat",
-    `priors.Hierarchical()` for a precision that is learnt, or a dict from name patterns to these, in which the
-    first pattern that matches a name counts.
+    Args:
+        net: Any `nn.Module` that maps inputs to the outputs the likelihood expects. It is copied in its current state
+            and never changed.
+        likelihood: The distribution of targets given outputs, such as `Gaussian()` or `Categorical()`.
+        prior: The prior over the network's parameters: a `torch.distributions` distribution, a number (the scale of a
+            centred normal), a scale rule ("glorot", "he" or "fan_in"), "flat", `priors.Hierarchical()` for a learnt
+            precision, or a dict from name patterns to these, in which the first pattern that matches a parameter's
+            name applies. Default: "glorot".
 
-    >>> from torch import nn
-    >>> from priory.likelihoods import Gaussian
-    >>> Model(nn.Linear(2, 1), Gaussian(), prior={"weight": "he", "*": 1.0}).layout.names
-    ('weight', 'bias', 'likelihood.noise')
+    Raises:
+        InputError: If the likelihood is not a likelihood, the prior can't be read, or names clash.
+
+    Example:
+        >>> from torch import nn
+        >>> from priory.likelihoods import Gaussian
+        >>> Model(nn.Linear(2, 1), Gaussian(), prior={"weight": "he", "*": 1.0}).layout.names
+        ('weight', 'bias', 'likelihood.noise')
     """
 
     def __init__(self, net: nn.Module, likelihood: Likelihood, prior: Any = "glorot") -> None:
@@ -85,7 +93,7 @@ class Model(BaseModel):
         return model
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Made again from what it was made of: which parameters are whose is known by identity, which pickle loses."""
+        """Pickle the constructor's arguments and the state: pickling would lose which parameters are identical."""
         network = self.network
         drawn = {name: network.initial[place] for name, place in network.place_of.items()}
         found = {"written": network.written, "modes": network.modes, "silent": network.silent, "quiet": network.quiet}
@@ -94,19 +102,19 @@ class Model(BaseModel):
 
     @property
     def capabilities(self) -> Capabilities:
-        """A network, whose posteriors predict."""
+        """A model with a network, so its posteriors predict."""
         return CAPABILITIES
 
     def with_prior(self, prior: Prior) -> Model:
-        """The same network and likelihood under another prior over the same coordinates."""
+        """Return a copy of the model with another prior over the same coordinates."""
         model = copy.copy(self)
         model.prior = prior
         return model
 
-    # What comes in.
+    # Data.
 
     def prepare(self, batch: Batch) -> Batch:
-        """A batch in the model's types, on its device; targets last."""
+        """Check a batch, targets last, and convert it to the model's types and device."""
         require(len(batch) >= 2, "data", "fit", "be inputs and targets, such as (X, y)", f"{len(batch)} part")
         for i, t in enumerate(batch):
             check_finite(t, part(i, len(batch)))
@@ -116,7 +124,7 @@ class Model(BaseModel):
         return (*self.prepare_inputs(batch[:-1]), targets)
 
     def prepare_inputs(self, inputs: Batch) -> Batch:
-        """Inputs in the network's type; integers stay where a network may look something up by them."""
+        """Convert inputs to the network's type; integers stay integers for a network that may use them as indices."""
         numbers = self.network.takes_numbers
         return tuple(
             x.to(self.device, self.dtype if x.is_floating_point() or (numbers and not x.is_complex()) else x.dtype)
@@ -124,14 +132,15 @@ class Model(BaseModel):
         )
 
     def prepare_targets(self, targets: Tensor) -> Tensor:
-        """Targets as the likelihood takes them."""
+        """Convert targets to the form that the likelihood expects."""
         return self.likelihood.prepare(targets, self.dtype).to(self.device)
 
     def check(self, batch: Batch, data: Data | None = None, drops: bool = False) -> None:
-        """One trial pass: the network takes the inputs, fits the likelihood, is finite, and draws nothing at random.
+        """Run one trial pass and check the outputs.
 
-        For a method that draws dropout's masks itself, the network's own does nothing. Targets in memory are then
-        checked again, now that the network's outputs are known: labels must fit them.
+        The network must accept the inputs, its outputs must suit the likelihood and be finite, and it must not draw
+        random numbers. If the method draws the dropout masks (`drops`), dropout in the network is disabled. Targets
+        in memory are then checked again, because labels can only be compared with outputs of known shape.
         """
         require(len(batch) > 0, "data", "fit", "be inputs and targets, such as (X, y)", None)
         self.network.silence(modules=drops)
@@ -159,11 +168,11 @@ class Model(BaseModel):
             self.prepare(data.tensors)
 
     def event_shape(self, batch: Batch) -> torch.Size:
-        """The shape of one target."""
+        """Return the shape of one target."""
         return batch[-1].shape[1:] if batch else torch.Size()
 
     def warn_of_scale(self, data: Data) -> None:
-        """Say when numbers are far from unit scale, for which priors, learning rates and first noises are made."""
+        """Warn if data are far from unit scale, which default priors, learning rates and noise scales assume."""
         if data.tensors is None:
             return
         targets = [("targets", data.tensors[-1])] if self.likelihood.unit_scale else []
@@ -183,7 +192,7 @@ class Model(BaseModel):
                 )
 
     def _try(self, batch: Batch) -> tuple[Tensor, bool]:
-        """The outputs of a pass in training mode, and whether it drew random numbers."""
+        """Return the outputs of a pass in training mode, and whether it drew random numbers."""
         inputs = batch[:-1]
         before = torch.get_rng_state(), (torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None)
         try:
@@ -204,10 +213,13 @@ class Model(BaseModel):
                 torch.cuda.set_rng_state(before[1], self.device)
         return outputs, drew
 
-    # Where a fit begins.
+    # Initialisation.
 
     def start(self, targets: Tensor, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """The weights as given for shape (), else fresh ones; then what is learnt beside them, (*shape, P)."""
+        """Return starting vectors, (*shape, P): the network's weights for shape (), else newly initialised ones.
+
+        The learnt parameters of the likelihood and the prior follow the weights.
+        """
         tail = {f"likelihood.{name}": value for name, value in self.likelihood.start(targets).items()}
         pieces = [self.layout[name].bijector.inverse(value).reshape(-1) for name, value in tail.items()]
         pieces.append(self.prior.start(self.network.initial))
@@ -217,11 +229,11 @@ class Model(BaseModel):
         return torch.stack([torch.cat([w, *pieces]) for w in weights]).reshape(*shape, self.layout.size)
 
     def buffers(self) -> dict[str, Tensor]:
-        """A copy of the buffers that training writes, for a fit to change."""
+        """Return a copy of the buffers that training writes."""
         return self.network.own_buffers()
 
     def fixed(self) -> dict[str, Tensor]:
-        """What predictions depend on and no fit changes."""
+        """Return the tensors that predictions depend on and no fit changes."""
         return self.network.fixed()
 
     def in_one_pass(self, batch: Batch) -> bool:
@@ -229,10 +241,10 @@ class Model(BaseModel):
         return self.evaluation.in_one_pass(batch[:-1])
 
     def member(self, buffers: Buffers, index: int) -> dict[str, Tensor]:
-        """The buffers of one member, by its place in the flattened leading shape; draws in front of it share them."""
+        """Return the buffers of one member, by its index in the flattened leading shape."""
         return self.network.member(buffers, index)
 
-    # log p(y | x, w), a datum or summed.
+    # log p(y | x, w), per row or summed.
 
     def outputs(
         self,
@@ -243,24 +255,32 @@ class Model(BaseModel):
         limit: int = MEMORY_LIMIT,
         shared: SharedInputs | None = None,
     ) -> Tensor:
-        """Outputs in evaluation mode for each vector, arranged for targets of this event: (S, P) -> (S, n, ...).
+        """Return the outputs in evaluation mode for each vector: (S, P) -> (S, n, ...).
 
-        In chunks of rows and draws whose activations stay under `limit` bytes. `shared` keeps what several calls with
-        the same inputs have in common.
+        Args:
+            w: Vectors of unconstrained coordinates, (S, P).
+            inputs: The inputs of n rows.
+            buffers: The buffers of the fit.
+            event: The shape of one target; outputs are arranged for it.
+            limit: Bytes of activations that are held at once; rows and draws are evaluated in chunks.
+            shared: A cache for several calls with the same inputs. Default: None.
+
+        Returns:
+            The arranged outputs, (S, n, ...).
         """
         return self._arranged(self.evaluation.outputs(w, inputs, buffers, limit, shared), event)
 
     def _arranged(self, outputs: Tensor, event: torch.Size) -> Tensor:
-        """Outputs (S, n, ...) arranged for targets of this event, draw by draw."""
+        """Arrange outputs (S, n, ...) for targets of this event shape, draw by draw."""
         flat = self.likelihood.arrange(outputs.flatten(0, 1), event)
         return flat.unflatten(0, outputs.shape[:2])
 
     def learnt_at(self, w: Tensor) -> dict[str, Tensor]:
-        """The likelihood's own parameters at w (*B, P), by their short names."""
+        """Return the likelihood's learnt parameters at w (*B, P), by their short names."""
         return self._read_tail(w[..., self.learnt])
 
     def log_likelihood(self, w: Tensor, batch: Batch, buffers: Buffers) -> Tensor:
-        """log p(y_n | x_n, w) a datum, (*B, P) -> (*B, n), without gradient."""
+        """Return log p(y_n | x_n, w) per row, (*B, P) -> (*B, n), without gradient."""
         flat = w.reshape(-1, w.shape[-1])
         with torch.no_grad():
             outputs = self.outputs(flat, batch[:-1], buffers, batch[-1].shape[1:])
@@ -270,20 +290,23 @@ class Model(BaseModel):
     def log_likelihood_and_grad(
         self, w: Tensor, batch: Batch, factor: float | Tensor, buffers: Buffers, offset: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """sum_n factor_n log p(y_n | x_n, w) and its gradient, (*B, P) -> (*B,), (*B, P); `factor` is a number or (n,).
+        """Return sum_n factor_n log p(y_n | x_n, w) and its gradient, (*B, P) -> (*B,), (*B, P).
 
-        An `offset` (*B, n, ...) is added to the arranged outputs of each vector. For one vector the gradient is a
-        buffer that the next call overwrites.
+        `factor` is a number or has one value per row, (n,). An `offset` (*B, n, ...) is added to the arranged outputs
+        of each vector. For one vector the gradient is a buffer that the next call overwrites.
         """
         return self.evaluation.values_and_grads(w, batch, factor, buffers, offset)
 
     def log_likelihood_sum(self, w: Tensor, batch: Batch, weights: Tensor | None = None) -> Tensor:
-        """sum_n weights_n log p(y_n | x_n, w) for one vector, through which autograd goes; buffers as given."""
+        """Return sum_n weights_n log p(y_n | x_n, w) for one vector (P,), differentiable by autograd.
+
+        The network's initial buffers are used.
+        """
         self.network.set_mode(train=True)
         return self.evaluation.sum(w, batch, self.buffers(), 1.0 if weights is None else weights)
 
     def _log_prob(self, outputs: Tensor, targets: Tensor, tail: Tensor, offset: Tensor | None = None) -> Tensor:
-        """log p(y_n | outputs) per row, from outputs (*B, n, ...) and the likelihood's learnt coordinates (*B, k)."""
+        """Return log p(y_n | outputs) per row, from outputs (*B, n, ...) and learnt coordinates (*B, k)."""
         arrange = self.likelihood.arrange if tail.ndim == 1 else self._arranged
         arranged = arrange(outputs, targets.shape[1:])
         return self.likelihood.log_prob(
@@ -291,7 +314,7 @@ class Model(BaseModel):
         )
 
     def _read_tail(self, tail: Tensor) -> dict[str, Tensor]:
-        """The likelihood's parameters, by their short names, from its learnt coordinates (*B, k)."""
+        """Return the likelihood's parameters, by their short names, from its learnt coordinates (*B, k)."""
         found, offset = {}, self.network.size
         for name in self.likelihood.declared:
             block = self.layout[f"likelihood.{name}"]
@@ -300,17 +323,17 @@ class Model(BaseModel):
         return found
 
     def describe(self) -> dict[str, Any]:
-        """What a stored posterior must agree with."""
+        """Return the properties that must match those of a stored posterior."""
         network = re.sub(r" at 0x[0-9a-f]+", "", repr(self.network.skeleton))
         return {"layout": self.layout.signature(), "likelihood": repr(self.likelihood), "network": network}
 
     def prior_as_given(self) -> Prior:
-        """The prior before evidence scaled it; a penalty on q, which has no density at one w, at unit scales."""
+        """Return the prior before the evidence scaled it; penalties on q are evaluated at unit scales."""
         return with_unit_scale_penalties(getattr(self.prior, "given", self.prior))
 
 
 def restored(kind: type[Model], net: nn.Module, likelihood: Likelihood, prior: Any, state: dict[str, Any]) -> Model:
-    """A model from what pickle kept of it; its network as it was when the model was made."""
+    """Rebuild a pickled model, with its network in the state it had when the model was made."""
     given = copy.deepcopy(net)
     for name, t in [*given.named_parameters(), *given.named_buffers()]:
         t.data.copy_(state["tensors"].get(name, t).reshape(t.shape))
@@ -325,7 +348,7 @@ def restored(kind: type[Model], net: nn.Module, likelihood: Likelihood, prior: A
 
 
 def rows_given(data: Any, owner: str) -> Data:
-    """Inputs and targets that a person gives to something other than a fit, which the sentences then name."""
+    """Read inputs and targets that the user gave to `owner`, which error messages then name instead of `fit`."""
     try:
         rows = Data.of(data)
     except InputError as error:

@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from priory.analysis.pruning import PruningCurve
-from priory.analysis.sweeps import TITLES, TemperatureSweep
+from priory.analysis.sweeps import SCORE_TITLES, TemperatureSweep
 from priory.core.errors import extra, require
 from priory.plot import BLUE, GREEN, GREY, INK, VERMILION, _axes, _list
 
@@ -84,6 +84,6 @@ def _curve(
 ) -> None:
     """Plot one score with two standard errors."""
     better = "higher" if name in HIGHER_IS_BETTER else "lower"
-    _axes(ax, f"{TITLES[name]} ({better} is better)", along, TITLES[name])
+    _axes(ax, f"{SCORE_TITLES[name]} ({better} is better)", along, SCORE_TITLES[name])
     both = [2 * error for error in errors[name]]
     ax.errorbar(x, scores[name], yerr=both, color=BLUE, marker="o", markersize=4, linewidth=1.5, capsize=2)

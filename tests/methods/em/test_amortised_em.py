@@ -99,7 +99,7 @@ def test_gradient_steps_close_the_gap_and_reach_the_maximum_of_ppca():
     y = rows()
     posterior = fitted(linear(), y, AmortisedEM(learning_rate=0.03, samples=4), steps=900, batch_size=100)
     value, top = posterior.log_evidence.value, float(highest(y))
-    assert top - 4.0 < value < top  # 0.02 nats a row
+    assert top - 4.0 < value < top  # 0.02 nats per row
     assert float(divergence(posterior.mean, posterior.latent, y).mean()) < 0.05
     assert value <= float(exact(posterior.mean, y).sum())
     assert posterior.log_evidence.kind == "lower bound of the log-likelihood at theta"
