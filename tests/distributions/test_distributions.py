@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Laplace, MixtureSameFamily, Normal
 
 import priory as pr
-from priory.core.data import swapped
+from priory.core.loaders import swapped
 from priory.distributions import (
     GeneralisedGaussian,
     GroupLasso,

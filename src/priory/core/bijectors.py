@@ -138,9 +138,6 @@ def _step_from(bound: Any, dtype: torch.dtype) -> Any:
     return step.clamp(min=tiny) if isinstance(step, Tensor) else max(tiny, step)
 
 
-# Vectors --------------------------------------------------------------------------------------------------
-
-
 class StickBreakingMap(Bijector):
     """A simplex: x_k = z_k prod_{j<k} (1 - z_j) with z_k = sigmoid(u_k - log(K - k)), so that u = 0 is the centre."""
 
@@ -204,9 +201,6 @@ class PositiveOrderedMap(Bijector):
         return self._total(u.sum(-1))
 
 
-# Matrices -------------------------------------------------------------------------------------------------
-
-
 class TriangleIndex:
     """Index maps between an n x n lower-triangular matrix and the vector of its entries, row by row."""
 
@@ -226,8 +220,8 @@ class TriangleIndex:
 
 
 @dataclass(frozen=True, eq=False)
-class LowerTriangularMap(Bijector):
-    """A lower-triangular matrix, whose entries are u row by row."""
+class TriangleMap(Bijector):
+    """A map onto matrices whose coordinates are the entries of a lower triangle."""
 
     event_dim = 2
     triangle: TriangleIndex
@@ -235,6 +229,11 @@ class LowerTriangularMap(Bijector):
     @property
     def free_shape(self) -> tuple[int, ...]:
         return (*self.shape[:-2], self.triangle.size)
+
+
+@dataclass(frozen=True, eq=False)
+class LowerTriangularMap(TriangleMap):
+    """A lower-triangular matrix, whose entries are u row by row."""
 
     def forward(self, u: Tensor) -> Tensor:
         return self.triangle.matrix(u)
@@ -247,15 +246,8 @@ class LowerTriangularMap(Bijector):
 
 
 @dataclass(frozen=True, eq=False)
-class LowerCholeskyMap(Bijector):
+class LowerCholeskyMap(TriangleMap):
     """A lower-triangular matrix with a positive diagonal, which is exp(u)."""
-
-    event_dim = 2
-    triangle: TriangleIndex
-
-    @property
-    def free_shape(self) -> tuple[int, ...]:
-        return (*self.shape[:-2], self.triangle.size)
 
     def forward(self, u: Tensor) -> Tensor:
         raw = self.triangle.matrix(u)
@@ -296,15 +288,8 @@ class PositiveDefiniteMap(Bijector):
 
 
 @dataclass(frozen=True, eq=False)
-class CorrelationCholeskyMap(Bijector):
+class CorrelationCholeskyMap(TriangleMap):
     """The Cholesky factor of a correlation matrix: L_ij = tanh(u_ij) prod_{k<j} sech(u_ik), with rows of length 1."""
-
-    event_dim = 2
-    triangle: TriangleIndex
-
-    @property
-    def free_shape(self) -> tuple[int, ...]:
-        return (*self.shape[:-2], self.triangle.size)
 
     def forward(self, u: Tensor) -> Tensor:
         raw, _, log_left = self._logs(u)
@@ -332,9 +317,6 @@ class CorrelationCholeskyMap(Bijector):
 def _diagonal(x: Tensor) -> Tensor:
     """The diagonal of matrices (*, n, n), as (*, n)."""
     return x.diagonal(0, -2, -1)
-
-
-# Means under a Gaussian with independent coordinates ------------------------------------------------------
 
 
 def gaussian_expectation(function: Callable[[Tensor], Tensor], loc: Tensor, scale: Tensor) -> Tensor:

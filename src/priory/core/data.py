@@ -7,15 +7,15 @@ a resumed fit sees the same batches.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from priory.core.errors import InputError, require, whole
+from priory.core.loaders import CollatedRows, loader_sizes, seeded, swapped
 from priory.core.streams import stream
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Data:
         if isinstance(source, DataLoader):
             must = "be left out with a DataLoader, which has its own batch size"
             require(batch_size is None, "batch_size", "fit", must, batch_size)
-            return Data(*_sizes_of_loader(source), loader=source)
+            return Data(*loader_sizes(source), loader=source)
         if isinstance(source, TensorDataset):
             source = source.tensors
         if isinstance(source, Dataset):
@@ -260,7 +260,7 @@ class Data:
                 "give the noise of the likelihood."
             )
         sampler = self.loader.batch_sampler if self.loader.batch_size is None else self.loader.sampler
-        with swapped(stream(seed, "sampler")), _seeded(self.loader, seed, 0):
+        with swapped(stream(seed, "sampler")), seeded(self.loader, seed, 0):
             drawn = list(sampler)  # pyright: ignore[reportArgumentType] - samplers are iterable
         flat = [i for item in drawn for i in item] if self.loader.batch_size is None else drawn
         return torch.tensor(sorted(set(flat)))
@@ -275,7 +275,7 @@ class Data:
         dataset = self.dataset if self.loader is None else self.loader.dataset
         assert dataset is not None
         collate = self.loader.collate_fn if self.loader is not None else default_collate
-        part = _Collated(Subset(dataset, rows.tolist()), collate)
+        part = CollatedRows(Subset(dataset, rows.tolist()), collate)
         return replace(self, num_data=n, batch_size=size, dataset=part, loader=None, weights=weights)
 
     def _take(self, rows: Tensor | None, generator: torch.Generator | None) -> Batch:
@@ -291,7 +291,7 @@ class Data:
         chosen = list(range(self.num_data)) if rows is None else rows.tolist()
         with swapped(generator):
             items = [self.dataset[i] for i in chosen]
-            collate = self.dataset.collate if isinstance(self.dataset, _Collated) else default_collate
+            collate = self.dataset.collate if isinstance(self.dataset, CollatedRows) else default_collate
             batch = as_batch(collate(items))
         for i, t in enumerate(batch):
             check_finite(t, part(i, len(batch)), chosen, self.holes)
@@ -301,7 +301,7 @@ class Data:
         """The batches of the loader, with every generator that it uses seeded by (seed, epoch)."""
         assert self.loader is not None
         generator = stream(seed, "loader", epoch)
-        with _seeded(self.loader, seed, epoch):
+        with seeded(self.loader, seed, epoch):
             with swapped(generator):
                 iterator = iter(self.loader)
             for index in range(len(self.loader)):
@@ -335,46 +335,6 @@ def read_weights(weights: Any, rows: Data) -> Tensor | None:
     require(ok, "weights", "fit", "be finite numbers >= 0", got)
     require(bool((t > 0).any()), "weights", "fit", "be above 0 for some row", "zeros only")
     return None if bool((t == 1).all()) else t
-
-
-@contextmanager
-def swapped(generator: torch.Generator) -> Iterator[None]:
-    """Replace torch's global generator by this one within a block, and restore it afterwards; this one advances."""
-    saved = torch.get_rng_state()
-    torch.set_rng_state(generator.get_state())
-    try:
-        yield
-    finally:
-        generator.set_state(torch.get_rng_state())
-        torch.set_rng_state(saved)
-
-
-@contextmanager
-def _seeded(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[None]:
-    """Seed the generators of a loader and its samplers by (seed, epoch) within a block, then restore them."""
-    holders = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
-    found = {id(g): g for h in holders if isinstance(g := getattr(h, "generator", None), torch.Generator)}
-    states = {key: g.get_state() for key, g in found.items()}
-    for index, g in enumerate(found.values()):
-        g.set_state(stream(seed, "sampler", epoch, index).get_state())
-    try:
-        yield
-    finally:
-        for key, g in found.items():
-            g.set_state(states[key])
-
-
-class _Collated(Dataset[Any]):
-    """Rows of a loader's data set, with the loader's collate function."""
-
-    def __init__(self, rows: Subset[Any], collate: Callable[[list[Any]], Any]) -> None:
-        self.rows, self.collate = rows, collate
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.rows[index]
 
 
 def as_batch(item: Any, owner: str = "of the data") -> Batch:
@@ -431,23 +391,3 @@ def _plain(array: Any) -> Any:
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="))
     return array if array.flags.writeable and all(s >= 0 for s in array.strides) else array.copy()
-
-
-def _sizes_of_loader(loader: DataLoader[Any]) -> tuple[int, int]:
-    """The number of rows that a loader visits, and its batch size."""
-    if isinstance(loader.dataset, IterableDataset):
-        raise InputError(
-            "The 'data' argument of fit must be a DataLoader with a length, from which the number of rows is read, "
-            "got a DataLoader over an IterableDataset."
-        )
-    batches: Any = loader.batch_sampler
-    require(batches is not None, "data", "fit", "be a DataLoader that makes batches", "one with batch_size=None")
-    if loader.batch_size is not None:
-        rows, size = len(loader.sampler), loader.batch_size  # pyright: ignore[reportArgumentType]
-    elif hasattr(batches, "sampler") and hasattr(batches, "batch_size"):
-        rows, size = len(batches.sampler), batches.batch_size
-    else:
-        sizes = [len(batch) for batch in batches]
-        rows, size = sum(sizes), max(sizes, default=1)
-    require(rows > 0 and len(loader) > 0, "data", "fit", "have at least one row", "none")
-    return rows, size

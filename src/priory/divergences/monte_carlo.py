@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from priory.core.data import swapped
+from priory.core.loaders import swapped
 from priory.core.streams import stream
 
 if TYPE_CHECKING:

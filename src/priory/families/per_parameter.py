@@ -22,9 +22,9 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution, constraints
 
 from priory.constraints import Bijector, bijector
-from priory.core.data import swapped
 from priory.core.errors import InputError, require
 from priory.core.flat import Block, Layout
+from priory.core.loaders import swapped
 from priory.core.streams import stream
 from priory.families.base import Family, Form
 
