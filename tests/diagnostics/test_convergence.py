@@ -247,7 +247,7 @@ def test_quantities_are_worked_on_apart_and_some_at_a_time(name, monkeypatch):
     together = MEASURES[name](x.reshape(4, 40, 2, 3))
     assert together.shape == (2, 3)
     torch.testing.assert_close(together, one_by_one.reshape(2, 3), rtol=1e-12, atol=0)
-    monkeypatch.setattr(convergence, "AT_A_TIME", 320)  # two at a time
+    monkeypatch.setattr(convergence, "BLOCK_NUMBERS", 320)  # two at a time
     torch.testing.assert_close(MEASURES[name](x.reshape(4, 40, 2, 3)), together, rtol=1e-12, atol=0)
 
 

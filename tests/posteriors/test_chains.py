@@ -11,7 +11,7 @@ from priory.core.data import Data
 from priory.core.errors import MissingExtra
 from priory.core.streams import stream
 from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, r_hat
-from priory.diagnostics.summary import COLUMNS, ROWS, Summary
+from priory.diagnostics.summary import CHAIN_COLUMNS, MAX_PRINTED_ROWS, Summary
 from priory.fitting.prepare import make_target
 from priory.models.target import Target
 from priory.posteriors import Draws, base
@@ -120,9 +120,9 @@ def test_a_prediction_in_pieces_has_the_draws_of_one_in_a_single_piece_none_of_t
     exact, posterior = regression()
     for each in (posterior, Draws(posterior.target, posterior.w.flatten(0, 1))):
         for samples in (50, 33, 80):
-            monkeypatch.setattr(base, "DRAWN", 1 << 21)
+            monkeypatch.setattr(base, "BLOCK_NUMBERS", 1 << 21)
             at_once = each.predict(exact.X, samples=samples).outputs
-            monkeypatch.setattr(base, "DRAWN", 8 * 4)  # eight draws of four coordinates
+            monkeypatch.setattr(base, "BLOCK_NUMBERS", 8 * 4)  # eight draws of four coordinates
             outputs = each.predict(exact.X, samples=samples).outputs
             torch.testing.assert_close(outputs, at_once, rtol=1e-12, atol=1e-12)
             assert samples > 50 or len(outputs[:, 0].unique()) == samples
@@ -176,7 +176,7 @@ def test_good_chains_are_not_spoken_against():
 )
 @pytest.mark.parametrize("short", ["ess_bulk", "ess_tail"])
 def test_a_hundred_effective_draws_a_chain_are_enough_and_of_many_chains_four_hundred(chains, wanted, short):
-    columns = {name: torch.full((2,), 1.0, dtype=DOUBLE) for name in COLUMNS}
+    columns = {name: torch.full((2,), 1.0, dtype=DOUBLE) for name in CHAIN_COLUMNS}
     columns |= {name: torch.full((2,), 1e6, dtype=DOUBLE) for name in ("ess_bulk", "ess_tail")}
     columns[short] = torch.tensor([1e6, wanted], dtype=DOUBLE)
     assert Summary(["a", "b"], columns, chains, 1000).verdict == []
@@ -206,7 +206,7 @@ def test_a_slow_energy_and_a_quantity_that_stands_still_are_told():
 
 def test_fewer_than_four_draws_say_nothing():
     summary = Chains(TARGET, vectors(2, 3)).summary()
-    assert summary.verdict == ["Fewer than 4 draws a chain say nothing about convergence."]
+    assert summary.verdict == ["Fewer than 4 draws per chain say nothing about convergence."]
     assert "nan" in str(summary)
 
 
@@ -215,7 +215,7 @@ def test_of_many_quantities_those_of_the_highest_r_hat_are_shown():
     w = torch.randn(2, 50, 80, generator=stream(0, "many"), dtype=DOUBLE)
     w[0, :, 77] += 5
     summary = Chains(Target(density, None), w).summary()
-    assert len(summary.cells) == ROWS
+    assert len(summary.cells) == MAX_PRINTED_ROWS
     assert "x[77]" in [row[0] for row in summary.cells]
     assert "Shown are the 50 of 80 quantities with the highest R-hat." in str(summary)
 
@@ -264,7 +264,7 @@ def test_chains_that_hold_one_function_at_mirrored_weights_agree_in_function_spa
     w = w + 0.1 * torch.randn(4, 200, 6, generator=stream(0, "mirror"), dtype=DOUBLE)
     w[1::2] = -w[1::2]  # tanh is odd: the same function
     posterior = Chains(target, w)
-    monkeypatch.setattr(module, "AT_A_TIME", 500)  # a hundred draws at a time
+    monkeypatch.setattr(module, "BLOCK_NUMBERS", 500)  # a hundred draws at a time
     assert float(posterior.summary()["r_hat"].max()) > 1.5
     assert float(posterior.function_space(x)["r_hat"].max()) < 1.02
 
@@ -362,7 +362,7 @@ def test_the_log_likelihood_is_made_in_blocks_of_rows(monkeypatch):
     _, posterior = regression()
     assert posterior.data is not None
     whole = posterior.pointwise(posterior.data)
-    monkeypatch.setattr(module, "AT_A_TIME", 150)  # three rows at a time
+    monkeypatch.setattr(module, "BLOCK_NUMBERS", 150)  # three rows at a time
     torch.testing.assert_close(posterior.pointwise(posterior.data), whole, rtol=1e-12, atol=1e-12)
     assert whole.shape == (2, 25, 20)
 

@@ -135,8 +135,8 @@ def test_many_outputs_have_the_covariance_of_the_classes_of_each_pixel(structure
     posterior, X = dense(pr.Categorical(), structure)
     mean, whole = posterior.outputs(X)
     joint = posterior.predict(X, link="probit")
-    monkeypatch.setattr(of_laplace, "TOGETHER", 26)
-    monkeypatch.setattr(of_laplace, "WIDE", 7)  # two pixels of three classes at a time, and one at the end
+    monkeypatch.setattr(of_laplace, "MAX_JOINT_OUTPUTS", 26)
+    monkeypatch.setattr(of_laplace, "OUTPUT_BLOCK", 7)  # two pixels of three classes at a time, and one at the end
     prediction = posterior.predict(X, link="probit")
     assert prediction.distribution.covariance.shape == (6, 3, 3, 3, 3)
     pixels = whole.view(6, 9, 3, 9, 3)
@@ -151,8 +151,8 @@ def test_many_numbers_have_their_variances(monkeypatch):
     posterior, X = dense(pr.Gaussian(0.3), "kron", channels=1)
     joint = posterior.predict(X)
     assert joint.distribution.covariance.shape == (6, 9, 9)
-    monkeypatch.setattr(of_laplace, "TOGETHER", 8)
-    monkeypatch.setattr(of_laplace, "WIDE", 4)
+    monkeypatch.setattr(of_laplace, "MAX_JOINT_OUTPUTS", 8)
+    monkeypatch.setattr(of_laplace, "OUTPUT_BLOCK", 4)
     prediction = posterior.predict(X)
     assert prediction.distribution.covariance.shape == (6, 3, 3)
     torch.testing.assert_close(prediction.std, joint.std)

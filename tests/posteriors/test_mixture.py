@@ -69,7 +69,7 @@ def test_points_with_equal_weights_are_predicted_at_once_with_the_numbers_of_one
 ):
     model = pr.Model(chain(nn.Tanh()).double(), pr.Gaussian())
     posterior = pr.fit(model, (X, X[:, 0]), pr.Ensemble(pr.MAP(), 3, anchored=anchored), steps=5)
-    monkeypatch.setattr(mixture, "DRAWN", at_a_time * model.layout.size)
+    monkeypatch.setattr(mixture, "BLOCK_NUMBERS", at_a_time * model.layout.size)
     found, wanted = posterior.predict(X, seed=3), averaged(posterior, X)
     assert len(found.outputs) == 3
     for name in ("outputs", "mean", "epistemic", "aleatoric", "std"):

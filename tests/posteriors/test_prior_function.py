@@ -57,7 +57,7 @@ def test_who_asks_for_parameters_or_evidence_is_told_that_there_are_none():
     model, point = member(plain())
     for ask in (point.sample, lambda: point.mean, lambda: pr.fit(model, (X, X[:, 0]), pr.MAP(start=point), steps=1)):
         with pytest.raises(
-            pr.InputError, match="A network with a prior function beside it has no parameters of its own"
+            pr.InputError, match="A network with a prior function added to it has no single parameter vector"
         ):
             ask()
     with pytest.raises(pr.InputError, match="gives no evidence"):

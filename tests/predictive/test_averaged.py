@@ -166,10 +166,10 @@ def test_posteriors_of_different_networks_are_stacked_and_say_what_they_lack(tmp
         ),
         (lambda fits: pr.average(fits[0]), "The 'posteriors' argument of average must be a list of posteriors"),
         (lambda fits: pr.average(fits), "gives no evidence"),
-        (lambda fits: Mixture(fits, [0.5]), "The 'weights' argument of Mixture must be 2 numbers from 0 that add"),
+        (lambda fits: Mixture(fits, [0.5]), "The 'weights' argument of Mixture must be 2 numbers >= 0 that add"),
         (
             lambda fits: Mixture(fits, [0.9, 0.9]),
-            "The 'weights' argument of Mixture must be 2 numbers from 0 that add",
+            "The 'weights' argument of Mixture must be 2 numbers >= 0 that add",
         ),
     ],
 )

@@ -440,7 +440,7 @@ def test_draws_of_a_prediction_come_in_pairs_around_the_mean_and_in_pieces(monke
     w = posterior.draw_for_prediction(7, torch.Generator().manual_seed(0))
     torch.testing.assert_close(0.5 * (w[:3] + w[4:]), posterior.family.loc.expand(3, -1), **EXACT)
     whole = posterior.predict(X, samples=7)
-    monkeypatch.setattr("priory.posteriors.base.DRAWN", 1)  # two draws at a time
+    monkeypatch.setattr("priory.posteriors.base.BLOCK_NUMBERS", 1)  # two draws at a time
     pieces = posterior.predict(X, samples=7)
     assert pieces.outputs.shape == whole.outputs.shape
     assert len(pieces.outputs.unique(dim=0)) == 7

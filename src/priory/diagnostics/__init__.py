@@ -1,4 +1,4 @@
-"""How far draws can be believed: of importance sampling, and of Markov chains."""
+"""Diagnostics of draws: Pareto-smoothed importance sampling, and convergence of Markov chains."""
 
 from priory.diagnostics.convergence import (
     Measures,

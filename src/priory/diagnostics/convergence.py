@@ -1,28 +1,37 @@
-"""Whether Markov chains have forgotten where they began, and how many independent draws theirs are worth (Vehtari,
-Gelman, Simpson, Carpenter and Bürkner 2021).
+"""Convergence of Markov chains: R-hat, effective sample sizes and Monte Carlo standard errors.
 
-R-hat compares chains with each other. Of M chains of n draws, each split in half, with W the mean of the variances
-within and B / n the variance of the means,
+R-hat compares chains with each other. For M chains of n draws, each split in half, with W the mean of the variances
+within chains and B / n the variance of their means,
 
     R-hat = sqrt(((n - 1) / n W + B / n) / W)
 
-taken of the draws' normal scores, Phi^-1((rank - 3/8) / (S + 1/4)), so that it needs no variance to exist, and of those
-of |x - median|, so that chains which differ in spread alone are seen; the larger counts. Below 1.01 is good.
+is computed from the normal scores of the draws, Phi^-1((rank - 3/8) / (S + 1/4)), so that no variance needs to exist,
+and from those of |x - median|, so that chains which differ only in their spread are detected. The larger of the two is
+reported; it should be below 1.01.
 
-The effective sample size is S / tau, with the autocorrelations rho of all chains together, variance between them
-included, summed up to where noise begins (Geyer 1992: sums of neighbouring pairs, as long as they are positive, none
-larger than the one before):
+The effective sample size is S / tau, with the autocorrelations rho of all chains together, including the variance
+between them. The sum is truncated where noise begins, by the initial monotone sequence of Geyer (1992): sums of
+neighbouring pairs, as long as they are positive, none larger than the one before:
 
     tau = 1 + 2 sum_t rho_t,      rho_t = 1 - (W - mean over chains of the autocovariance at t) / var+
 
-The bulk's is of normal scores, a quantile's of the indicator x <= quantile, the tail's the smaller of those at 5 % and
-95 %. The Monte Carlo standard error follows: sd / sqrt(ESS) for a mean. 100 effective draws a chain make these numbers
-themselves reliable. Many short chains, each too short for an R-hat of its own, are compared in groups that share a
-start (nested R-hat: Margossian, Hoffman, Sountsov, Riou-Durand, Vehtari and Gelman 2024). E-BFMI is of Hamiltonian
-samplers (Betancourt 2016): below 0.3 their energy wanders too slowly to see the tails.
+The bulk ESS uses normal scores, the ESS of a quantile the indicator x <= quantile, and the tail ESS is the smaller of
+those at 5 % and 95 %. The Monte Carlo standard error of a mean is sd / sqrt(ESS). These estimates are themselves
+reliable from 100 effective draws per chain.
 
-Draws are (chain, draw, ...), and a result has the shape that is left. It is NaN where there is nothing to say: fewer
-than 4 draws a chain, a draw that is not finite, a quantity that never varies. Cost: O(S log S) a quantity.
+Many short chains, each too short for its own R-hat, are compared in groups that share a start (nested R-hat). E-BFMI
+is for Hamiltonian samplers (Betancourt 2016): below 0.3 the energy changes too slowly to reach the tails.
+
+Draws are (chain, draw, ...), and a result has the remaining shape. It is NaN for fewer than 4 draws per chain, for
+draws that are not finite, and for a quantity that never varies. Cost: O(S log S) per quantity.
+
+References:
+    Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), Rank-normalization, folding, and localization: an improved
+    R-hat for assessing convergence of MCMC.
+    Geyer (1992), Practical Markov chain Monte Carlo.
+    Margossian, Hoffman, Sountsov, Riou-Durand, Vehtari and Gelman (2024), Nested R-hat: assessing the convergence of
+    Markov chain Monte Carlo when running many short chains.
+    Betancourt (2016), Diagnosing suboptimal cotangent disintegrations in Hamiltonian Monte Carlo.
 """
 
 from __future__ import annotations
@@ -40,14 +49,24 @@ from priory.core.special import incomplete_beta
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FEWEST = 4  # draws a chain
-AT_A_TIME = 1 << 20  # numbers that are worked on together
-TAILS = (0.05, 0.95)  # quantiles that stand for the tails
+MIN_DRAWS = 4  # per chain
+BLOCK_NUMBERS = 1 << 20  # draws x quantities that are processed together
+TAIL_PROBABILITIES = (0.05, 0.95)  # of the quantiles whose effective sample size is the tail ESS
 
 
 @dataclass(frozen=True)
 class Measures:
-    """Everything that a table says of draws (chain, draw, ...), each column in the shape that is left, in float64."""
+    """Summary statistics and diagnostics of draws (chain, draw, ...), each in the remaining shape, in float64.
+
+    Attributes:
+        mean: Means.
+        mcse: Monte Carlo standard errors of the means.
+        sd: Standard deviations.
+        quantiles: One tensor per requested probability.
+        ess_bulk: Effective sample sizes of the bulk.
+        ess_tail: Effective sample sizes of the tails.
+        r_hat: Rank-normalised split R-hat.
+    """
 
     mean: Tensor
     mcse: Tensor
@@ -59,12 +78,19 @@ class Measures:
 
 
 def measures(x: Tensor, probabilities: tuple[float, ...] = (0.05, 0.5, 0.95)) -> Measures:
-    """All measures of a table in one pass over the draws.
+    """Compute all statistics of a summary table in one pass over the draws.
 
-    The values are those of `r_hat`, `ess_bulk`, `ess_tail`, `mcse_mean` and `quantile`, which share their sorts here:
+    The values equal those of `r_hat`, `ess_bulk`, `ess_tail`, `mcse_mean` and `quantile`, which share their sorts here:
     256 chains of 500 draws of 20 quantities take about half a second on one thread.
+
+    Args:
+        x: Draws, (chain, draw, ...).
+        probabilities: Probabilities of the quantiles. Default: (0.05, 0.5, 0.95).
+
+    Returns:
+        A `Measures`, with one tensor per statistic.
     """
-    few = x.shape[1] < FEWEST
+    few = x.shape[1] < MIN_DRAWS
 
     def of(draws: Tensor) -> Tensor:
         flat, halves = draws.flatten(1), None if few else Halves(draws)
@@ -74,7 +100,7 @@ def measures(x: Tensor, probabilities: tuple[float, ...] = (0.05, 0.5, 0.95)) ->
         if halves is None:
             columns += 4 * [torch.full_like(flat[:, 0], torch.nan)]
         else:
-            tails = (effective(split((draws <= at(q)[:, None, None]).double())) for q in TAILS)
+            tails = (effective(split((draws <= at(q)[:, None, None]).double())) for q in TAIL_PROBABILITIES)
             found = (standard_error(draws), halves.effective(), torch.minimum(*tails), halves.reduction())
             varies = ordered[:, 0] < ordered[:, -1]
             columns += [torch.where(varies, column, torch.nan) for column in found]
@@ -87,52 +113,109 @@ def measures(x: Tensor, probabilities: tuple[float, ...] = (0.05, 0.5, 0.95)) ->
 
 
 def r_hat(x: Tensor) -> Tensor:
-    """Rank-normalised split R-hat, the larger of the bulk's and the folded one.
+    """Rank-normalised split R-hat: the larger of the bulk's and the folded one.
 
-    >>> apart = torch.stack([torch.linspace(0, 1, 100), torch.linspace(5, 6, 100)])
-    >>> float(r_hat(apart)) > 1.5
-    True
+    Args:
+        x: Draws, (chain, draw, ...).
+
+    Returns:
+        R-hat in the shape `x.shape[2:]`, in float64; NaN where it is not defined.
+
+    Example:
+        >>> apart = torch.stack([torch.linspace(0, 1, 100), torch.linspace(5, 6, 100)])
+        >>> float(r_hat(apart)) > 1.5
+        True
     """
     return by_columns(lambda draws: Halves(draws).reduction(), x, "r_hat")
 
 
 def ess_bulk(x: Tensor) -> Tensor:
-    """How many independent draws the middle of the distribution is known as well as from."""
+    """Effective sample size of the bulk of the distribution, from normal scores.
+
+    Args:
+        x: Draws, (chain, draw, ...).
+
+    Returns:
+        The effective sample size in the shape `x.shape[2:]`, in float64; NaN where it is not defined.
+    """
     return by_columns(lambda draws: Halves(draws).effective(), x, "ess_bulk")
 
 
 def ess_tail(x: Tensor) -> Tensor:
-    """The effective sample size of the tails: the smaller of those at the quantiles 5 % and 95 %."""
+    """Effective sample size of the tails: the smaller of those of the 5 % and 95 % quantiles.
+
+    Args:
+        x: Draws, (chain, draw, ...).
+
+    Returns:
+        The effective sample size in the shape `x.shape[2:]`, in float64; NaN where it is not defined.
+    """
 
     def of(draws: Tensor) -> Tensor:
-        return torch.minimum(*(effective_below(draws, q) for q in TAILS))
+        return torch.minimum(*(effective_below(draws, q) for q in TAIL_PROBABILITIES))
 
     return by_columns(of, x, "ess_tail")
 
 
 def ess_mean(x: Tensor) -> Tensor:
-    """How many independent draws the mean is known as well as from."""
+    """Effective sample size for the mean.
+
+    Args:
+        x: Draws, (chain, draw, ...).
+
+    Returns:
+        The effective sample size in the shape `x.shape[2:]`, in float64; NaN where it is not defined.
+    """
     return by_columns(lambda draws: effective(split(draws)), x, "ess_mean")
 
 
 def ess_sd(x: Tensor) -> Tensor:
-    """How many independent draws the standard deviation is known as well as from."""
+    """Effective sample size for the standard deviation.
+
+    Args:
+        x: Draws, (chain, draw, ...).
+
+    Returns:
+        The effective sample size in the shape `x.shape[2:]`, in float64; NaN where it is not defined.
+    """
     return by_columns(lambda draws: effective(split(squared_deviations(draws))), x, "ess_sd")
 
 
 def ess_quantile(x: Tensor, q: float) -> Tensor:
-    """How many independent draws the quantile q is known as well as from."""
+    """Effective sample size for a quantile.
+
+    Args:
+        x: Draws, (chain, draw, ...).
+        q: Probability of the quantile, between 0 and 1.
+
+    Returns:
+        The effective sample size in the shape `x.shape[2:]`, in float64; NaN where it is not defined.
+    """
     check_probability(q, "ess_quantile")
     return by_columns(lambda draws: effective_below(draws, q), x, "ess_quantile")
 
 
 def mcse_mean(x: Tensor) -> Tensor:
-    """The standard error of the draws' mean as an estimate of the target's."""
+    """Monte Carlo standard error of the mean, sd / sqrt(ESS).
+
+    Args:
+        x: Draws, (chain, draw, ...).
+
+    Returns:
+        The standard error in the shape `x.shape[2:]`, in float64; NaN where it is not defined.
+    """
     return by_columns(standard_error, x, "mcse_mean")
 
 
 def mcse_sd(x: Tensor) -> Tensor:
-    """The standard error of the draws' standard deviation: that of the variance over twice the standard deviation."""
+    """Monte Carlo standard error of the standard deviation: that of the variance over twice the sd.
+
+    Args:
+        x: Draws, (chain, draw, ...).
+
+    Returns:
+        The standard error in the shape `x.shape[2:]`, in float64; NaN where it is not defined.
+    """
 
     def of(draws: Tensor) -> Tensor:
         squares = squared_deviations(draws)
@@ -143,9 +226,17 @@ def mcse_sd(x: Tensor) -> Tensor:
 
 
 def mcse_quantile(x: Tensor, q: float) -> Tensor:
-    """The standard error of the draws' quantile q: half the width of its central interval of probability 0.683.
+    """Monte Carlo standard error of a quantile: half the width of its central interval of probability 0.683.
 
-    The share of draws below the quantile has a Beta distribution; its quantiles, read off the draws, are the interval.
+    The share of draws below the quantile has a Beta distribution. Its quantiles, looked up in the sorted draws, are the
+    interval.
+
+    Args:
+        x: Draws, (chain, draw, ...).
+        q: Probability of the quantile, between 0 and 1.
+
+    Returns:
+        The standard error in the shape `x.shape[2:]`, in float64; NaN where it is not defined.
     """
     check_probability(q, "mcse_quantile")
 
@@ -163,11 +254,22 @@ def mcse_quantile(x: Tensor, q: float) -> Tensor:
 
 
 def nested_r_hat(x: Tensor, groups: int) -> Tensor:
-    """R-hat of many short chains, in `groups` of neighbours of which each shares a start: sqrt(1 + B / W).
+    """Nested R-hat for many short chains in groups that share a start: sqrt(1 + B / W).
 
-    B is the variance of the groups' means, and W the mean over groups of the variance between the chains of one plus
-    the variance within them. One draw a chain is enough, or one chain a group. With M chains in each of K groups the
-    value of a sampler that has converged lies near sqrt(1 + 1 / M) for one draw a chain: compare it with that.
+    B is the variance of the groups' means. W is the mean over groups of the variance between the chains of a group plus
+    the variance within them. One draw per chain is enough, or one chain per group. With M chains in each group and one
+    draw per chain, the value of a converged sampler is near sqrt(1 + 1 / M): compare it with that.
+
+    Args:
+        x: Draws, (chain, draw, ...), with the chains of a group next to each other.
+        groups: Number of groups, an integer >= 2 that divides the number of chains.
+
+    Returns:
+        Nested R-hat in the shape `x.shape[2:]`, in float64; NaN where it is not defined.
+
+    References:
+        Margossian, Hoffman, Sountsov, Riou-Durand, Vehtari and Gelman (2024), Nested R-hat: assessing the convergence
+        of Markov chain Monte Carlo when running many short chains.
     """
     check_draws(x, "nested_r_hat")
     chains, draws = x.shape[:2]
@@ -189,29 +291,44 @@ def nested_r_hat(x: Tensor, groups: int) -> Tensor:
 
 
 def bfmi(energy: Tensor) -> Tensor:
-    """E-BFMI of each chain, from the energies of its draws: (chain, draw) -> (chain,).
+    """Energy Bayesian fraction of missing information (E-BFMI) of each chain: E[(E_t - E_(t-1))^2] / Var E.
 
-    E[(E_t - E_(t-1))^2] / Var E: how much of the energy's spread one resampling of the momentum goes through.
+    It measures how much of the energy's spread one resampling of the momentum covers. Below 0.3 the tails are poorly
+    explored.
+
+    Args:
+        energy: Energies of the draws, (chain, draw).
+
+    Returns:
+        E-BFMI, (chain,); NaN for fewer than 4 draws per chain.
     """
     ok = isinstance(energy, Tensor) and energy.ndim == 2
     require(ok, "energy", "bfmi", "be a tensor (chain, draw)", getattr(energy, "shape", energy))
     energy = energy.double()
-    if energy.shape[1] < FEWEST:
+    if energy.shape[1] < MIN_DRAWS:
         return energy.new_full(energy.shape[:1], torch.nan)
     return energy.diff(dim=1).square().mean(1) / energy.var(1)
 
 
 def quantile(x: Tensor, q: float) -> Tensor:
-    """The quantile q of all chains together, linear between two draws."""
+    """Quantile of all chains together, interpolated linearly between two draws.
+
+    Args:
+        x: Draws, (chain, draw, ...).
+        q: Probability of the quantile, between 0 and 1.
+
+    Returns:
+        The quantile in the shape `x.shape[2:]`, in float64; NaN where it is not defined.
+    """
     check_probability(q, "quantile")
     return by_columns(lambda draws: quantile_of(draws, q), x, "quantile", fewest=1, still=True)
 
 
-# The mathematics, on (quantity, chain, draw) in float64: a chain's draws are neighbours in memory.
+# The computations, on (quantity, chain, draw) in float64: the draws of a chain are contiguous.
 
 
 class Halves:
-    """Each chain in half, sorted once for everything that goes by ranks."""
+    """The halves of each chain, sorted once for all statistics of ranks."""
 
     def __init__(self, draws: Tensor) -> None:
         self.halves = split(draws)
@@ -232,15 +349,15 @@ class Halves:
 
 
 def split(x: Tensor) -> Tensor:
-    """Each chain in half, so that one that drifts differs from itself; the middle one of odd draws is left out."""
+    """Split each chain in half, so that a drift within it is detected; an odd number of draws loses the middle one."""
     half = x.shape[2] // 2
     return torch.cat([x[..., :half], x[..., x.shape[2] - half :]], 1)
 
 
 def sort(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """The values (quantity, S) in ascending order and their places, (quantity, S) both.
+    """The values (quantity, S) in ascending order and their indices, (quantity, S) both.
 
-    A double's bits, with those of negative numbers turned round, are in order as integers, and torch sorts a vector of
+    The bits of a double, reversed for negative numbers, have the same order as integers, and torch sorts a vector of
     integers by radix, five times as fast as it compares doubles.
     """
     bits = (flat + 0.0).view(torch.int64)  # -0.0 becomes 0.0
@@ -250,7 +367,7 @@ def sort(flat: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def normal_scores(ordered: Tensor, order: Tensor) -> Tensor:
-    """Phi^-1((rank - 3/8) / (S + 1/4)) at the draws' own places; draws that are equal share their mean rank."""
+    """Phi^-1((rank - 3/8) / (S + 1/4)) of the draws in their original order; equal draws share their mean rank."""
     size = ordered.shape[1]
     score = lambda rank: torch.special.ndtri((rank - 0.375) / (size + 0.25))  # noqa: E731
     scores = score(torch.arange(1.0, size + 1, dtype=ordered.dtype, device=ordered.device)).expand_as(ordered)
@@ -266,47 +383,47 @@ def normal_scores(ordered: Tensor, order: Tensor) -> Tensor:
 
 
 def potential_reduction(x: Tensor) -> Tensor:
-    """R-hat of draws as they are."""
+    """R-hat of the given draws, without splitting or ranks, (quantity,)."""
     n, within = x.shape[2], x.var(2).mean(1)
     return ((n - 1) / n + x.mean(2).var(1) / within).sqrt()
 
 
 def mean_autocovariance(x: Tensor) -> Tensor:
-    """The autocovariance at every lag, over n, averaged over the chains: (quantity, lag).
+    """The autocovariance at every lag, divided by n and averaged over the chains: (quantity, lag).
 
-    Spectra are averaged before the way back from them, which is then one a quantity and not one a chain.
+    Spectra are averaged before the inverse transform, which is then needed once per quantity instead of once per chain.
     """
     n = x.shape[2]
-    size = 1 << (2 * n - 1).bit_length()  # zeros behind the draws keep the ends of a chain from meeting
+    size = 1 << (2 * n - 1).bit_length()  # zero padding avoids circular correlation
     spectrum = torch.view_as_real(torch.fft.rfft(x - x.mean(2, keepdim=True), size))
     power = spectrum.square().flatten(-2).mean(1).unflatten(-1, (-1, 2)).sum(-1)
     return torch.fft.irfft(power, size)[:, :n] / n
 
 
 def effective(x: Tensor) -> Tensor:
-    """S / tau, from Geyer's initial monotone sequence over all chains."""
+    """S / tau by Geyer's initial monotone sequence over all chains, (quantity,)."""
     chains, n = x.shape[1:]
     covariance = mean_autocovariance(x)  # (quantity, lag)
     within = covariance[:, 0] * n / (n - 1)
     total = covariance[:, 0] + (x.mean(2).var(1) if chains > 1 else 0.0)
     rho = 1 - (within[:, None] - covariance) / total[:, None]
     rho[:, 0] = 1
-    pairs = max(1, (n - 1) // 2)  # the last two lags are of too few products
+    pairs = max(1, (n - 1) // 2)  # the last two lags average too few products
     even, sums = rho[:, 0 : 2 * pairs : 2], rho[:, : 2 * pairs].unflatten(1, (pairs, 2)).sum(2)
     place = torch.arange(pairs, device=x.device)
     last = torch.where(sums > 0, pairs - 1, place).amin(1)  # the first pair that is not positive, or the last of all
     before = torch.where(place < last[:, None], sums.cummin(1).values, 0.0).sum(1)
     edge, edge_sum = even.gather(1, last[:, None])[:, 0], sums.gather(1, last[:, None])[:, 0]
-    # half of the pair at which the sum ends is still a positive autocorrelation, and lessens the variance
+    # the first half of the pair at which the sum ends may still be positive, and reduces the variance if included
     tau = 2 * before - 1 + torch.where((edge > 0) | (edge_sum >= 0), edge, 0.0)
-    # anticorrelated chains are worth more than their number of draws, but not without bound
+    # anticorrelated chains have more effective draws than draws, up to a bound
     size = chains * n / tau.clamp(min=1 / math.log10(chains * n))
-    # an indicator that is always 1, as of x <= the largest value of a discrete x, has no error
+    # an indicator that is always 1, such as x <= the largest value of a discrete x, has no error
     return torch.where((x == x[:, :1, :1]).flatten(1).all(1), float(chains * n), size)
 
 
 def effective_below(x: Tensor, q: float) -> Tensor:
-    """The effective size of the indicator x <= quantile."""
+    """The effective sample size of the indicator x <= quantile."""
     return effective(split((x <= quantile_of(x, q)[:, None, None]).double()))
 
 
@@ -316,7 +433,7 @@ def standard_error(x: Tensor) -> Tensor:
 
 
 def squared_deviations(x: Tensor) -> Tensor:
-    """(x - mean)^2, with the mean of all chains."""
+    """(x - mean)^2, with the mean over all chains."""
     return (x - x.mean((1, 2), keepdim=True)).square()
 
 
@@ -334,9 +451,9 @@ def quantile_of_sorted(ordered: Tensor, q: float) -> Tensor:
 
 
 def beta_quantile(p: float, a: Tensor, b: Tensor) -> Tensor:
-    """The x at which the distribution function of Beta(a, b) is p, for a and b from 1.
+    """The quantile p of Beta(a, b), for a and b >= 1.
 
-    Newton's method on logit x, from the normal distribution with the logit's mean and variance.
+    Newton's method on logit x, started at the normal distribution with the mean and variance of the logit.
     """
     spread = (torch.polygamma(1, a) + torch.polygamma(1, b)).sqrt()
     centre = torch.digamma(a) - torch.digamma(b)
@@ -351,21 +468,21 @@ def beta_quantile(p: float, a: Tensor, b: Tensor) -> Tensor:
     return t.sigmoid()
 
 
-# What comes in.
+# Input.
 
 
 def by_columns(
     function: Callable[[Tensor], Tensor],
     x: Tensor,
     owner: str,
-    fewest: int = FEWEST,
+    fewest: int = MIN_DRAWS,
     still: bool = False,
     columns: int | None = None,
 ) -> Tensor:
-    """A function of (quantity, chain, draw) over the quantities of x (chain, draw, ...), some at a time.
+    """Apply a function of (quantity, chain, draw) to the quantities of x (chain, draw, ...), in blocks.
 
-    NaN for too few draws, for one that is not finite and, unless `still`, for a quantity that never varies. A function
-    that gives several `columns` of a quantity, (quantity, columns), has them last in the result.
+    The result is NaN for too few draws, for draws that are not finite and, unless `still`, for a quantity that never
+    varies. A function that returns several `columns` per quantity, (quantity, columns), has them last in the result.
     """
     check_draws(x, owner)
     flat, rest = x.detach().reshape(*x.shape[:2], -1), x.shape[2:]
@@ -373,7 +490,7 @@ def by_columns(
     quantities = flat.shape[2]
     if x.shape[1] < fewest or quantities == 0:
         return torch.full((*rest, *ends), torch.nan, dtype=torch.float64, device=x.device)
-    some = max(1, AT_A_TIME // (x.shape[0] * x.shape[1]))
+    some = max(1, BLOCK_NUMBERS // (x.shape[0] * x.shape[1]))
     found = []
     for start in range(0, quantities, some):
         piece = flat[..., start : start + some].permute(2, 0, 1).double().contiguous()
@@ -386,11 +503,11 @@ def by_columns(
 
 
 def check_draws(x: Tensor, owner: str) -> None:
-    """Refuse what can't be draws of chains."""
+    """Raise an error unless x is a tensor of draws (chain, draw, ...)."""
     ok = isinstance(x, Tensor) and x.ndim >= 2 and x.shape[0] > 0 and x.shape[1] > 0
     require(ok, "x", owner, "be a tensor (chain, draw, ...) of one or more", getattr(x, "shape", x))
 
 
 def check_probability(q: float, owner: str) -> None:
-    """Refuse what can't be the probability of a quantile."""
+    """Raise an error unless q is a probability between 0 and 1."""
     require(isinstance(q, (int, float)) and 0 < q < 1, "q", owner, "lie between 0 and 1", q)

@@ -1,12 +1,12 @@
-"""Whether a density falls at all over the width that an approximation of it has.
+"""A check of whether a density falls at all over the width of its approximation.
 
-Where q's width in a direction is the best, under any family that can be stretched in it,
+Where the width of q in a direction is optimal, under any family that can be scaled in that direction,
 
     E_q[(w - m) d log p / dw] = -1
 
-there: stretching q by 1 + x changes the entropy by x and the mean of log p by -x. Where log p is flat the left side is
-0 however wide q is, and nothing stops q from growing. It is a sign that p has no integral: a density needs a prior in
-that direction, or the fit is far from its end.
+holds there: scaling q by 1 + x changes the entropy by x and the mean of log p by -x. Where log p is flat the left side
+is 0 for any width, and nothing stops q from growing. This suggests that p is improper: the parameter needs a prior in
+that direction, or the fit is far from converged.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ if TYPE_CHECKING:
 
     from priory.models.target import Target
 
-DRAWS = 256  # at which a Gaussian's fall is 1 with a standard error of 0.09
-FLAT = 0.1
+FLATNESS_DRAWS = 256  # with this many the fall of a Gaussian is 1 with a standard error of 0.09
+MIN_FALL = 0.1  # a smaller fall counts as flat
 
 
 def falls(away: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """-E_q[(w - m) d log p / dw] in each coordinate and its standard error, from draws (S, P) of both: (P,) each.
+    """-E_q[(w - m) d log p / dw] per coordinate and its standard error, from draws (S, P) of both factors: (P,) each.
 
-    Beside other coordinates that it is correlated with, a coordinate's own product varies by far more than one.
+    A coordinate that is correlated with other coordinates has a product that varies by far more than one.
     """
     each = -away * gradient
     return each.mean(0), each.std(0) / len(each) ** 0.5
 
 
 def is_flat(away: Tensor, gradient: Tensor) -> Tensor:
-    """Whether log p is flat over q's width, beyond doubt, in each coordinate, (P,)."""
+    """Whether log p is flat over the width of q, by two standard errors, per coordinate, (P,)."""
     fall, error = falls(away, gradient)
-    return fall.abs() + 2 * error < FLAT
+    return fall.abs() + 2 * error < MIN_FALL
 
 
 def flat_place(away: Tensor, gradient: Tensor, wide: Tensor) -> int | None:
-    """The coordinate in which log p is flat over q's width, if there is one among the `wide`, (P,).
+    """The index of a coordinate among the `wide` (P,) in which log p is flat over the width of q, or None.
 
-    Flat directions need not be coordinates: that in which q is widest is looked at too, and told by its largest part.
+    Flat directions need not be coordinates. The direction in which q is widest is checked too, and is reported as the
+    coordinate with its largest component.
     """
     flat = wide & is_flat(away, gradient)
     if bool(flat.any()):
@@ -56,6 +57,6 @@ def flat_place(away: Tensor, gradient: Tensor, wide: Tensor) -> int | None:
 
 
 def name_of(target: Target, place: int) -> str:
-    """The parameter that a coordinate belongs to, with its entry where there are several."""
+    """The name of the parameter of a coordinate, with its index if there are several."""
     block = next(b for b in target.model.layout.blocks if b.start <= place < b.stop)
     return block.name + (f"[{place - block.start}]" if block.stop - block.start > 1 else "")

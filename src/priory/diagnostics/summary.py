@@ -1,8 +1,8 @@
-"""A table of what is known of some quantities, and of whether it may be believed.
+"""Summary tables of named quantities, with convergence diagnostics for Markov chains.
 
-Every posterior has one: `print(posterior.summary())`. Its rows are entries of parameters, its columns the mean, the
-standard deviation and the quantiles 5 %, 50 % and 95 %. That of Markov chains has the Monte Carlo standard error, the
-effective sample sizes and R-hat beside them (see `priory.diagnostics.convergence`).
+Every posterior has one: `print(posterior.summary())`. The rows are entries of parameters; the columns are the mean, the
+standard deviation and the 5 %, 50 % and 95 % quantiles. For Markov chains there are also the Monte Carlo standard
+error, the effective sample sizes and R-hat (see `priory.diagnostics.convergence`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,30 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-GOOD_R_HAT = 1.01
-ESS_PER_CHAIN, ESS_IN_ALL = 100, 400  # effective draws that are enough: of each chain, and of all, however many
-GOOD_BFMI = 0.3
-ROWS = 50  # of a printed table; of more quantities those of the highest R-hat are shown
-QUANTILES = (0.05, 0.5, 0.95)
-PLAIN = ("mean", "sd", "5%", "50%", "95%")
-COLUMNS = ("mean", "mcse", "sd", "5%", "50%", "95%", "ess_bulk", "ess_tail", "r_hat")
+MAX_R_HAT = 1.01
+ESS_PER_CHAIN, MAX_REQUIRED_ESS = 100, 400  # sufficient effective draws: per chain, and for any number of chains
+MIN_BFMI = 0.3
+MAX_PRINTED_ROWS = 50  # of more quantities those with the highest R-hat are printed
+SUMMARY_PROBABILITIES = (0.05, 0.5, 0.95)
+MOMENT_COLUMNS = ("mean", "sd", "5%", "50%", "95%")
+CHAIN_COLUMNS = ("mean", "mcse", "sd", "5%", "50%", "95%", "ess_bulk", "ess_tail", "r_hat")
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Means, standard deviations and quantiles of named quantities: a table to print, and its columns, (n,).
+    """Means, standard deviations and quantiles of named quantities, as a table to print or to read by column and row.
 
-    `summary["sd"]` is a column, `summary.row("theta[0]")` the numbers of one quantity, and `summary.to_dict()` all of
-    them by name. That of chains has `chains` and `draws`; `verdict` lists what speaks against them.
+    Attributes:
+        names: Names of the quantities, such as "theta[0]".
+        columns: Values of each column, (n,). `summary["sd"]` reads one, `summary.row("theta[0]")` one quantity, and
+            `summary.to_dict()` everything.
+        chains: Number of chains; 0 for a summary that is not of chains.
+        draws: Number of draws per chain.
+        divergences: Number of divergent draws, if the sampler reports them.
+        bfmi: E-BFMI of each chain, for Hamiltonian samplers.
+        title: Line above the table.
+        status: Status of the fit, printed under the table.
+        remarks: Further lines under the table.
 
     Example:
         >>> table = Summary(["mu"], {"mean": torch.tensor([1.5]), "sd": torch.tensor([0.25])})
@@ -68,26 +77,37 @@ class Summary:
         bfmi: Tensor | None = None,
         title: str = "",
     ) -> Summary:
-        """The summary of draws (chain, draw, quantity), in one piece or several with as many chains and draws."""
+        """Summarise draws of Markov chains.
+
+        Args:
+            names: Names of the quantities.
+            x: Draws, (chain, draw, quantity), as one tensor or as several with the same chains and draws.
+            divergences: Number of divergent draws.
+            bfmi: E-BFMI of each chain.
+            title: Line above the table.
+
+        Returns:
+            A `Summary` with standard errors, effective sample sizes and R-hat.
+        """
         pieces = [x] if isinstance(x, torch.Tensor) else list(x)
-        found = [measures(piece, QUANTILES) for piece in pieces]
+        found = [measures(piece, SUMMARY_PROBABILITIES) for piece in pieces]
         parts = [(m.mean, m.mcse, m.sd, *m.quantiles, m.ess_bulk, m.ess_tail, m.r_hat) for m in found]
         together = [torch.cat(part).cpu() for part in zip(*parts, strict=True)]
         chains, draws = pieces[0].shape[:2]
-        return cls(names, dict(zip(COLUMNS, together, strict=True)), chains, draws, divergences, bfmi, title)
+        return cls(names, dict(zip(CHAIN_COLUMNS, together, strict=True)), chains, draws, divergences, bfmi, title)
 
     def __getitem__(self, column: str) -> Tensor:
         require(column in self.columns, "column", "Summary", f"be among {', '.join(self.columns)}", repr(column))
         return self.columns[column]
 
     def row(self, name: str) -> dict[str, float]:
-        """The numbers of one quantity by column."""
+        """The values of one quantity, by column."""
         known = ", ".join(self.names[:20]) + (", ..." if len(self.names) > 20 else "")
         require(name in self._places, "name", "Summary", f"be among {known}", repr(name))
         return {column: float(values[self._places[name]]) for column, values in self.columns.items()}
 
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """The numbers of every quantity, by name and column."""
+        """The values of every quantity, by name and column."""
         values = [column.tolist() for column in self.columns.values()]
         return {name: dict(zip(self.columns, row, strict=True)) for name, *row in zip(self.names, *values, strict=True)}
 
@@ -97,20 +117,20 @@ class Summary:
 
     @property
     def disagreement(self) -> str:
-        """The sentence that says where chains disagree, or nothing."""
+        """A sentence about quantities whose chains disagree; empty if there are none."""
         r = self["r_hat"]
-        if not bool((r > GOOD_R_HAT).any()):
+        if not bool((r > MAX_R_HAT).any()):
             return ""
         place = int(r.nan_to_num(nan=0.0).argmax())
         return (
-            f"R-hat is above {GOOD_R_HAT} for {int((r > GOOD_R_HAT).sum())} of {len(self.names)} quantities, and "
+            f"R-hat is above {MAX_R_HAT} for {int((r > MAX_R_HAT).sum())} of {len(self.names)} quantities, and "
             f"largest ({float(r[place]):.4g}) for {self.names[place]}: the chains disagree. Let them run longer."
         )
 
     @property
     def shortage(self) -> str:
-        """The sentence that says where there are too few effective draws, or nothing."""
-        ess, wanted = torch.fmin(self["ess_bulk"], self["ess_tail"]), min(ESS_PER_CHAIN * self.chains, ESS_IN_ALL)
+        """A sentence about quantities with too few effective draws; empty if there are none."""
+        ess, wanted = torch.fmin(self["ess_bulk"], self["ess_tail"]), min(ESS_PER_CHAIN * self.chains, MAX_REQUIRED_ESS)
         if not bool((ess < wanted).any()):
             return ""
         place = int(ess.nan_to_num(nan=torch.inf).argmin())
@@ -121,31 +141,31 @@ class Summary:
 
     @property
     def verdict(self) -> list[str]:
-        """What speaks against the draws, a sentence each; nothing where they are good."""
+        """Problems with the draws, one sentence each; empty if there are none."""
         if "r_hat" not in self.columns:
             return []
         if self.draws < 4:
-            return ["Fewer than 4 draws a chain say nothing about convergence."]
+            return ["Fewer than 4 draws per chain say nothing about convergence."]
         said, total = [sentence for sentence in (self.disagreement, self.shortage) if sentence], len(self.names)
         still = int(torch.isnan(self["r_hat"]).sum())
         if still:
-            said.append(f"{still} of {total} quantities never vary, or are not finite: nothing is said of them.")
+            said.append(f"{still} of {total} quantities never vary, or are not finite: they have no diagnostics.")
         return said + self.trouble
 
     @property
     def trouble(self) -> list[str]:
-        """What the sampler itself met, a sentence each: trajectories that diverged, and an energy that is slow."""
+        """Problems that the sampler reported, one sentence each: divergences and a low E-BFMI."""
         said = []
         if self.divergences:
             share = 100 * self.divergences / (self.chains * self.draws)
             said.append(
                 f"{self.divergences} draws diverged ({share:.2g} %): the sampler could not follow the density there, "
-                "and draws near it are missing. Raise the wanted acceptance, or give the parameters another form."
+                "and draws near it are missing. Raise 'accept', or reparameterise the model."
             )
-        if self.bfmi is not None and bool((self.bfmi < GOOD_BFMI).any()):
+        if self.bfmi is not None and bool((self.bfmi < MIN_BFMI).any()):
             said.append(
-                f"E-BFMI is below {GOOD_BFMI} for {int((self.bfmi < GOOD_BFMI).sum())} of {self.chains} chains: the "
-                "energy wanders too slowly to reach the tails. Give the parameters another form."
+                f"E-BFMI is below {MIN_BFMI} for {int((self.bfmi < MIN_BFMI).sum())} of {self.chains} chains: the "
+                "energy changes too slowly to reach the tails. Reparameterise the model."
             )
         return said
 
@@ -160,19 +180,20 @@ class Summary:
             if self.bfmi is not None:
                 said[-1] += f" E-BFMI: {float(self.bfmi.min()):.2f} at the least."
         if len(self._shown) < len(self.names):
-            said.append(f"Shown are the {ROWS} of {len(self.names):,} quantities with the highest R-hat.")
+            said.append(f"Shown are the {MAX_PRINTED_ROWS} of {len(self.names):,} quantities with the highest R-hat.")
         return said + self.verdict + ([f"Status: {self.status}"] if self.status else [])
 
     @property
     def _shown(self) -> Sequence[int]:
-        """The places of the rows that are printed."""
-        if "r_hat" not in self.columns or len(self.names) <= ROWS:
+        """The indices of the printed rows."""
+        if "r_hat" not in self.columns or len(self.names) <= MAX_PRINTED_ROWS:
             return range(len(self.names))
-        return sorted(self["r_hat"].nan_to_num(nan=-1.0).argsort(descending=True, stable=True)[:ROWS].tolist())
+        order = self["r_hat"].nan_to_num(nan=-1.0).argsort(descending=True, stable=True)
+        return sorted(order[:MAX_PRINTED_ROWS].tolist())
 
     @property
     def cells(self) -> list[list[str]]:
-        """The rows of the table as texts."""
+        """The rows of the table as strings."""
         return [
             [self.names[i], *[written(name, float(column[i])) for name, column in self.columns.items()]]
             for i in self._shown
@@ -193,7 +214,7 @@ class Summary:
 
 
 def labels(name: str, shape: Sequence[int]) -> list[str]:
-    """A name for each entry of a tensor.
+    """One name per entry of a tensor.
 
     >>> labels("theta", (2, 2))
     ['theta[0, 0]', 'theta[0, 1]', 'theta[1, 0]', 'theta[1, 1]']
@@ -206,7 +227,7 @@ def labels(name: str, shape: Sequence[int]) -> list[str]:
 
 
 def written(column: str, value: float) -> str:
-    """A number as the table has it."""
+    """Format a value of a column."""
     if column.startswith("ess"):
         return f"{value:.0f}"
     return f"{value:.3f}" if column == "r_hat" else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Posteriors: what methods give back."""
+"""Posteriors: the results of `fit`, with one interface for all methods."""
 
 from priory.posteriors.amortised import AmortisedPosterior
 from priory.posteriors.base import KINDS, Evidence, Posterior

@@ -1,4 +1,4 @@
-"""A point in theta with an encoder, which gives q(z | y) for any y: what is left of a variational auto-encoder."""
+"""The posterior of amortised EM: a point theta with an encoder, which gives q(z | y) for any y."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ if TYPE_CHECKING:
     from priory.latent.base import Generated
     from priory.models.target import Target
 
-DRAWS = 64  # of z a row, for the bound that stands for the evidence
+BOUND_DRAWS = 64  # of z per row, for the bound on the evidence
 
 
 class AmortisedPosterior(Posterior):
-    """delta(theta - theta*), with q(z | y) for whatever y is asked of."""
+    """A fitted variational auto-encoder: delta(theta - theta*), with the encoder's q(z | y) for any y.
+
+    Args:
+        target: Target of the fit, whose model is a `latent.VAE`.
+        w: Parameters of encoder and decoder, unconstrained, (P,).
+    """
 
     kind: ClassVar[str] = "amortised"
     point: ClassVar[bool] = True
@@ -42,31 +47,56 @@ class AmortisedPosterior(Posterior):
         return {name: t.clone() for name, t in self.latent.layout.constrain(self.w).items()}
 
     def evidence(self) -> Evidence:
-        """The tighter bound of log p(y | theta*) for the data of the fit, by 64 draws of z a row, and its error."""
+        """The importance-weighted bound on log p(y | theta*) of the fitted data, from 64 draws per row."""
         if self.data is None:
             raise InputError("A posterior from a file has no data: use .log_likelihood(data).")
         total, variance = 0.0, 0.0
-        for log_weights in self._log_weights(self.data, DRAWS, 0):
+        for log_weights in self._log_weights(self.data, BOUND_DRAWS, 0):
             total += float(log_mean(log_weights).double().sum())
-            share = log_weights.softmax(0)  # of each draw in the mean: the delta method has its error
-            variance += float(((share.square().sum(0) - 1 / DRAWS) * DRAWS / (DRAWS - 1)).double().sum())
+            share = log_weights.softmax(0)  # of each draw in the mean, for the error by the delta method
+            per_row = (share.square().sum(0) - 1 / BOUND_DRAWS) * BOUND_DRAWS / (BOUND_DRAWS - 1)
+            variance += float(per_row.double().sum())
         return Evidence(total, "lower bound of the log-likelihood at theta", variance**0.5)
 
-    # Of data, in blocks.
+    # Functions of data, computed in blocks of rows.
 
     def encode(self, data: Any) -> tuple[Tensor, Tensor]:
-        """The mean and the standard deviation of q(z | y) for each row of some data, each (n, latent)."""
+        """Encode the rows of some data.
+
+        Args:
+            data: Rows of y.
+
+        Returns:
+            The mean and the standard deviation of q(z | y) for each row, each (n, latent).
+        """
         with torch.no_grad():
             parts = [self.latent.encode(self.mean, rows["y"]) for rows in self.latent.blocks(data)]
         return torch.cat([m for m, _ in parts]), torch.cat([s for _, s in parts]).exp()
 
-    def log_likelihood(self, data: Any, samples: int = DRAWS, seed: int = 0) -> Tensor:
-        """A lower bound of log p(y_n | theta*) for each row, (n,): the ELBO for one draw, IWAE's for more."""
+    def log_likelihood(self, data: Any, samples: int = BOUND_DRAWS, seed: int = 0) -> Tensor:
+        """A lower bound on log p(y_n | theta*) per row: the ELBO for one draw, the importance-weighted bound for more.
+
+        Args:
+            data: Rows of y.
+            samples: Number of draws of z per row.
+            seed: Seed of the draws.
+
+        Returns:
+            The bounds, (n,).
+        """
         require(whole(samples, 1), "samples", "log_likelihood", "be an integer >= 1", repr(samples))
         return torch.cat([log_mean(log_weights) for log_weights in self._log_weights(data, int(samples), seed)])
 
     def generate(self, n: int, seed: int = 0) -> Generated:
-        """n rows drawn from the model, and the z that each came from: `y, z = posterior.generate(100)`."""
+        """Draw rows from the model.
+
+        Args:
+            n: Number of rows.
+            seed: Seed of the draws.
+
+        Returns:
+            The rows and their latent variables: `y, z = posterior.generate(100)`.
+        """
         require(whole(n, 1), "n", "generate", "be an integer >= 1", repr(n))
         with torch.no_grad():
             return self.latent.generate(self.mean, n, stream(seed, "generate", device=self.model.device))

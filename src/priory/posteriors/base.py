@@ -1,7 +1,7 @@
-"""What is known after the data: one interface for every posterior.
+"""The base class of all posteriors.
 
-A posterior is a distribution over the flat vector w with the model it belongs to. Subclasses say how to draw
-w and what their tensors are; sampling by name, predicting, saving and the rest are written once, here.
+A posterior is a distribution over a model's flat vector w of unconstrained parameters. Subclasses define how to draw w
+and which tensors to store. Sampling by name, predicting, summarising and saving are implemented here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Evidence:
-    """log p(D) or what stands for it, in nats: `kind` says which, `error` is a standard error (0 if exact)."""
+    """The log evidence log p(D), or a bound on it or an estimate of it, in nats. `float(evidence)` is its value.
+
+    Attributes:
+        value: The number.
+        kind: What it is, such as "lower bound on log p(D) (ELBO, 256 draws)".
+        error: Monte Carlo standard error; 0 if exact.
+    """
 
     value: float
     kind: str
@@ -48,12 +54,12 @@ class Evidence:
         return self.value
 
 
-DRAWN = 1 << 21  # numbers of weights that a prediction draws at a time: they are used while still in the cache
-KINDS: dict[str, type[Posterior]] = {}  # by the name that a file has for each
+BLOCK_NUMBERS = 1 << 21  # draws x weights of a prediction at a time, so that they stay in the cache
+KINDS: dict[str, type[Posterior]] = {}  # by the name of each kind in files
 
 
 def with_own_options(predict: Callable[P, R]) -> Callable[P, R]:
-    """Refuse in one sentence what the predictions of other posteriors take, such as the `link` of Laplace's."""
+    """Raise a clear error for options that only other posteriors take, such as the `link` of Laplace's predict."""
     own = list(inspect.signature(predict).parameters)[2:]
 
     @functools.wraps(predict)
@@ -67,9 +73,19 @@ def with_own_options(predict: Callable[P, R]) -> Callable[P, R]:
 
 
 class Posterior(ABC):
-    """A distribution over a model's parameters, given data."""
+    """A distribution over a model's parameters, given data. Methods return it from `fit`.
 
-    kind: ClassVar[str]  # how a file calls it
+    Attributes:
+        model: The fitted model.
+        target: Model, prior, number of rows and temperature of the fit.
+        buffers: The network's buffers after the fit, such as the statistics of batch norm.
+        history: Metrics of the fit by name, one value per step.
+        method: Name of the method.
+        seed: Seed of the fit.
+        data: Data of the fit; None for a posterior from a file.
+    """
+
+    kind: ClassVar[str]  # its name in files
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -84,39 +100,39 @@ class Posterior(ABC):
         self.history: dict[str, Tensor] = {}
         self.method = ""
         self.seed = 0
-        self.data: Data | None = None  # what it was fitted to; not stored
+        self.data: Data | None = None  # the data of the fit; not stored
         self._evidence: Evidence | None = None
         self._generator: torch.Generator | None = None
-        self._known: Status | None = None  # what its method, or its file, says of the fit
-        self.stopped: Status | None = None  # what the driver says of a fit that ended before its time
-        self.warned = False  # whether a warning has said already what its status says
+        self._known: Status | None = None  # status given by the method, or by a file
+        self.stopped: Status | None = None  # status given by the driver, of a fit that ended early
+        self.warned = False  # whether a warning has already reported its status
 
-    # What a subclass says.
+    # The interface of a subclass.
 
     @abstractmethod
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """n draws of the flat vector, (n, P)."""
 
     def draw_for_prediction(self, n: int, generator: torch.Generator) -> Tensor:
-        """n draws whose average is wanted: independent, unless a posterior knows how to balance them."""
+        """n draws whose average is needed, (n, P): independent, or balanced where a posterior can."""
         return self.draw(n, generator)
 
     def starts(self, n: int, generator: torch.Generator) -> Tensor:
-        """n vectors for fits to start from, (n, P): draws, as far apart as a posterior knows how to have them."""
+        """n vectors for fits to start from, (n, P): draws, spread out as far as the posterior can."""
         return self.draw(n, generator)
 
     def pieces(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
-        """Draws for one prediction, so many at a time; those of a set that is stored are taken from it but once."""
+        """Draws for one prediction in blocks of the given sizes; stored draws are taken without replacement."""
         return (self.draw_for_prediction(size, generator) for size in sizes)
 
-    centre: Tensor | None = None  # what draws for a prediction are mirrored around, if they are
+    centre: Tensor | None = None  # centre of antithetic draws for predictions, if they are used
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What a file keeps."""
+        """The tensors that a file stores."""
 
     def own(self) -> dict[str, Any]:
-        """What a file keeps beside tensors, as JSON; `of_tensors` gets it back."""
+        """Further values that a file stores as JSON, passed to `of_tensors` as options."""
         return {}
 
     @classmethod
@@ -124,48 +140,58 @@ class Posterior(ABC):
     def of_tensors(
         cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
     ) -> Posterior:
-        """The posterior that a file kept."""
+        """Restore the posterior from the tensors and values of a file."""
 
     @classmethod
     def in_model_type(cls, tensors: Mapping[str, Tensor], own: Mapping[str, Any]) -> list[Tensor]:
-        """Those of a file's tensors whose floating type must be the model's: all, unless a posterior says otherwise."""
+        """The tensors of a file whose dtype must be the model's: all, unless a subclass overrides this."""
         return list(tensors.values())
 
     def results(self) -> dict[str, Any]:
-        """What was computed after the fit and a file keeps too, as JSON; `restore_results` gets it back."""
+        """Results computed after the fit that a file stores as JSON; `restore_results` reads them."""
         return {"evidence": None if self._evidence is None else vars(self._evidence)}
 
     def restore_results(self, results: Mapping[str, Any]) -> None:
-        """Take back what `results` wrote."""
+        """Restore what `results` returned."""
         self._evidence = None if results["evidence"] is None else Evidence(**results["evidence"])
 
     @property
     @abstractmethod
     def mean(self) -> dict[str, Tensor]:
-        """E[parameter | D] by name, in the person's own (constrained) parameters."""
+        """Posterior mean of each parameter by name, in constrained parameters."""
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
-        """log q at named parameters, as a density over the person's own parameters."""
+        """Log density of the posterior at named parameters.
+
+        Args:
+            params: Constrained parameters by name, each (..., *shape).
+
+        Returns:
+            log q as a density over the constrained parameters, (...).
+
+        Raises:
+            InputError: If the posterior has no density.
+        """
         raise InputError(f"The posterior of {self.method or type(self).__name__} has no density.")
 
     def evidence(self) -> Evidence:
-        """log p(D), or a bound or an estimate of it."""
+        """Compute log p(D), or a bound on it or an estimate of it; `log_evidence` caches it."""
         raise InputError(
             f"{self.method or type(self).__name__} gives no evidence: it is a point, and points have no volume."
         )
 
     point: ClassVar[bool] = False  # whether all draws are equal
-    stored_draws: int | None = None  # how many there are, of a posterior that is a set of them
+    stored_draws: int | None = None  # number of draws, for a posterior that is a set of draws
 
     def gaussian_coordinates(self) -> tuple[Tensor, Tensor] | None:
-        """The mean and the standard deviation of each unconstrained coordinate, (P,) both, where it is Gaussian."""
+        """Mean and standard deviation of each unconstrained coordinate, (P,) both; None if not Gaussian."""
         return None
 
     def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """What the posterior itself says of its fit: what its method said, and the history of its objective.
+        """The status from the method and from the history of the objective.
 
-        A subclass that knows more, as chains know R-hat, or for which the history is no objective, overrides it.
-        `history` is that of the members of an ensemble, if they were fitted as one.
+        Subclasses override it if they know more, as chains know R-hat, or if their history is not an objective.
+        `history` is that of the whole ensemble, for members that were fitted together.
         """
         found = of_history(self.history if history is None else history)
         if self._known is None or found is UNKNOWN:
@@ -173,35 +199,43 @@ class Posterior(ABC):
         return worst([self._known, found])
 
     def join(self) -> None:  # noqa: B027 - most posteriors are the same on every process
-        """Take in the chains or members of the other processes, in the order of the processes."""
+        """Gather the chains or members of all processes, in the order of the processes."""
 
-    # What every posterior does.
+    # Shared by all posteriors.
 
     @property
     def num_data(self) -> int | None:
-        """N, the number of rows it was fitted to."""
+        """Number of rows of the fit, N."""
         return self.target.num_data
 
     @property
     def temperature(self) -> float:
-        """T, as the fit had it."""
+        """Temperature of the fit, T."""
         return self.target.temperature
 
     @property
     def parts(self) -> dict[str, float | int | None]:
-        """What the objective was made of at the last step, in nats for the whole data, with N and T."""
+        """Terms of the objective at the last step, in nats for the whole data, with N and T."""
         last = {name: float(values[-1]) for name, values in self.history.items() if len(values)}
         return {**last, "num_data": self.num_data, "temperature": self.temperature}
 
     @property
     def log_evidence(self) -> Evidence:
-        """log p(D), or what the method has for it; `.kind` says what."""
+        """log p(D), or the method's bound on it or estimate of it; `.kind` tells which."""
         if self._evidence is None:
             self._evidence = self.evidence()
         return self._evidence
 
     def sample(self, n: int = 1, seed: int | None = None) -> dict[str, Tensor]:
-        """n draws of every parameter by name, each (n, ...); without a seed each call has new ones."""
+        """Draw parameters by name.
+
+        Args:
+            n: Number of draws.
+            seed: Seed of the draws. Default: None, every call continues the posterior's own stream.
+
+        Returns:
+            Constrained parameters by name, each (n, *shape).
+        """
         require(whole(n, 1), "n", "sample", "be an integer >= 1", n)
         if seed is not None:
             generator = stream(seed, "sample", device=self.model.device)
@@ -213,14 +247,23 @@ class Posterior(ABC):
 
     @with_own_options
     def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
-        """What is known of y at new inputs x (a tensor, an array, or a tuple for a network of several inputs)."""
+        """Predict the targets at new inputs.
+
+        Args:
+            x: New inputs: a tensor, an array, or a tuple for a network of several inputs.
+            samples: Number of draws of the weights.
+            seed: Seed of the draws.
+
+        Returns:
+            A `Prediction`.
+        """
         require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
         require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         inputs = self._inputs(x)
         assert has_network(self.model)
         generator = stream(seed, "predict", device=self.model.device)
         wanted = 1 if self.point else int(samples)
-        few = max(2, 2 * (DRAWN // (2 * self.model.layout.size)))  # an even number, for pairs
+        few = max(2, 2 * (BLOCK_NUMBERS // (2 * self.model.layout.size)))  # an even number, for pairs
         sizes = [min(few, wanted - start) for start in range(0, wanted, few)]
         draws = self.pieces(sizes, generator)
         with taking(inputs):
@@ -231,7 +274,7 @@ class Posterior(ABC):
         return prediction
 
     def _inputs(self, x: Any) -> Batch:
-        """New inputs in the network's type, or the sentence that says why not."""
+        """New inputs in the network's dtype; raises an error that explains what is wrong with x."""
         if not has_network(self.model):
             raise InputError(
                 "A posterior over a Density has no network to predict with: use .sample() and your own function."
@@ -249,7 +292,7 @@ class Posterior(ABC):
         return self.model.prepare_inputs(inputs)
 
     def _check_rows(self, inputs: Batch, count: int) -> None:
-        """Refuse inputs of which the network makes another number of rows."""
+        """Raise an error if the network returns another number of rows than the inputs have."""
         shapes = [tuple(t.shape) for t in inputs]
         require(count == len(inputs[0]), "x", "predict", "have a row for each prediction", shapes)
 
@@ -259,35 +302,35 @@ class Posterior(ABC):
         return worst([self.judged(), *([self.stopped] if self.stopped else [])])
 
     def quick_status(self) -> Status:
-        """What `fit` warns about: the status, without work that a fit should not wait for.
+        """The status that `fit` warns about, without expensive computations.
 
-        A method whose own length is so short that its noise is not known was meant to be stopped there.
+        A history that is too short to estimate its noise counts as converged, because its length was intended.
         """
         short = 0 < max((len(values) for values in self.history.values()), default=0) < FEWEST_STEPS
         return CONVERGED if short else self.status
 
     def know(self, status: Status, warned: bool = False) -> None:
-        """Take what the method says of the fit; `warned` if a warning has said it already."""
+        """Add a status given by the method; `warned` if a warning has already reported it."""
         self._known = status if self._known is None else worst([self._known, status])
         self.warned = self.warned or warned
 
     def stored_status(self) -> dict[str, str] | None:
-        """What a file keeps of the status; None where it follows from the rest of the file."""
+        """The status that a file stores; None where it follows from the rest of the file."""
         status = self.status
         return None if status is UNKNOWN else asdict(status)
 
     def load_status(self, stored: Mapping[str, Any] | None, told: bool) -> None:
-        """Take the status of a file; where it tells none, what else it holds must say it."""
+        """Restore the status from a file; `told` is whether the file stores statuses at all."""
         if stored is not None:
             self._known = Status(**stored)
         elif not told and self.judged() is UNKNOWN:
             self._known = NOT_IN_FILE
 
     def summary(self) -> Summary:
-        """Means, standard deviations and quantiles (5, 50, 95 %) of every parameter by name, to be printed.
+        """Means, standard deviations and quantiles (5, 50, 95 %) of every parameter, as a table.
 
-        They are exact where closed forms are known, and otherwise those of draws with a fixed seed. Of a tensor with
-        more than 50 entries the first 10 are in the table.
+        Values are exact where closed forms are known, and otherwise estimated from draws with a fixed seed. A tensor
+        with more than 50 entries shows its first 10.
 
         Returns:
             A `Summary`: `print` it, or read `summary["sd"]`, `summary.row("theta[0]")`, `summary.to_dict()`.
@@ -295,7 +338,11 @@ class Posterior(ABC):
         return replace(summarise(self), status=str(self.status))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the posterior to a file that `load` reads: safetensors and JSON, no pickle."""
+        """Save the posterior to a file that `priory.load` reads: safetensors and JSON, no pickle.
+
+        Args:
+            path: Path of the file.
+        """
         from priory.fitting.store import save
 
         save(self, path)
@@ -306,13 +353,13 @@ class Posterior(ABC):
         return f"{type(self).__name__}({size}, {data}, by {self.method}{self._status_text()})"
 
     def _status_text(self) -> str:
-        """The status as the end of a repr; nothing where nothing is known of the fit."""
+        """The status as the end of a repr; empty where it is unknown."""
         status = self.status
         return "" if status is UNKNOWN else f", {status}"
 
 
 def chosen(stored: int, n: int, generator: torch.Generator) -> Tensor:
-    """The places of n of so many draws, (n,): no one twice where there are enough, and with replacement otherwise."""
+    """Indices of n out of `stored` draws, (n,): without replacement if there are enough, otherwise with."""
     if n <= stored:
         return torch.randperm(stored, generator=generator, device=generator.device)[:n]
     return torch.randint(stored, (n,), generator=generator, device=generator.device)
@@ -320,7 +367,7 @@ def chosen(stored: int, n: int, generator: torch.Generator) -> Tensor:
 
 @contextlib.contextmanager
 def taking(inputs: Batch) -> Iterator[None]:
-    """Say in a sentence that the network can't take the inputs, if it can't."""
+    """Raise a clear error if the network can't process the inputs."""
     try:
         yield
     except InputError:

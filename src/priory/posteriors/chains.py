@@ -1,4 +1,4 @@
-"""Draws of Markov chains, with what says whether they may be believed."""
+"""Draws of Markov chains, with their convergence diagnostics."""
 
 from __future__ import annotations
 
@@ -27,19 +27,25 @@ if TYPE_CHECKING:
     from priory.core.data import Batch
     from priory.models.target import Target
 
-TELLING_DRAWS, CLEAR_R_HAT = 100, 1.1  # per chain, and where fit warns
-QUICK_NUMBERS = 1 << 20  # draws x coordinates that fit looks at before it warns
-STATUS_NUMBERS = 1 << 22  # draws x coordinates that a status looks at; of more, coordinates at even distances
-AT_A_TIME = 1 << 24  # numbers of predictions or likelihoods that are made together
+MIN_WARNING_DRAWS, WARNING_R_HAT = 100, 1.1  # draws per chain and R-hat from which fit warns
+QUICK_NUMBERS = 1 << 20  # draws x coordinates that fit checks before it warns
+STATUS_NUMBERS = 1 << 22  # draws x coordinates that a status checks; of more, evenly spaced coordinates
+BLOCK_NUMBERS = 1 << 24  # predictions or likelihoods that are computed together
 ARVIZ_NAMES = {"divergent": "diverging", "acceptance": "acceptance_rate", "steps": "n_steps"}
 
 
 class Chains(Posterior):
-    """(1/KS) sum_ks delta(w - w_ks), in unconstrained coordinates, w (K, S, P): S draws of each of K chains.
+    """Draws of Markov chains: (1/KS) sum_ks delta(w - w_ks), S draws of each of K chains.
 
-    `statistics` are what a sampler tells of each draw, (K, S): "energy", "acceptance", "divergent", "tree_depth",
-    "steps", whichever it has. Without `momenta` the energy is -log p alone, of which E-BFMI says nothing.
-    `print(posterior.summary())` says what is known and whether it may be believed.
+    `print(posterior.summary())` shows the estimates with their diagnostics.
+
+    Args:
+        target: Target of the fit.
+        w: Draws in unconstrained parameters, (K, S, P).
+        buffers: The network's buffers.
+        statistics: Statistics of each draw by name, (K, S): "energy", "acceptance", "divergent", "tree_depth", "steps",
+            as far as the sampler has them.
+        momenta: Whether the energy includes a kinetic energy. Without it, E-BFMI has no meaning.
     """
 
     kind: ClassVar[str] = "chains"
@@ -58,7 +64,7 @@ class Chains(Posterior):
         must = f"be draws (chain, draw, {target.size} coordinates), one or more"
         require(ok, "w", "Chains", must, f"the shape {tuple(getattr(w, 'shape', ()))}")
         require(finite(w), "w", "Chains", "be finite", "a draw that is not")
-        on_disk = w.untyped_storage().filename is not None  # mapped from a file: larger, maybe, than the memory
+        on_disk = w.untyped_storage().filename is not None  # mapped from a file, possibly larger than the memory
         self.w = w.detach() if on_disk else w.detach().clone()
         self._measured: Summary | None = None
         self._summary: Summary | None = None
@@ -66,7 +72,7 @@ class Chains(Posterior):
         for name, t in (statistics or {}).items():
             got = f"'{name}' of the shape {tuple(t.shape)}"
             require(t.shape == w.shape[:2], "statistics", "Chains", f"have the shape {tuple(w.shape[:2])}", got)
-            # in the model's type, so that a file keeps them as they are
+            # in the model's dtype, so that a file stores them unchanged
             self.statistics[name] = t.detach().to(w.dtype if t.is_floating_point() else t.dtype, copy=True)
 
     @classmethod
@@ -78,7 +84,7 @@ class Chains(Posterior):
         buffers: Mapping[str, Tensor] | None = None,
         statistics: Mapping[str, Tensor] | None = None,
     ) -> Chains:
-        """What a sampler has: its draws (K, S, P) before the first that is not finite, or where it is, (K, P)."""
+        """Chains of the finite draws (K, S, P) at the start; without any, of the current position (K, P)."""
         finite = 0 if draws is None else int(torch.isfinite(draws).all(-1).all(0).long().cumprod(0).sum())
         if draws is None or finite == 0:
             return cls(target, now.unsqueeze(-2), buffers)
@@ -88,31 +94,31 @@ class Chains(Posterior):
 
     @property
     def num_chains(self) -> int:
-        """K."""
+        """Number of chains, K."""
         return self.w.shape[0]
 
     @property
     def num_draws(self) -> int:
-        """S, of each chain."""
+        """Number of draws per chain, S."""
         return self.w.shape[1]
 
     @cached_property
     def draws(self) -> dict[str, Tensor]:
-        """The draws of every parameter by name, (chain, draw, ...), in the person's own (constrained) parameters."""
+        """Draws of every parameter by name, (chain, draw, ...), in constrained parameters."""
         return self.model.layout.constrain(self.w)
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        """n of all draws, (n, P): no one twice where there are enough, and with replacement otherwise."""
+        """n of all draws, (n, P): without replacement if there are enough, otherwise with replacement."""
         return next(self.pieces([n], generator))
 
     def pieces(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
-        """The same, so many at a time."""
+        """Draws for one prediction in blocks of the given sizes, without replacement if there are enough."""
         w = self.w.flatten(0, 1)
         places = chosen(len(w), sum(sizes), generator).to(w.device)
-        return (w[some].to(self.model.device) for some in places.split(sizes))  # those on disk are the CPU's
+        return (w[some].to(self.model.device) for some in places.split(sizes))  # draws on disk are read on the CPU
 
     def join(self) -> None:
-        """Take in the chains of the other processes, as many draws of each as every process has."""
+        """Gather the chains of all processes, truncated to the same number of draws."""
         draws = int(gather(torch.tensor([self.num_draws], device=self.w.device)).min())
         self.w = gather(self.w[:, :draws])
         self.statistics = {name: gather(t[:, :draws]) for name, t in self.statistics.items()}
@@ -124,7 +130,7 @@ class Chains(Posterior):
     def evidence(self) -> Evidence:
         raise InputError(f"{self.method or 'A set of chains'} gives no evidence: its draws have no density.")
 
-    # Whether they may be believed.
+    # Diagnostics.
 
     @property
     def diagnostics(self) -> dict[str, dict[str, Tensor]]:
@@ -134,14 +140,17 @@ class Chains(Posterior):
 
     @property
     def divergences(self) -> Tensor:
-        """The (chain, draw) of every draw whose trajectory diverged, (n, 2); none of a sampler without trajectories."""
+        """The (chain, draw) indices of divergent draws, (n, 2); empty for samplers without trajectories."""
         found = self.statistics.get("divergent")
         return torch.empty(0, 2, dtype=torch.long) if found is None else found.bool().nonzero()
 
     def summary(self) -> Summary:
-        """Mean, sd, quantiles and diagnostics of every entry of every parameter, to be printed; worked out once.
+        """Mean, sd, quantiles and diagnostics of every entry of every parameter, computed once.
 
-        Entries that a support keeps constant, as those above the diagonal of a Cholesky factor, are left out.
+        Entries that a support keeps constant, such as those above the diagonal of a Cholesky factor, are left out.
+
+        Returns:
+            A `Summary`: `print` it, or read `summary["r_hat"]`, `summary.row("theta[0]")`, `summary.to_dict()`.
         """
         if self._summary is None:
             status = self.status
@@ -149,7 +158,7 @@ class Chains(Posterior):
         return self._summary
 
     def _table(self) -> Summary:
-        """The table without a status."""
+        """The summary without a status."""
         if self._measured is None:
             columns, names = [], []
             for block in self.model.layout.blocks:
@@ -168,12 +177,12 @@ class Chains(Posterior):
         return self._measured
 
     def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """R-hat and ESS of every entry, or of some coordinates where there are many; then what the sampler met."""
+        """The status from R-hat and ESS of every entry, or of some of many coordinates, and from the sampler."""
         return self._judged if self._known is None else worst([self._known, self._judged])
 
     @cached_property
     def _judged(self) -> Status:
-        """What the draws and their statistics say."""
+        """The status from the draws and their statistics."""
         if self.num_draws < 4:
             few = f"{self.num_draws} draws per chain say nothing about convergence: give the fit more steps."
             return Status("not_converged", few.replace("1 draws per chain say", "1 draw per chain says"))
@@ -189,42 +198,48 @@ class Chains(Posterior):
         return Status("doubtful", " ".join(table.trouble)) if table.trouble else CONVERGED
 
     def quick_status(self) -> Status:
-        """What the sampler said, and chains of a density that clearly disagree, by a look at some coordinates."""
-        if self._known is not None or has_network(self.model) or self.num_draws < TELLING_DRAWS:
+        """The sampler's status, or a status for a density whose chains clearly disagree in some coordinates."""
+        if self._known is not None or has_network(self.model) or self.num_draws < MIN_WARNING_DRAWS:
             return self._known or CONVERGED
         places = self._places(QUICK_NUMBERS)
         reduction = r_hat(self.w[..., places])
         worst_place = int(reduction.nan_to_num(nan=0.0).argmax())
-        if not float(reduction[worst_place]) > CLEAR_R_HAT:
+        if not float(reduction[worst_place]) > WARNING_R_HAT:
             return CONVERGED
         name = name_of(self.target, int(places[worst_place]))
         reason = f"R-hat is {float(reduction[worst_place]):.3g} for {name}: the chains disagree"
-        return Status("not_converged", f"{reason}. Let them run longer, or give the parameters another form.")
+        return Status("not_converged", f"{reason}. Let them run longer, or reparameterise the model.")
 
     def _places(self, numbers: int) -> Tensor:
-        """Coordinates at even distances, as many as so many numbers of all draws hold."""
+        """Evenly spaced coordinates, as many as keep all their draws within `numbers` values."""
         few = max(1, numbers // (self.num_chains * self.num_draws))
         return torch.linspace(0, self.w.shape[2] - 1, min(few, self.w.shape[2])).long().unique()
 
     def _some(self) -> Summary:
-        """The table of some coordinates at even distances, in unconstrained space: ranks are the same there."""
+        """The summary of evenly spaced coordinates, in unconstrained parameters: ranks are the same there."""
         places = self._places(STATUS_NUMBERS)
         names = [name_of(self.target, int(place)) for place in places]
         return Summary.of(names, self.w[..., places], len(self.divergences))
 
     def function_space(self, x: Any) -> Summary:
-        """The same of the mean predictions at inputs x.
+        """Mean, sd, quantiles and diagnostics of the mean predictions at inputs x.
 
-        The weights of a network have symmetries, so that two chains may hold the same function at weights that never
-        meet. Predictions have none: their R-hat and ESS are those that count.
+        The weights of a network have symmetries, so two chains may represent the same function at weights that never
+        agree. Predictions have no such symmetries: use their R-hat and ESS to assess convergence.
+
+        Args:
+            x: Inputs: a tensor, an array, or a tuple for a network of several inputs.
+
+        Returns:
+            A `Summary` with one row per prediction.
         """
-        self.predict(x, samples=1)  # refuses what can't be inputs
+        self.predict(x, samples=1)  # raises an error for invalid inputs
         model = self.model
         assert has_network(model)
         parts = isinstance(x, tuple) or (isinstance(x, list) and isinstance(x[0], Tensor))
         inputs = model.prepare_inputs(as_batch(x if parts else (x,), "of x"))
         found, w = [], self.w.flatten(0, 1)
-        some = max(1, AT_A_TIME // max(1, len(inputs[0])))
+        some = max(1, BLOCK_NUMBERS // max(1, len(inputs[0])))
         with torch.no_grad():
             for start in range(0, len(w), some):
                 piece = w[start : start + some]
@@ -236,15 +251,21 @@ class Chains(Posterior):
             names, means.reshape(*means.shape[:2], -1), title=f"{self.method}: mean predictions".lstrip(": ")
         )
 
-    # Elsewhere.
+    # Export.
 
     def to_arviz(self, data: Any = None) -> Any:
-        """The draws as ArviZ has them: an InferenceData, or from its version 1 on a DataTree.
+        """Convert the draws to ArviZ: an InferenceData, or a DataTree from ArviZ 1 on.
 
-        Its groups are posterior, sample_stats and the log_likelihood of each datum, for `az.loo`; of a network also
-        observed_data and posterior_predictive, a target drawn at each draw, for posterior predictive checks. Data are
-        those of the fit, or `data` (which a posterior from a file needs, as it keeps none); a density that is one
-        `log_prob` has none. Its numbers are draws x rows.
+        The groups are posterior, sample_stats and log_likelihood (one value per row and draw, for `az.loo`). A network
+        also has observed_data and posterior_predictive, for posterior predictive checks. A density that is a single
+        `log_prob` has no rows. Memory grows with draws x rows.
+
+        Args:
+            data: Data for the groups that need them. Default: None, the data of the fit; a posterior from a file has
+                none.
+
+        Returns:
+            The ArviZ object.
         """
         az = extra("arviz", "plot")
         groups = {"posterior": {name: as_array(x) for name, x in self.draws.items()}}
@@ -265,7 +286,7 @@ class Chains(Posterior):
         return torch.cat(found, -1).unflatten(0, self.w.shape[:2])
 
     def replicated(self, rows: Data) -> dict[str, Tensor]:
-        """The targets of a network's rows, (row, ...), and one for each at every draw, (chain, draw, row, ...)."""
+        """The targets of a network's rows, (row, ...), and replicates of them per draw, (chain, draw, row, ...)."""
         w, model, generator = self.w.flatten(0, 1), self.model, stream(self.seed, "replicated", device=self.w.device)
         assert has_network(model)
         observed, drawn = [], []
@@ -278,11 +299,11 @@ class Chains(Posterior):
         return {"posterior_predictive": together, "observed_data": torch.cat(observed)}
 
     def _blocks(self, rows: Data) -> Iterator[Batch]:
-        """One pass over rows, so many at a time that a number for each at every draw has room."""
-        return rows.blocks(max(1, AT_A_TIME // (self.num_chains * self.num_draws)))
+        """One pass over rows, in blocks that keep one value per row and draw within the memory limit."""
+        return rows.blocks(max(1, BLOCK_NUMBERS // (self.num_chains * self.num_draws)))
 
     def stored_status(self) -> dict[str, str] | None:
-        """What the sampler said; the rest follows from the draws."""
+        """The sampler's status; the rest follows from the draws."""
         return None if self._known is None else asdict(self._known)
 
     def load_status(self, stored: Mapping[str, Any] | None, told: bool) -> None:
@@ -305,11 +326,11 @@ class Chains(Posterior):
 
 
 def finite(w: Tensor) -> bool:
-    """Whether all draws (K, S, P) are numbers, some of them looked at at a time."""
-    rows = max(1, AT_A_TIME // w.shape[-1])
+    """Whether all draws (K, S, P) are finite, checked in blocks."""
+    rows = max(1, BLOCK_NUMBERS // w.shape[-1])
     return all(bool(torch.isfinite(some).all()) for some in w.flatten(0, 1).split(rows))
 
 
 def as_array(t: Tensor) -> Any:
-    """A numpy array of a tensor on any device."""
+    """Convert a tensor on any device to a numpy array."""
     return t.detach().cpu().numpy()

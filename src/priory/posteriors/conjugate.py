@@ -1,4 +1,4 @@
-"""q(theta) in closed form, and q(z) for any data: what variational EM leaves of a conjugate model."""
+"""The posterior of variational EM: q(theta) in closed form, and q(z) for any data, of a conjugate model."""
 
 from __future__ import annotations
 
@@ -23,12 +23,19 @@ if TYPE_CHECKING:
     from priory.latent.conjugate import Phi
     from priory.models.target import Target
 
-FRAME = "frame."  # what a file puts before the names of what the model keeps of its data
-PHI = "q."  # and before the numbers of q
+FRAME_PREFIX = "frame."  # in files, of values that the model derives from its data
+PHI_PREFIX = "q."  # in files, of the parameters of q
 
 
 class ConjugatePosterior(Posterior):
-    """q(theta), whose numbers are `phi`, with the bound that it reached."""
+    """A closed-form q(theta) of a conjugate latent-variable model.
+
+    Args:
+        target: Target of the fit, whose model has conjugate priors.
+        phi: Parameters of q(theta) by name.
+        bound: The bound that the fit reached.
+        converged: Whether the fit converged.
+    """
 
     kind: ClassVar[str] = "conjugate"
 
@@ -41,19 +48,27 @@ class ConjugatePosterior(Posterior):
         self.bound, self.converged = bound, converged
 
     def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """Whether the bound has settled within the tolerance, and what the model thinks of where."""
+        """The status: whether the bound converged within the tolerance, and the model's doubts about the solution."""
         found = of_ascent(self.converged, self.history if history is None else history)
         return found if self._known is None else worst([found, self._known])
 
     def quick_status(self) -> Status:
-        """Nothing that `fit` warns about: a cap on iterations is the user's to raise, and `status` says it."""
+        """Nothing that `fit` warns about: the user chose the cap on iterations, and `status` reports it."""
         return CONVERGED
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         return self.latent.layout.unconstrain(self.latent.sample_q(self.phi, n, generator))
 
     def sample(self, n: int = 1, seed: int | None = None) -> dict[str, Tensor]:
-        """n draws of every parameter by name, each (n, ...), straight from q: also at the edge of a support."""
+        """Draw parameters by name, directly from q.
+
+        Args:
+            n: Number of draws.
+            seed: Seed of the draws. Default: None, every call continues the posterior's own stream.
+
+        Returns:
+            Parameters by name, each (n, *shape).
+        """
         require(whole(n, 1), "n", "sample", "be an integer >= 1", n)
         if seed is None and self._generator is None:
             self._generator = stream(self.seed, "sample", device=self.model.device)
@@ -67,23 +82,24 @@ class ConjugatePosterior(Posterior):
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
         """log q(theta) at named parameters."""
-        self.latent.layout.unconstrain(params)  # refuses names and shapes that are not the model's
+        self.latent.layout.unconstrain(params)  # raises an error for names and shapes that are not the model's
         return self.latent.log_q(self.phi, dict(params))
 
     def evidence(self) -> Evidence:
-        """The bound: log p(y) is higher by KL(q || p(z, theta | y))."""
+        """The bound L(q): log p(y) exceeds it by KL(q || p(z, theta | y))."""
         return Evidence(self.bound, "lower bound")
 
     @property
     def log_evidence_of_labels(self) -> Evidence:
-        """The bound with the log of the number of copies that q has by exchanging labels: k! for a mixture.
+        """The bound plus the log of the number of equivalent relabellings: k! for a mixture of k components.
 
-        q is near one of them. A mixture of all is as good an approximation of each, and has a bound that is higher by
-        just this where they don't overlap (Bishop, 2006, section 10.2.4). Numbers of components are compared by it.
+        q is close to one of the relabelled modes. A mixture over all of them approximates the posterior equally well
+        around each, and its bound is higher by exactly this term if they don't overlap (Bishop 2006, section 10.2.4).
+        Use it to compare numbers of components.
         """
         return Evidence(self.bound + self.latent.symmetry(self.phi), "lower bound with all exchanges of labels")
 
-    # Of data, in blocks.
+    # Functions of data, computed in blocks of rows.
 
     def responsibilities(self, data: Any) -> Tensor:
         """q(z_n = k) for each row of some data, (n, K)."""
@@ -94,11 +110,11 @@ class ConjugatePosterior(Posterior):
             return torch.cat([function(self.phi, rows) for rows in self.latent.blocks(data)])
 
     def predict_labels(self, data: Any) -> Tensor:
-        """The component that each row most likely comes from, (n,)."""
+        """The most probable component of each row, (n,)."""
         return self.responsibilities(data).argmax(1)
 
     def hidden(self, data: Any) -> dict[str, Tensor]:
-        """What is known of z for each row of some data, by name: for mixtures the responsibilities."""
+        """The distribution of z for each row of some data, by name: for mixtures the responsibilities."""
         return {"responsibilities": self.responsibilities(data)}
 
     def generate(self, n: int, seed: int = 0) -> Generated:
@@ -111,13 +127,31 @@ class ConjugatePosterior(Posterior):
             return self.latent.generate_q(self.phi, int(n), stream(seed, "generate", device=self.model.device))
 
     def log_predictive(self, data: Any, samples: int = 256, seed: int = 0) -> Tensor:
-        """log E_q[p(y_n | theta)] for each row of some data, (n,): in closed form where there is one, else by draws."""
+        """Log predictive density of each row, log E_q[p(y_n | theta)]: in closed form if there is one, else by draws.
+
+        Args:
+            data: Rows of data.
+            samples: Number of draws of theta, where there is no closed form.
+            seed: Seed of the draws.
+
+        Returns:
+            Log densities, (n,).
+        """
         require(whole(samples, 1), "samples", "log_predictive", "be an integer >= 1", repr(samples))
         with torch.no_grad():
             return torch.cat([self._predictive(rows, int(samples), seed) for rows in self.latent.blocks(data)])
 
     def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
-        """What is known of y at new inputs x, for a regression."""
+        """Predict y at new inputs, for a regression.
+
+        Args:
+            x: New inputs, (n, ...).
+            samples: Number of draws of theta.
+            seed: Seed of the draws.
+
+        Returns:
+            A `Prediction`.
+        """
         function = getattr(self.latent, "outputs", None)
         if function is None:
             raise InputError(f"{self.latent!r} has no inputs to predict from: use log_predictive or sample.")
@@ -145,8 +179,8 @@ class ConjugatePosterior(Posterior):
     # Files.
 
     def tensors(self) -> dict[str, Tensor]:
-        frame = {FRAME + name: t for name, t in self.latent.frame.items()}
-        return {**{PHI + name: t for name, t in self.phi.items()}, **frame}
+        frame = {FRAME_PREFIX + name: t for name, t in self.latent.frame.items()}
+        return {**{PHI_PREFIX + name: t for name, t in self.phi.items()}, **frame}
 
     def own(self) -> dict[str, Any]:
         return {"bound": self.bound, "converged": self.converged}
@@ -159,5 +193,5 @@ class ConjugatePosterior(Posterior):
         assert has_conjugate_prior(model)
         assert model.shapes is not None
         part = lambda prefix: {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
-        same = model.in_shapes(model.shapes, model.dtype, model.device, **part(FRAME))
-        return cls(target.of_model(same), part(PHI), own["bound"], own["converged"])
+        same = model.in_shapes(model.shapes, model.dtype, model.device, **part(FRAME_PREFIX))
+        return cls(target.of_model(same), part(PHI_PREFIX), own["bound"], own["converged"])

@@ -1,4 +1,4 @@
-"""A factorised Gaussian over the flat vector, as mean-field variational inference leaves it."""
+"""A factorised Gaussian over the flat vector: the posterior of mean-field variational inference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 
 class DiagonalGaussian(Variational):
-    """q(w) = prod_i N(w_i; m_i, s_i^2), in unconstrained coordinates."""
+    """A factorised Gaussian, q(w) = prod_i N(w_i; m_i, s_i^2), in unconstrained parameters.
+
+    Args:
+        target: Target of the fit.
+        family: Means and log standard deviations.
+        buffers: The network's buffers.
+    """
 
     kind: ClassVar[str] = "diagonal_gaussian"
     family: DiagonalFamily  # pyright: ignore[reportIncompatibleVariableOverride] - a posterior's family never changes
@@ -36,7 +42,7 @@ class DiagonalGaussian(Variational):
         return torch.addcmul(loc, self.family.scale, noise, out=noise)
 
     def draw_for_prediction(self, n: int, generator: torch.Generator) -> Tensor:
-        """Pairs m + s eps, m - s eps: their errors cancel to first order, and half the noise is drawn."""
+        """Antithetic pairs m + s eps, m - s eps: their errors cancel to first order, with half the noise."""
         loc, scale, half = self.family.loc, self.family.scale, (n + 1) // 2
         w = loc.new_empty(n, len(loc))
         noise = w[:half].normal_(generator=generator)

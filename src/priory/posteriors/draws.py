@@ -1,4 +1,4 @@
-"""A set of draws of the flat vector, each as likely as the others: a posterior without a density."""
+"""A set of equally weighted draws of the flat vector: a posterior without a density."""
 
 from __future__ import annotations
 
@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
 
 class Draws(Posterior):
-    """(1/S) sum_s delta(w - w_s), in unconstrained coordinates, w (S, P).
+    """A set of draws, (1/S) sum_s delta(w - w_s).
 
-    `k_hat` is the shape of the importance weights that the draws were resampled by, if they were: below 0.5 they are
-    good, above 0.7 they are not the posterior's (see `priory.diagnostics.psis`).
+    Args:
+        target: Target of the fit.
+        w: Draws in unconstrained parameters, (S, P).
+        buffers: The network's buffers.
+        k_hat: Pareto k-hat of the importance weights by which the draws were resampled, if they were. Below 0.5 the
+            draws are good; above 0.7 they don't represent the posterior (see `priory.diagnostics.psis`).
+        evidence: Estimate of the evidence, if the method has one.
     """
 
     kind: ClassVar[str] = "draws"
@@ -44,20 +49,20 @@ class Draws(Posterior):
 
     @property
     def stored_draws(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] - read only
-        """S."""
+        """Number of draws, S."""
         return len(self.w)
 
     def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """What the method said, and k-hat."""
-        remedy = "the draws are not the posterior's, so use NUTS, or give the parameters another form"
+        """The method's status, and k-hat."""
+        remedy = "the draws are not the posterior's, so use NUTS, or reparameterise the model"
         return worst([self._known or UNKNOWN, of_k_hat(self.k_hat, remedy)])
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        """n of the draws, (n, P): no one twice where there are enough, and with replacement otherwise."""
+        """n of the draws, (n, P): without replacement if there are enough, otherwise with replacement."""
         return next(self.pieces([n], generator))
 
     def pieces(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
-        """The same, so many at a time."""
+        """Draws for one prediction in blocks of the given sizes, without replacement if there are enough."""
         places = chosen(len(self.w), sum(sizes), generator).to(self.w.device)
         return (self.w[some] for some in places.split(sizes))
 

@@ -1,14 +1,14 @@
-"""A Gaussian around a mode, its precision the curvature there: what Laplace's method leaves.
+"""A Gaussian around a mode, whose precision is the curvature there: the posterior of Laplace's method.
 
-    q(w) = N(w*, Q^-1) over p coordinates of w,    Q = scale H + diag(precision);    the others stay at w*
+    q(w) = N(w*, Q^-1) over p coordinates of w,    Q = scale H + diag(precision);    the other coordinates stay at w*
     log p(D) ~ log p(D, w*) + p/2 log 2 pi - 1/2 log det Q
 
 A network predicts through its linearisation (Immer, Korzepa and Bauer 2021), for which the curvature is exact:
 
     f(x) ~ N(f(x; w*), J Q^-1 J'),    J = df(x; w*) / dw
 
-or, on request, through the network itself at draws of w. Coordinates that are held fixed (a noise that the likelihood
-learns, layers that were not selected) are points in all of this.
+or, on request, through the network itself at draws of w. Coordinates that are held fixed (a noise scale that the
+likelihood learns, layers that were not selected) are points throughout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from priory.curvature.layer_jacobians import LayerJacobians, picks
 from priory.models.base import has_network
 from priory.network.skeleton import MEMORY_LIMIT
 from priory.posteriors.base import Evidence, Posterior, taking
-from priory.posteriors.point import FACTOR
+from priory.posteriors.point import FACTOR_PREFIX
 from priory.posteriors.status import UNKNOWN, Status
 from priory.predictive import LINKS, Linearised, Prediction
 
@@ -39,17 +39,28 @@ if TYPE_CHECKING:
     from priory.models.target import Target
 
 Through = Literal["linear", "network"]
-CURVATURE = "curvature."  # what a file puts before the names of the curvature's tensors
-TOGETHER = 256  # outputs of a row whose whole covariance a prediction has
-WIDE = 32  # of more, how many have their backward passes at a time
-MEANS = 4096  # draws behind the mean of a parameter that no closed form is known for
+CURVATURE_PREFIX = "curvature."  # in files, of the curvature's tensors
+MAX_JOINT_OUTPUTS = 256  # outputs per row up to which a prediction uses their full covariance
+OUTPUT_BLOCK = 32  # beyond that, outputs whose backward passes run at a time
+MEAN_DRAWS = 4096  # for the mean of a parameter without a closed form
 
 
 class LaplacePosterior(Posterior):
-    """N(w*, (scale H + diag(precision))^-1) over the coordinates of the curvature's selection.
+    """A Gaussian around the mode, N(w*, (scale H + diag(precision))^-1), over the selected coordinates.
 
-    `notes` says what is coarser than the structure promises. Its target has the prior that the Gaussian was made with,
-    factors of the evidence included.
+    The prior of its target includes the factors that maximising the evidence found.
+
+    Args:
+        target: Target of the fit.
+        w: Mode in unconstrained parameters, (P,).
+        curvature: Curvature H at the mode, over the selected coordinates.
+        precision: Diagonal that is added to the curvature, (p,).
+        scale: Factor of the curvature.
+        gaussian: The Gaussian, if it was already computed. Default: None.
+        log_evidence: The evidence, if it was already computed. Default: None, computed when first needed.
+        buffers: The network's buffers.
+        through: Default way of `predict`: "linear" or "network".
+        notes: What is coarser than the curvature's structure promises.
     """
 
     kind: ClassVar[str] = "laplace"
@@ -85,7 +96,7 @@ class LaplacePosterior(Posterior):
     # The distribution.
 
     def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """What the method found at the mode: the history is that of the fit, or of one pass over the data."""
+        """The method's status at the mode: the history belongs to the fit of the mode, or to one pass over the data."""
         return self._known or UNKNOWN
 
     def gaussian_coordinates(self) -> tuple[Tensor, Tensor]:
@@ -97,7 +108,7 @@ class LaplacePosterior(Posterior):
         return self._around(self.gaussian.draw(n, generator))
 
     def draw_for_prediction(self, n: int, generator: torch.Generator) -> Tensor:
-        """Pairs w* + e, w* - e, whose errors cancel to first order."""
+        """Antithetic pairs w* + e, w* - e, whose errors cancel to first order."""
         half = self.gaussian.draw((n + 1) // 2, generator)
         return self._around(torch.cat([half, -half[: n // 2]]))
 
@@ -116,15 +127,15 @@ class LaplacePosterior(Posterior):
         at_mode = {b.name: b.bijector.forward(b.free(self.w)) for b in layout.constrained if b.name not in drawn}
         if curved:
             scale = self.gaussian_coordinates()[1]
-            draws = layout.constrain(self.draw(MEANS, stream(0, "mean", device=self.model.device)))
+            draws = layout.constrain(self.draw(MEAN_DRAWS, stream(0, "mean", device=self.model.device)))
             for b in curved:
-                alone = b.stop - b.start == 1 or b.bijector.exponential  # coordinates don't meet in its map
+                alone = b.stop - b.start == 1 or b.bijector.exponential  # its map acts on each coordinate separately
                 closed = gaussian_mean(b.bijector, b.free(self.w), b.free(scale)) if alone else None
                 at_mode[b.name] = draws[b.name].mean(0) if closed is None else closed
         return {b.name: exact[b.name] if b.name in exact else at_mode[b.name] for b in layout.blocks}
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
-        """log q of the coordinates that are drawn, as a density over the person's own parameters."""
+        """log q of the selected coordinates, as a density over the constrained parameters."""
         layout, places = self.model.layout, self.selection.places
         w = layout.unconstrain(params)
         deviation = w[..., places] - self.w[places]
@@ -134,10 +145,10 @@ class LaplacePosterior(Posterior):
             if block.name in self.selection.names:
                 u = block.free(w)
                 value = value - block.bijector.log_det(u, block.bijector.forward(u))
-        return torch.where(torch.isnan(w[..., places]).any(-1), -torch.inf, value)  # outside of the support
+        return torch.where(torch.isnan(w[..., places]).any(-1), -torch.inf, value)  # outside the support
 
     def evidence(self) -> Evidence:
-        """By a pass over the data, once: when it is first asked for, or stored."""
+        """The Laplace approximation of the evidence, by one pass over the data when first needed or stored."""
         if self._value is None:
             if self.data is None:
                 raise InputError("The evidence needs the data of the fit, got a posterior that was made without them.")
@@ -166,14 +177,22 @@ class LaplacePosterior(Posterior):
         through: Through | None = None,
         link: Literal["samples", "probit", "extended", "bridge"] = "samples",
     ) -> Prediction:
-        """What is known of y at new inputs x.
+        """Predict the targets at new inputs.
 
-        `through="linear"` is the linearised network, whose outputs are Gaussian: in closed form for a Gaussian
-        likelihood, otherwise with `samples` draws of the outputs or, for labels, the closed forms link="probit",
-        "extended" and "bridge". `through="network"` draws weights. The default is the one that the method was given.
+        The outputs of a row are correlated. Of more than 256 outputs, those at different positions (pixels, tokens) are
+        treated as independent, and the classes at one position jointly.
 
-        The outputs of a row are correlated; of more than 256, those of different places (pixels, tokens) are taken as
-        independent, and their classes together.
+        Args:
+            x: New inputs: a tensor, an array, or a tuple for a network of several inputs.
+            samples: Number of draws of the outputs, or of the weights with `through="network"`. A Gaussian likelihood
+                of the linearised network needs none.
+            seed: Seed of the draws.
+            through: "linear" for the linearised network, whose outputs are Gaussian, or "network" for draws of the
+                weights. Default: None, the choice of the method.
+            link: For labels, "samples" (default) or one of the closed forms "probit", "extended" and "bridge".
+
+        Returns:
+            A `Prediction`.
         """
         known = through in (None, "linear", "network")
         require(known, "through", "predict", "be 'linear' or 'network'", repr(through))
@@ -196,7 +215,16 @@ class LaplacePosterior(Posterior):
         return Prediction.of(found, model.prepare_targets)
 
     def outputs(self, x: Any, joint: bool = False, limit: int = MEMORY_LIMIT) -> tuple[Tensor, Tensor]:
-        """The linearised outputs' mean (n, *rest), and covariance at each input, (n, C, C), or of all, (n, C, n, C)."""
+        """The Gaussian of the linearised outputs.
+
+        Args:
+            x: New inputs.
+            joint: Whether to return the covariance between all inputs instead of that at each input.
+            limit: Memory limit of the Jacobians.
+
+        Returns:
+            The mean, (n, *rest), and the covariance: (n, C, C), or (n, C, n, C) if `joint`.
+        """
         inputs = self._inputs(x)
         if joint:
             return self._jointly(inputs, limit)
@@ -207,18 +235,18 @@ class LaplacePosterior(Posterior):
         return torch.cat([mean for mean, _ in found]), torch.cat([covariance for _, covariance in found])
 
     def _marginals(self, x: Any, limit: int = MEMORY_LIMIT) -> tuple[Tensor, Tensor]:
-        """The outputs' mean (n, *rest), and as much of their covariance as predictions need: see `Linearised.of`.
+        """The mean of the outputs, (n, *rest), and the covariances that predictions need: see `Linearised.of`.
 
-        All of it for few outputs; else a block for the last dimension, where it holds the classes of a place, or
-        variances alone. A few places at a time have a forward pass and their own backward passes.
+        For few outputs it is the full covariance. Otherwise it is one block for the last dimension, if that holds the
+        classes at a position, or the variances only. Blocks of outputs have their own forward and backward passes.
         """
         inputs = self._inputs(x)
         jacobians = self._jacobians(inputs)
         rest, outputs = jacobians.plan.rest, jacobians.plan.rest.numel()
-        if outputs <= TOGETHER:
+        if outputs <= MAX_JOINT_OUTPUTS:
             return self.outputs(x, limit=limit)
         block = rest[-1] if len(rest) > len(self.target.event) else 1
-        wide, mean, pieces = max(block, WIDE // block * block), jacobians.w, []
+        wide, mean, pieces = max(block, OUTPUT_BLOCK // block * block), jacobians.w, []
         for first in range(0, outputs, wide):
             some = range(first, min(outputs, first + wide))
             found = list(jacobians.rows(inputs, lambda f, _, some=some: picks(f, some), len(some), limit))
@@ -228,7 +256,7 @@ class LaplacePosterior(Posterior):
         return mean, covariance.reshape(len(mean), *rest, *([block] if block > 1 else []))
 
     def _jointly(self, inputs: Batch, limit: int) -> tuple[Tensor, Tensor]:
-        """J Q^-1 J' between all inputs, a block of J at a time on each side."""
+        """J Q^-1 J' between all inputs, with one block of J at a time on each side."""
         means, columns = [], []
         jacobians = self._jacobians(inputs)
         few = lambda: (some for rows in jacobians.rows(inputs, limit=limit) for some in rows.chunks(limit))  # noqa: E731
@@ -265,14 +293,14 @@ class LaplacePosterior(Posterior):
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        kept = {CURVATURE + name: t for name, t in self.curvature.tensors().items()}
-        kept |= {FACTOR + name: factor for name, factor in self.target.prior.factors.items()}
+        kept = {CURVATURE_PREFIX + name: t for name, t in self.curvature.tensors().items()}
+        kept |= {FACTOR_PREFIX + name: factor for name, factor in self.target.prior.factors.items()}
         return {"w": self.w, "precision": self.precision, **kept}
 
     @classmethod
     def in_model_type(cls, tensors: Mapping[str, Tensor], own: Mapping[str, Any]) -> list[Tensor]:
-        """All but the curvature, which may be in double precision whatever the model's type."""
-        return [t for name, t in tensors.items() if not name.startswith(CURVATURE)]
+        """All tensors except the curvature, which may be in double precision whatever the model's dtype."""
+        return [t for name, t in tensors.items() if not name.startswith(CURVATURE_PREFIX)]
 
     @classmethod
     def of_tensors(
@@ -281,9 +309,9 @@ class LaplacePosterior(Posterior):
         part = lambda prefix: {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
         places = torch.cat([torch.arange(start, stop) for start, stop in own["runs"]])
         selection = select(target.model, places)
-        curvature = STRUCTURES[own["structure"]].of_tensors(selection, part(CURVATURE), **own["curvature"])
+        curvature = STRUCTURES[own["structure"]].of_tensors(selection, part(CURVATURE_PREFIX), **own["curvature"])
         return cls(
-            target.scaled(part(FACTOR)),
+            target.scaled(part(FACTOR_PREFIX)),
             tensors["w"],
             curvature,
             tensors["precision"],
@@ -296,7 +324,7 @@ class LaplacePosterior(Posterior):
 
 
 def blocks_of(covariance: Tensor, size: int) -> Tensor:
-    """The blocks on the diagonal of (n, C, C), (n, C / size, size, size).
+    """The diagonal blocks of (n, C, C), as (n, C / size, size, size).
 
     >>> blocks_of(torch.arange(16).view(1, 4, 4), 2)[0].tolist()
     [[[0, 1], [4, 5]], [[10, 11], [14, 15]]]
@@ -306,7 +334,7 @@ def blocks_of(covariance: Tensor, size: int) -> Tensor:
 
 
 def runs(places: Tensor) -> list[list[int]]:
-    """Ascending integers as [start, stop) runs, which is how a file names coordinates.
+    """Ascending integers as [start, stop) runs, the form in which files store coordinates.
 
     >>> runs(torch.tensor([0, 1, 2, 5]))
     [[0, 3], [5, 6]]

@@ -1,8 +1,8 @@
-"""A Gaussian over the last layer, given the features of the others: exact with Gaussian noise, and it takes new rows.
+"""A Gaussian over the last layer, given the features of the other layers: exact with Gaussian noise, and updatable.
 
     f(x) ~ N(theta' phi, phi' S phi),    phi = [h(x), 1]
 
-The other layers stay as they are. `update` gives the posterior after more rows, from the Gaussian before them alone.
+The other layers stay fixed. `update` gives the posterior after more rows, without the rows before.
 """
 
 from __future__ import annotations
@@ -27,11 +27,20 @@ if TYPE_CHECKING:
 
     from priory.models.target import Target
 
-PRECISION = "curvature.precision"  # as files call it
+PRECISION_KEY = "curvature.precision"  # in files
 
 
 class LastLayerPosterior(Posterior):
-    """N(mean, precision^-1) over the last layer's weights and bias, in the order of `layer.places`."""
+    """A Gaussian N(mean, precision^-1) over the weights and bias of the last layer.
+
+    Args:
+        target: Target of the fit.
+        w: All parameters, unconstrained, (P,).
+        belief: Mean and precision of the last layer, in the order of `layer.places`.
+        layer: The last layer and its coordinates.
+        log_evidence: The evidence of the last layer.
+        buffers: The network's buffers.
+    """
 
     kind: ClassVar[str] = "last_layer"
 
@@ -50,7 +59,7 @@ class LastLayerPosterior(Posterior):
         self.covariance = torch.cholesky_inverse(self.root)
 
     def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """What the method said: Newton's steps end at the mode, so that the layers before are all that is in doubt."""
+        """The method's status: Newton's method ends at the mode, so only the other layers can be in doubt."""
         return self._known or UNKNOWN
 
     def gaussian_coordinates(self) -> tuple[Tensor, Tensor]:
@@ -61,7 +70,7 @@ class LastLayerPosterior(Posterior):
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         mean = self.belief.mean
         z = torch.randn(n, len(mean), generator=generator, dtype=mean.dtype, device=mean.device)
-        off = torch.linalg.solve_triangular(self.root.T, z.T, upper=True).T  # of the covariance (L L')^-1
+        off = torch.linalg.solve_triangular(self.root.T, z.T, upper=True).T  # with covariance (L L')^-1
         w = self.w.repeat(n, 1)
         w[:, self.layer.places] = (mean + off).to(w.dtype)
         return w
@@ -71,7 +80,17 @@ class LastLayerPosterior(Posterior):
         return self.model.layout.constrain(self.w)
 
     def predict(self, x: Any, samples: int = 64, seed: int = 0, link: str = "samples") -> Prediction:
-        """What is known of y at new inputs, whose outputs are Gaussian; `link` is as for `Laplace`."""
+        """Predict the targets at new inputs; the outputs are Gaussian.
+
+        Args:
+            x: New inputs: a tensor, an array, or a tuple for a network of several inputs.
+            samples: Number of draws of the outputs, where there is no closed form.
+            seed: Seed of the draws.
+            link: For labels, "samples" (default) or one of the closed forms "probit", "extended" and "bridge".
+
+        Returns:
+            A `Prediction`.
+        """
         require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
         require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         require(link in ("samples", *LINKS), "link", "predict", f"be among samples, {', '.join(LINKS)}", repr(link))
@@ -93,7 +112,14 @@ class LastLayerPosterior(Posterior):
         return Prediction.of(found, model.prepare_targets)
 
     def update(self, data: Any) -> LastLayerPosterior:
-        """The posterior after more rows, given the same features: exact with Gaussian noise, in whatever pieces."""
+        """The posterior after more rows, with the same features: exact with Gaussian noise, in any number of updates.
+
+        Args:
+            data: The new rows.
+
+        Returns:
+            A new `LastLayerPosterior`.
+        """
         model = self.model
         assert has_network(model)
         rows = rows_given(data, "update").prepared(model.prepare)
@@ -115,13 +141,13 @@ class LastLayerPosterior(Posterior):
         return Evidence(self._value, f"{kind}, given the other layers")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Find the layer in the network that pickle made again."""
+        """Find the layer in the unpickled network."""
         vars(self).update(state)
         network: Any = self.target.network_model("LastLayer").network
         self.layer = replace(self.layer, module=network.skeleton.get_submodule(self.layer.name))
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"w": self.w, PRECISION: self.belief.precision, "places": self.layer.places}
+        return {"w": self.w, PRECISION_KEY: self.belief.precision, "places": self.layer.places}
 
     def own(self) -> dict[str, Any]:
         layer = self.layer
@@ -129,7 +155,7 @@ class LastLayerPosterior(Posterior):
 
     @classmethod
     def in_model_type(cls, tensors: Mapping[str, Tensor], own: Mapping[str, Any]) -> list[Tensor]:
-        """The weights: the precision is in double, whatever the model's type."""
+        """The weights: the precision is in double precision whatever the model's dtype."""
         return [tensors["w"]]
 
     @classmethod
@@ -139,5 +165,5 @@ class LastLayerPosterior(Posterior):
         assert has_network(target.model)
         module: Any = target.model.network.skeleton.get_submodule(own["layer"])
         layer = OutputLayer(own["layer"], module, tensors["places"], own["outputs"], own["biased"])
-        belief = LastLayerGaussian(tensors["w"][layer.places].double(), tensors[PRECISION])
+        belief = LastLayerGaussian(tensors["w"][layer.places].double(), tensors[PRECISION_KEY])
         return cls(target, tensors["w"], belief, layer, own["log_evidence"], buffers)

@@ -1,4 +1,4 @@
-"""A point in theta and, for any data, q(z): what EM leaves of a latent-variable model."""
+"""The posterior of EM: a point theta of a latent-variable model, and q(z) for any data."""
 
 from __future__ import annotations
 
@@ -21,11 +21,18 @@ if TYPE_CHECKING:
     from priory.latent.base import Generated, Theta
     from priory.models.target import Target
 
-FRAME = "frame."  # what a file puts before the names of what the model keeps of its data
+FRAME_PREFIX = "frame."  # in files, of values that the model derives from its data
 
 
 class LatentPoint(Posterior):
-    """delta(theta - theta*), with q(z) = p(z | y, theta*) for whatever y is asked of."""
+    """A point estimate, delta(theta - theta*), with q(z) = p(z | y, theta*) for any y.
+
+    Args:
+        target: Target of the fit, whose model is a latent-variable model.
+        theta: Parameters by name.
+        log_likelihood: log p(y | theta*) of the data of the fit.
+        converged: Whether the fit converged.
+    """
 
     kind: ClassVar[str] = "latent"
     point: ClassVar[bool] = True
@@ -39,19 +46,19 @@ class LatentPoint(Posterior):
         self.log_likelihood_at_theta, self.converged = log_likelihood, converged
 
     def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """Whether the bound has settled within the tolerance, and what the model thinks of where."""
+        """The status: whether the bound converged within the tolerance, and the model's doubts about the solution."""
         found = of_ascent(self.converged, self.history if history is None else history)
         return found if self._known is None else worst([found, self._known])
 
     def quick_status(self) -> Status:
-        """Nothing that `fit` warns about: a cap on iterations is the user's to raise, and `status` says it."""
+        """Nothing that `fit` warns about: the user chose the cap on iterations, and `status` reports it."""
         return CONVERGED
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         return self.latent.layout.unconstrain(self.theta).expand(n, -1)
 
     def sample(self, n: int = 1, seed: int | None = None) -> dict[str, Tensor]:
-        """n times theta, by name: a point has no other draws. Exactly theta, also at the edge of its support."""
+        """theta, repeated n times, by name: a point has no other draws."""
         require(whole(n, 1), "n", "sample", "be an integer >= 1", n)
         return {name: t.expand(n, *t.shape).clone() for name, t in self.theta.items()}
 
@@ -60,11 +67,20 @@ class LatentPoint(Posterior):
         return {name: t.clone() for name, t in self.theta.items()}
 
     def evidence(self) -> Evidence:
-        """log p(y | theta*) of the data of the fit: higher than log p(y), as theta was chosen by it."""
+        """log p(y | theta*) of the data of the fit. It exceeds log p(y), because theta was fitted to the same data."""
         return Evidence(self.log_likelihood_at_theta, "log-likelihood at theta")
 
     def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
-        """p(y | x, theta*) at new inputs, for a model of y given x: exact, but for the `samples` draws of y."""
+        """Predict y at new inputs by p(y | x, theta*), for a model of y given x.
+
+        Args:
+            x: New inputs, (n, ...).
+            samples: Number of draws of y; everything else is exact.
+            seed: Seed of the draws.
+
+        Returns:
+            A `Prediction`.
+        """
         require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
         inputs = tensor_of(x, "The 'x' argument of predict").to(self.latent.device, self.latent.dtype)
         check_finite(inputs, "inputs")
@@ -78,7 +94,7 @@ class LatentPoint(Posterior):
         prepare = lambda y: components.likelihood.prepare(y, means.dtype).to(means.device)  # noqa: E731
         return Prediction.of(components, prepare)
 
-    # Of data, in blocks.
+    # Functions of data, computed in blocks of rows.
 
     def responsibilities(self, data: Any) -> Tensor:
         """q(z_n = k) for each row of some data, (n, ..., K)."""
@@ -86,7 +102,7 @@ class LatentPoint(Posterior):
             return torch.cat([self.latent.responsibilities(self.theta, rows) for rows in self.latent.blocks(data)])
 
     def predict_labels(self, data: Any) -> Tensor:
-        """The z of each row that is most likely: for mixtures the component, (n,)."""
+        """The most probable z of each row: for mixtures the component, (n,)."""
         with torch.no_grad():
             return torch.cat([self.latent.most_likely(self.theta, rows) for rows in self.latent.blocks(data)])
 
@@ -96,15 +112,21 @@ class LatentPoint(Posterior):
             return torch.cat([self.latent.e_step(self.theta, rows).log_likelihood for rows in self.latent.blocks(data)])
 
     def hidden(self, data: Any) -> dict[str, Tensor]:
-        """What is known of z for each row of some data, by name, such as the mean and covariance of factors."""
+        """The distribution of z for each row of some data, by name, such as the mean and covariance of factors."""
         with torch.no_grad():
             found = [self.latent.hidden(self.theta, rows) for rows in self.latent.blocks(data)]
         return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
     def generate(self, n: int, seed: int = 0, steps: int | None = None) -> Generated:
-        """n rows from the model at theta*, and the z that each came from: `y, z = posterior.generate(100)`.
+        """Draw rows from the model at theta*.
 
-        Sequences have so many `steps`, or as many as those of the fit had.
+        Args:
+            n: Number of rows or sequences.
+            seed: Seed of the draws.
+            steps: Length of sequences. Default: None, that of the data of the fit.
+
+        Returns:
+            The rows and their latent variables: `y, z = posterior.generate(100)`.
         """
         require(whole(n, 1), "n", "generate", "be an integer >= 1", repr(n))
         able = self.latent.sequences
@@ -116,7 +138,7 @@ class LatentPoint(Posterior):
     # Files.
 
     def tensors(self) -> dict[str, Tensor]:
-        return {**self.theta, **{FRAME + name: t for name, t in self.latent.frame.items()}}
+        return {**self.theta, **{FRAME_PREFIX + name: t for name, t in self.latent.frame.items()}}
 
     def own(self) -> dict[str, Any]:
         return {"log_likelihood": self.log_likelihood_at_theta, "converged": self.converged}
@@ -128,7 +150,7 @@ class LatentPoint(Posterior):
         model = target.model
         assert has_latent(model)
         assert model.shapes is not None
-        frame = {name.removeprefix(FRAME): t for name, t in tensors.items() if name.startswith(FRAME)}
-        theta = {name: t for name, t in tensors.items() if not name.startswith(FRAME)}
+        frame = {name.removeprefix(FRAME_PREFIX): t for name, t in tensors.items() if name.startswith(FRAME_PREFIX)}
+        theta = {name: t for name, t in tensors.items() if not name.startswith(FRAME_PREFIX)}
         same = model.in_shapes(model.shapes, model.dtype, model.device, **frame)
         return cls(target.of_model(same), theta, own["log_likelihood"], own["converged"])

@@ -1,4 +1,4 @@
-"""Weights whose input units are dropped at random, w = m * z: what dropout leaves, as a posterior."""
+"""Weights whose input units are dropped at random, w = m * z: the posterior of dropout."""
 
 from __future__ import annotations
 
@@ -22,10 +22,18 @@ if TYPE_CHECKING:
 
 
 class Masked(Posterior):
-    """q(w): w_i = m_i z_u(i), one factor z_u a unit, with mean one.
+    """The posterior of dropout: w_i = m_i z_u(i), with one factor z_u per unit, of mean one.
 
-    "bernoulli": z = 0 with the rate p of the unit's site, else 1 / (1 - p). "gaussian": z ~ N(1, p / (1 - p)).
-    `rates` has the rate of each masked parameter by name. There is no density: the factors are fewer than the weights.
+    "bernoulli": z = 0 with the rate p of the unit's site, else 1 / (1 - p). "gaussian": z ~ N(1, p / (1 - p)). There is
+    no density, because there are fewer factors than weights.
+
+    Args:
+        target: Target of the fit.
+        loc: Means m, (P,).
+        rates: Rate of each site, (L,).
+        units: The units that are dropped.
+        noise: "bernoulli" or "gaussian".
+        buffers: The network's buffers.
     """
 
     kind: ClassVar[str] = "masked"
@@ -44,7 +52,7 @@ class Masked(Posterior):
 
     @property
     def rates(self) -> dict[str, float]:
-        """The probability of dropping an input unit, by the parameter whose units they are."""
+        """The probability of dropping an input unit, by the name of the parameter that reads the units."""
         both = zip(self.units.sites, self._rates, strict=True)
         return {name: float(p) for site, p in both for name in site.parameters}
 
@@ -54,10 +62,19 @@ class Masked(Posterior):
 
     @property
     def mean(self) -> dict[str, Tensor]:
-        return self.model.layout.constrain(self.loc)  # factors have mean one, and only weights have any
+        return self.model.layout.constrain(self.loc)  # factors have mean one, and only weights have factors
 
     def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
-        """What is known of y at new inputs, with a mask a draw; dropout that the network has always on does nothing."""
+        """Predict the targets at new inputs, with one mask per draw; the network's own dropout is off.
+
+        Args:
+            x: New inputs: a tensor, an array, or a tuple for a network of several inputs.
+            samples: Number of masks.
+            seed: Seed of the draws.
+
+        Returns:
+            A `Prediction`.
+        """
         with DropoutOff():
             return super().predict(x, samples=samples, seed=seed)
 
@@ -81,13 +98,13 @@ class Masked(Posterior):
 
 
 def site_kept(site: DropoutSite) -> list[str | int]:
-    """A site as a file has it: a weight, the number of its units, and the other weights that read them."""
+    """A site as a file stores it: a weight, the number of its units, and the other weights that read them."""
     first, *others = site.parameters
     return [first, site.units, *others]
 
 
 def factors(p: Tensor, shape: torch.Size, noise: str, generator: torch.Generator) -> Tensor:
-    """Factors of a shape with mean one, for rates p that broadcast to it."""
+    """Draw factors of mean one in a given shape, for rates p that broadcast to it."""
     if noise == "gaussian":
         z = torch.randn(shape, generator=generator, dtype=p.dtype, device=p.device)
         return 1 + (p / (1 - p)).sqrt() * z

@@ -1,4 +1,4 @@
-"""A mixture of posteriors, q(w) = sum_k a_k q_k(w): ensembles, stacked posteriors, averages over models."""
+"""A mixture of posteriors, q(w) = sum_k a_k q_k(w): ensembles, stacked posteriors, model averages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from priory.core.distributed import gather, world
 from priory.core.errors import InputError, require, whole
 from priory.models.base import has_network
-from priory.posteriors.base import DRAWN, KINDS, Evidence, Posterior, taking
+from priory.posteriors.base import BLOCK_NUMBERS, KINDS, Evidence, Posterior, taking
 from priory.posteriors.point import Point
 from priory.posteriors.prior_function import PriorFunction, predicted
 from priory.posteriors.status import Status, of_members
@@ -22,15 +22,19 @@ if TYPE_CHECKING:
     from priory.models.base import BaseModel
     from priory.models.target import Target
 
-BUFFER = "buffer."  # what a file puts before the name of a member's buffer
-TOLERANCE = 1e-4  # of the sum of weights that a person gives
+BUFFER_PREFIX = "buffer."  # in files, of a member's buffers
+WEIGHT_SUM_TOLERANCE = 1e-4  # of given weights
 
 
 class Mixture(Posterior):
-    """Several posteriors with a weight each, equal unless given.
+    """A weighted mixture of posteriors.
 
-    They may be of different models, as long as they predict the same targets: then there are predictions, and no draws
-    of the parameters. `members` are the posteriors, `weights` (K,) add up to one.
+    Members may belong to different models that predict the same targets. Such a mixture predicts, but has no draws of
+    parameters.
+
+    Args:
+        members: The posteriors.
+        weights: Weights, (K,), which sum to one. Default: None, equal weights.
     """
 
     kind: ClassVar[str] = "mixture"
@@ -43,24 +47,24 @@ class Mixture(Posterior):
         given = [1 / len(members)] * len(members) if weights is None else weights
         a = torch.as_tensor(given, dtype=self.model.dtype, device=self.model.device).detach()
         got = [round(value, 6) for value in a.reshape(-1).tolist()]
-        ok = a.shape == (len(members),) and bool((a >= 0).all()) and abs(float(a.sum()) - 1) < TOLERANCE
-        require(ok, "weights", "Mixture", f"be {len(members)} numbers from 0 that add up to one", got)
+        ok = a.shape == (len(members),) and bool((a >= 0).all()) and abs(float(a.sum()) - 1) < WEIGHT_SUM_TOLERANCE
+        require(ok, "weights", "Mixture", f"be {len(members)} numbers >= 0 that add up to one", got)
         self.weights = a / a.sum()
         self.one_model = all(same(self.model, member.model) for member in members)
 
     def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """The worst of the members' statuses; members that were fitted as one share the history."""
+        """The worst status of the members; members that were fitted together share the history."""
         if self._known is not None:
             return self._known
         shared = history or self.history
         return of_members([m.status if m.history or not shared else m.judged(shared) for m in self.members])
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        """n draws, each from a member that is drawn by its weight, (n, P)."""
+        """n draws, each from a member chosen by its weight, (n, P)."""
         return self._draw(torch.multinomial(self.weights, n, replacement=True, generator=generator), generator)
 
     def starts(self, n: int, generator: torch.Generator) -> Tensor:
-        """n draws, (n, P), of the members in turn, in an order that is drawn, where their weights are equal."""
+        """n draws, (n, P); with equal weights, from the members in turn, in random order."""
         if not self._equal():
             return self.draw(n, generator)
         count, device = len(self.members), self.model.device
@@ -68,7 +72,7 @@ class Mixture(Posterior):
         return self._draw(order[torch.arange(n, device=device) % count], generator)
 
     def _draw(self, chosen: Tensor, generator: torch.Generator) -> Tensor:
-        """A draw of each member that is chosen, (n,): (n, P)."""
+        """One draw from each of the chosen members, (n,): (n, P)."""
         self._of_one_model("draws")
         n = len(chosen)
         w = torch.empty(n, self.target.size, dtype=self.model.dtype, device=self.model.device)
@@ -79,7 +83,16 @@ class Mixture(Posterior):
         return w
 
     def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
-        """What is known of y at new inputs: the members' predictions, averaged; `samples` are shared among them."""
+        """Predict the targets at new inputs: the weighted average of the members' predictions.
+
+        Args:
+            x: New inputs: a tensor, an array, or a tuple for a network of several inputs.
+            samples: Number of draws of the weights, shared among the members.
+            seed: Seed of the draws.
+
+        Returns:
+            A `Prediction`.
+        """
         require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
         if self._alike():
             return self._predict_points(x, seed)
@@ -90,20 +103,20 @@ class Mixture(Posterior):
         return Prediction.average(parts, self.weights[self.weights > 0])
 
     def _alike(self) -> bool:
-        """Whether the members are points of one network with equal weights: draws of one mixture."""
+        """Whether the members are points of one network with equal weights."""
         first = type(self.members[0])
         points = first in (Point, PriorFunction) and all(type(m) is first and not m.buffers for m in self.members)
         return points and self.one_model and self._equal()
 
     def _equal(self) -> bool:
-        """Whether no member has more weight than another."""
+        """Whether all weights are equal."""
         return bool((self.weights == self.weights[0]).all())
 
     def _predict_points(self, x: Any, seed: int) -> Prediction:
-        """The prediction of members that are alike, with as few calls of the network as there can be."""
+        """The prediction of members that are points, with as few calls of the network as possible."""
         require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         inputs, members, target = self._inputs(x), cast("Any", self.members), self.target
-        few = max(1, DRAWN // target.size)
+        few = max(1, BLOCK_NUMBERS // target.size)
         groups = [members[start : start + few] for start in range(0, len(members), few)]
         w = (torch.stack([member.w for member in group]) for group in groups)
         if isinstance(members[0], PriorFunction):
@@ -137,7 +150,7 @@ class Mixture(Posterior):
         found = {"weights": self.weights}
         for k, member in enumerate(self.members):
             found |= {f"{k}.{name}": t for name, t in member.tensors().items()}
-            found |= {f"{k}.{BUFFER}{name}": t for name, t in member.buffers.items()}
+            found |= {f"{k}.{BUFFER_PREFIX}{name}": t for name, t in member.buffers.items()}
         return found
 
     def own(self) -> dict[str, Any]:
@@ -147,7 +160,7 @@ class Mixture(Posterior):
 
     @classmethod
     def in_model_type(cls, tensors: Mapping[str, Tensor], own: Mapping[str, Any]) -> list[Tensor]:
-        """The weights of the mixture, and what each member says."""
+        """The weights of the mixture, and the tensors of each member whose dtype must be the model's."""
         found = [tensors["weights"]]
         for k, (kind, options) in enumerate(own["members"]):
             mine, theirs = of_member(tensors, k)
@@ -167,7 +180,7 @@ class Mixture(Posterior):
         return cls(members, tensors["weights"])
 
     def join(self) -> None:
-        """Bring in the members that other processes have fitted, the first process's first."""
+        """Gather the members of all processes, in the order of the processes."""
         mine, others = self.members, []
         for process in range(world()):
             for member in mine:
@@ -189,14 +202,14 @@ class Mixture(Posterior):
 
 
 def of_member(tensors: Mapping[str, Tensor], index: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors and the buffers of one member, out of a file's."""
+    """The tensors and the buffers of one member, from those of a file."""
     own = {name[len(f"{index}.") :]: t for name, t in tensors.items() if name.startswith(f"{index}.")}
-    buffers = {name[len(BUFFER) :]: own.pop(name) for name in list(own) if name.startswith(BUFFER)}
+    buffers = {name[len(BUFFER_PREFIX) :]: own.pop(name) for name in list(own) if name.startswith(BUFFER_PREFIX)}
     return own, buffers
 
 
 def same(model: BaseModel, other: BaseModel) -> bool:
-    """Whether one vector means the same in both: parameters, likelihood, network, and what of it no fit changes."""
+    """Whether a vector means the same in both models: parameters, likelihood, network and fixed values agree."""
     if model is other:
         return True
     if model.describe() != other.describe():

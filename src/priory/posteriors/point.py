@@ -1,4 +1,4 @@
-"""A point: all belief on one vector, as MAP and maximum likelihood leave it."""
+"""A point: the posterior of MAP and maximum likelihood."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ if TYPE_CHECKING:
     from priory.models.target import Target
     from priory.posteriors.base import Evidence
 
-FACTOR = "factor."  # what a file puts before the name of a parameter whose prior was scaled
+FACTOR_PREFIX = "factor."  # in files, of the factor on the prior precision of a parameter
 
 
 class Point(Posterior):
-    """delta(w - w*). Its target has the prior that the mode was found under, factors of the evidence included."""
+    """A point, delta(w - w*). The prior of its target includes the factors that maximising the evidence found.
+
+    Args:
+        target: Target of the fit.
+        w: The point in unconstrained parameters, (P,).
+        buffers: The network's buffers.
+    """
 
     kind: ClassVar[str] = "point"
     point: ClassVar[bool] = True
@@ -40,15 +46,15 @@ class Point(Posterior):
         raise InputError(f"{self.method or 'A point'} gives no evidence: a point has no volume.")
 
     def elbo(self, data: object = None, samples: int = 0, seed: int = 0) -> Evidence:
-        """None: see `evidence`."""
+        """Raise an error: a point has no evidence, and no bound on it."""
         return self.evidence()
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"w": self.w, **{FACTOR + name: factor for name, factor in self.target.prior.factors.items()}}
+        return {"w": self.w, **{FACTOR_PREFIX + name: factor for name, factor in self.target.prior.factors.items()}}
 
     @classmethod
     def of_tensors(
         cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
     ) -> Point:
-        factors = {name[len(FACTOR) :]: t for name, t in tensors.items() if name.startswith(FACTOR)}
+        factors = {name[len(FACTOR_PREFIX) :]: t for name, t in tensors.items() if name.startswith(FACTOR_PREFIX)}
         return cls(target.scaled(factors), tensors["w"], buffers)

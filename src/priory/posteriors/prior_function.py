@@ -1,9 +1,9 @@
-"""A point with a fixed function beside it, as randomised prior functions leave it (Osband et al. 2018).
+"""A point with a fixed function added to it: a member of randomised prior functions (Osband et al. 2018).
 
     f(x) = f(x; w) + f(x; a)
 
-The weights w were learnt, a are a draw from the prior. For a network that is linear in its weights this is f(x; w + a);
-for any other there is no vector of weights with that function, so that there are predictions, and no parameters.
+The weights w are fitted; a is a draw from the prior. For a network that is linear in its weights this is f(x; w + a).
+For any other network no single vector of weights gives that function, so there are predictions but no parameters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ if TYPE_CHECKING:
 
 
 class PriorFunction(Posterior):
-    """The network at `w` plus the network at `a`, whose statistics of batches are those that the person gave."""
+    """The network at `w` plus the network at `a`, which uses the buffers that the network was given with.
+
+    Args:
+        target: Target of the fit.
+        w: Fitted weights, (P,).
+        a: Weights of the fixed function, (P,).
+        buffers: The fitted network's buffers.
+    """
 
     kind: ClassVar[str] = "prior_function"
     point: ClassVar[bool] = True
@@ -37,7 +44,16 @@ class PriorFunction(Posterior):
         self.w, self.a = w.detach().clone(), a.detach().clone()
 
     def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
-        """What is known of y at new inputs: the likelihood at the sum of the two functions; there is one draw."""
+        """Predict the targets at new inputs by the likelihood at the sum of both functions; there is one draw.
+
+        Args:
+            x: New inputs: a tensor, an array, or a tuple for a network of several inputs.
+            samples: Not used: a point has one draw.
+            seed: Seed of the draws.
+
+        Returns:
+            A `Prediction`.
+        """
         require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
         require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         inputs = self._inputs(x)
@@ -65,7 +81,7 @@ class PriorFunction(Posterior):
 def predicted(
     target: Target, w: Iterable[Tensor], a: Iterable[Tensor], inputs: Batch, buffers: Buffers, seed: int
 ) -> Prediction:
-    """The mixture over sums of two functions, at vectors w and a, each (S, P) in one piece or several."""
+    """The mixture over sums of two functions, at vectors w and a, each (S, P) in one or several blocks."""
     model: Any = target.model
     with taking(inputs):
         learnt = predict(model, w, inputs, buffers, target.event, seed)
@@ -75,7 +91,7 @@ def predicted(
 
 
 def without_parameters() -> InputError:
-    """What is said to whom asks for weights."""
+    """The error raised when weights are requested."""
     return InputError(
-        "A network with a prior function beside it has no parameters of its own: use predict, or 'w' and 'a' of each."
+        "A network with a prior function added to it has no single parameter vector; use predict, or its 'w' and 'a'."
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from priory.constraints import gaussian_expectation
 from priory.core.streams import stream
-from priory.diagnostics.summary import PLAIN, QUANTILES, Summary, labels
+from priory.diagnostics.summary import MOMENT_COLUMNS, SUMMARY_PROBABILITIES, Summary, labels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,7 @@ def summarise(posterior: Posterior) -> Summary:
         some = "" if not exact else f" of {', '.join(name for name in layout.names if name not in exact)}"
         remarks.append(f"Standard deviations and quantiles{some} are those of {count:,} draws.")
     table = torch.cat(rows)
-    columns: dict[str, Tensor] = dict(zip(PLAIN, table.unbind(-1), strict=True))
+    columns: dict[str, Tensor] = dict(zip(MOMENT_COLUMNS, table.unbind(-1), strict=True))
     return Summary(names, columns, title=posterior.method, remarks=remarks)
 
 
@@ -76,7 +76,7 @@ def closed_forms(posterior: Posterior, means: Mapping[str, Tensor]) -> dict[str,
         f, u, s = block.bijector, block.free(loc), block.free(scale)
         if not f.elementwise:
             continue
-        ends = [f.forward(u + normal_quantile(q) * s) for q in QUANTILES]
+        ends = [f.forward(u + normal_quantile(q) * s) for q in SUMMARY_PROBABILITIES]
         ends = list(torch.stack(ends).sort(0).values)  # a map that falls turns the quantiles round
         if f.identity:
             found[block.name] = (u, s, *ends)
@@ -114,7 +114,7 @@ def from_draws(posterior: Posterior, entries: Mapping[str, Tensor]) -> tuple[dic
     found = {}
     for name in entries:
         x = torch.cat([part[name] for part in parts])  # (draws, n)
-        ends = torch.quantile(x, x.new_tensor(QUANTILES), 0)
+        ends = torch.quantile(x, x.new_tensor(SUMMARY_PROBABILITIES), 0)
         spread = x.std(0, correction=min(1, len(x) - 1))
         found[name] = torch.stack([spread, *ends], -1)
     return found, wanted

@@ -1,10 +1,10 @@
-"""A posterior that is a family of distributions over the flat vector, as variational inference leaves it.
+"""A parametric family of distributions over the flat vector: the posterior of variational inference.
 
-Its bound on the evidence, and how far it is from the posterior, come from many draws over every row:
+Its bound on the evidence, and how close it is to the posterior, are estimated from many draws over all rows:
 
     log p(D) >= E_q[log r],    r = p(D, w) / q(w),    log p(D) = log E_q[r]
 
-The k-hat of the ratios r (Vehtari 2024) says whether q covers the posterior: above 0.7 it does not.
+The k-hat of the ratios r (Vehtari et al. 2024) measures whether q covers the posterior: above 0.7 it does not.
 """
 
 from __future__ import annotations
@@ -34,32 +34,44 @@ if TYPE_CHECKING:
     from priory.penalties.equivalence.certificate import Certificate
     from priory.penalties.equivalence.result import Equivalence
 
-SAMPLES = 256  # draws behind log_evidence
-RATIOS = 1024  # draws behind k_hat of a network, each a pass over the data
-RATIOS_OF_DENSITY = 4096  # and of a density: with fewer, the k-hat of a funnel's neck varies by 0.2
-MEANS = 4096  # draws behind the mean of a parameter that no closed form is known for
-AT_ONCE = 4096  # draws evaluated together, at most; fewer for many rows or many parameters
+ELBO_DRAWS = 256  # for log_evidence
+K_HAT_DRAWS = 1024  # for k_hat of a network; each draw is a pass over the data
+K_HAT_DRAWS_OF_DENSITY = 4096  # for k_hat of a density; with fewer, the k-hat of a funnel's neck varies by 0.2
+MEAN_DRAWS = 4096  # for the mean of a parameter without a closed form
+MAX_BLOCK_DRAWS = 4096  # draws evaluated together; fewer for many rows or many parameters
 
 
 class Importance(NamedTuple):
-    """Draws of q and how p weighs them."""
+    """Draws of q with their importance ratios.
+
+    Attributes:
+        draws: Draws in unconstrained parameters, (S, P).
+        log_ratios: log p(D, w) - log q(w) at the draws, (S,).
+    """
 
     draws: Tensor  # (S, P), in unconstrained coordinates
     log_ratios: Tensor  # log p(D, w) / q(w), (S,)
 
     @property
     def log_weights(self) -> Tensor:
-        """The smoothed weights, which add up to one, as logarithms, (S,)."""
+        """Logarithms of the smoothed weights, which sum to one, (S,)."""
         return psis(self.log_ratios)[0]
 
     @property
     def k_hat(self) -> float:
-        """The shape of the ratios' tail: above 0.7 the weights are not to be believed."""
+        """Shape of the tail of the ratios: above 0.7 the weights are unreliable."""
         return k_hat(self.log_ratios)
 
 
 class Variational(Posterior):
-    """q(w), a family with its form, in unconstrained coordinates."""
+    """A variational posterior q(w) in unconstrained parameters.
+
+    Args:
+        target: Target of the fit.
+        form: Form of the family, which maps `theta` to a distribution.
+        theta: Variational parameters.
+        buffers: The network's buffers.
+    """
 
     kind: ClassVar[str] = "variational"
 
@@ -70,7 +82,7 @@ class Variational(Posterior):
         self._k_hat: float | None = None
 
     def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """The history of the bound, and k-hat where it has been asked for."""
+        """The status from the history of the bound, and from k-hat if it has been computed."""
         remedy = "q misses part of the posterior, so use a richer family or NUTS"
         return worst([super().judged(history), of_k_hat(self._k_hat, remedy)])
 
@@ -90,20 +102,28 @@ class Variational(Posterior):
         exact = {} if moments is None else {b.name: b.free(moments[0]) for b in layout.blocks if b.bijector.identity}
         if len(exact) == len(layout.blocks):
             return exact
-        draws = layout.constrain(self.draw(MEANS, stream(0, "mean", device=self.model.device)))
+        draws = layout.constrain(self.draw(MEAN_DRAWS, stream(0, "mean", device=self.model.device)))
         return {name: exact.get(name, x.mean(0)) for name, x in draws.items()}
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
         w = self.model.layout.unconstrain(params)
         value = self.family.log_prob(w) - self.model.layout.log_det(w)
-        return torch.where(torch.isnan(w).any(-1), -torch.inf, value)  # outside of the support
+        return torch.where(torch.isnan(w).any(-1), -torch.inf, value)  # outside the support
 
-    def elbo(self, data: Any = None, samples: int = SAMPLES, seed: int = 0) -> Evidence:
-        """The bound on log p(D) from many draws over every row, with its standard error.
+    def elbo(self, data: Any = None, samples: int = ELBO_DRAWS, seed: int = 0) -> Evidence:
+        """Evidence lower bound on log p(D), from many draws over all rows, with its standard error.
 
-        Each draw gives log p(D|w) + log p(w) - log q(w), which hardly varies where q is close to the posterior; where
-        q is symmetric around its centre m, draws come in pairs w, 2 m - w, whose odd errors cancel. It costs `samples`
-        passes over the data. Without data, those of the fit are used.
+        Each draw gives log p(D|w) + log p(w) - log q(w), which hardly varies where q is close to the posterior. If q is
+        symmetric around its centre m, draws come in antithetic pairs w, 2 m - w, whose odd errors cancel. It costs
+        `samples` passes over the data.
+
+        Args:
+            data: Data of the fit. Default: None, those stored with the posterior.
+            samples: Number of draws, an integer >= 4.
+            seed: Seed of the draws.
+
+        Returns:
+            An `Evidence` with value, kind and standard error.
         """
         require(whole(samples, 4), "samples", "elbo", "be an integer >= 4", samples)
         samples -= samples % 2  # they may come in pairs
@@ -117,10 +137,18 @@ class Variational(Posterior):
             kind = f"tempered ELBO, T = {self.target.temperature}, no bound on log p(D) ({draws})"
         return Evidence(float(values.mean()), kind, error)
 
-    def importance(self, data: Any = None, samples: int = RATIOS, seed: int = 0) -> Importance:
-        """Draws of q with the logarithms of the ratios p(D, w) / q(w) at them, their smoothed weights and k-hat.
+    def importance(self, data: Any = None, samples: int = K_HAT_DRAWS, seed: int = 0) -> Importance:
+        """Importance ratios p(D, w) / q(w) at draws of q, with smoothed weights and k-hat.
 
-        It costs `samples` passes over the data. Without data, those of the fit are used.
+        It costs `samples` passes over the data.
+
+        Args:
+            data: Data of the fit. Default: None, those stored with the posterior.
+            samples: Number of draws, an integer >= 4.
+            seed: Seed of the draws.
+
+        Returns:
+            An `Importance` with draws, log ratios, smoothed log weights and k-hat.
         """
         require(whole(samples, 4), "samples", "importance", "be an integer >= 4", samples)
         rows, generator = self._rows(data, "importance"), stream(seed, "importance", device=self.model.device)
@@ -129,19 +157,19 @@ class Variational(Posterior):
 
     @property
     def k_hat(self) -> float:
-        """The shape of the tail of the importance ratios: above 0.7, q misses part of the posterior.
+        """Pareto k-hat of the importance ratios: above 0.7, q misses part of the posterior.
 
-        Minus infinity where the ratios are so even that their tail has no shape to speak of. A posterior from a file
-        whose data lie outside of the model has it in `importance(data).k_hat`.
+        Minus infinity where the ratios hardly vary. A posterior from a file has no data: use
+        `importance(data).k_hat`.
         """
         if self._k_hat is None:
-            samples = RATIOS if has_network(self.model) else RATIOS_OF_DENSITY
+            samples = K_HAT_DRAWS if has_network(self.model) else K_HAT_DRAWS_OF_DENSITY
             self._k_hat = self.importance(samples=samples).k_hat
         return self._k_hat
 
     @property
     def precisions(self) -> dict[str, Tensor]:
-        """The precisions of a hierarchical prior by the name of their parameter, under this q."""
+        """Precisions of a hierarchical prior under this q, by the name of their parameter."""
         moments = self.family.moments()
         if moments is None or not has_network(self.model):
             raise InputError("The precisions need a network's prior, and a q whose variances are known.")
@@ -193,7 +221,7 @@ class Variational(Posterior):
     def _rows(self, data: Any, owner: str) -> Data:
         source = self.data if data is None else self.model.bind(data)[1]
         if source is None and self.num_data is None:
-            source = Data.of(None)  # the data are inside of the density
+            source = Data.of(None)  # the data are inside the density
         if source is None:
             raise InputError(f"A posterior from a file has no data: call its {owner}(data), with those of the fit.")
         same = source.num_data == self.num_data
@@ -201,12 +229,12 @@ class Variational(Posterior):
         return source
 
     def _pieces(self, samples: int, generator: torch.Generator) -> Iterator[Tensor]:
-        few = max(1, min(AT_ONCE, (1 << 17) // (self.num_data or 1), (1 << 24) // self.model.layout.size))
+        few = max(1, min(MAX_BLOCK_DRAWS, (1 << 17) // (self.num_data or 1), (1 << 24) // self.model.layout.size))
         for start in range(0, samples, few):
             yield self.draw(min(few, samples - start), generator)
 
     def _bounds(self, rows: Data, samples: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """What each draw, or each pair of draws, says of the bound."""
+        """The contributions of each draw, or of each antithetic pair, to the bound."""
         if self.centre is None:
             yield from (self._ratios(w, rows) for w in self._pieces(samples, generator))
             return

@@ -208,7 +208,7 @@ def test_a_prior_function_is_added_where_predictions_are_made_and_there_are_no_p
     posterior.save(tmp_path / "functions")
     assert torch.equal(pr.load(tmp_path / "functions", model).predict(data[0]).probs, prediction.probs)
     for ask in (lambda: posterior.mean, posterior.sample, lambda: posterior.members[0].mean):
-        with pytest.raises(pr.InputError, match="has no parameters of its own: use predict"):
+        with pytest.raises(pr.InputError, match="has no single parameter vector; use predict"):
             ask()
 
 

@@ -1,1 +1,1 @@
-"""EM, variational EM and amortised EM."""
+"""Expectation maximisation (EM), variational EM and amortised EM for latent-variable models."""

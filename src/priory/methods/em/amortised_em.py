@@ -1,12 +1,12 @@
-"""Variational EM by gradients, with an amortised q(z | y, phi): how a variational auto-encoder is fitted.
+"""Amortised variational EM: fits a variational auto-encoder by stochastic gradients.
 
-    E-step   phi   <- phi   + rate * gradient of L in phi      q nearer to p(z | y, theta): the gap closes
+    E-step   phi   <- phi   + rate * gradient of L in phi      q approaches p(z | y, theta): the gap closes
     M-step   theta <- theta + rate * gradient of L in theta    the bound rises, and log p(y | theta) with it
 
-L is the ELBO, or the tighter bound of Burda, Grosse and Salakhutdinov (2016), of a minibatch that stands for all rows,
-with the noise of z drawn outside of it (Kingma and Welling, 2014). Usually both move together by one gradient. With
-`e_steps` q moves that often alone before each such step, which helps where the encoder lags behind the decoder (He,
-Spokoyny, Neubig and Berg-Kirkpatrick, 2019).
+q(z | y, phi) is an encoder network. L is the ELBO, or the tighter bound of Burda, Grosse and Salakhutdinov (2016), of a
+minibatch scaled to all rows, with reparameterised draws of z (Kingma and Welling 2014). By default phi and theta move
+together by one gradient. `e_steps` adds steps of phi alone before each joint step, which helps where the encoder lags
+behind the decoder (He, Spokoyny, Neubig and Berg-Kirkpatrick 2019).
 """
 
 from __future__ import annotations
@@ -40,14 +40,29 @@ class State:
 
 @dataclass(frozen=True)
 class AmortisedEM(Options):
-    """A point in theta and an encoder, by stochastic gradients of a bound.
+    """Amortised variational EM: a point estimate of theta and an encoder, for `latent.VAE`.
 
-    `bound` is "elbo" or "iwae", with `samples` draws of z a row.
+    Maximises a bound on log p(y | theta) by minibatch gradients with Adam.
 
-    >>> AmortisedEM(bound="evidence")
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'bound' argument of AmortisedEM must be 'elbo' or 'iwae', got 'evidence'.
+    Args:
+        bound: "elbo" (default), or "iwae", the tighter importance-weighted bound.
+        samples: Number of draws of z per row.
+        e_steps: Number of additional encoder steps before each joint step. Default: 0.
+        learning_rate: Learning rate of Adam.
+        schedule: Schedule of the learning rate: "cosine" (default) or "constant".
+        start: A posterior of an earlier fit to continue from. Default: None, the model's own initialisation.
+
+    Example:
+        >>> AmortisedEM(bound="evidence")
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'bound' argument of AmortisedEM must be 'elbo' or 'iwae', got 'evidence'.
+
+    References:
+        Kingma and Welling (2014), Auto-encoding variational Bayes.
+        Burda, Grosse and Salakhutdinov (2016), Importance weighted autoencoders.
+        He, Spokoyny, Neubig and Berg-Kirkpatrick (2019), Lagging inference networks and posterior collapse in
+        variational autoencoders.
     """
 
     bound: Literal["elbo", "iwae"] = "elbo"
@@ -93,9 +108,9 @@ class AmortisedEM(Options):
     def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
         split = vae_of(target).split
         for _ in range(self.e_steps):
-            _, gradient = self.climb(target, state.w, batch, generator)
+            _, gradient = self.bound_and_grad(target, state.w, batch, generator)
             move(state.encoder, state.w[..., :split], gradient[..., :split])
-        value, gradient = self.climb(target, state.w, batch, generator)
+        value, gradient = self.bound_and_grad(target, state.w, batch, generator)
         move(state.encoder, state.w[..., :split], gradient[..., :split])
         move(state.decoder, state.w[..., split:], gradient[..., split:])
         return state, Info({"bound": value})
@@ -103,7 +118,9 @@ class AmortisedEM(Options):
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> AmortisedPosterior:
         return AmortisedPosterior(target, state.w.reshape(-1, state.w.shape[-1])[0])
 
-    def climb(self, target: Target, w: Tensor, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def bound_and_grad(
+        self, target: Target, w: Tensor, batch: Batch, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         """The bound for all rows, estimated from the batch, and its gradient: (*B,), (*B, P)."""
         model, y = vae_of(target), batch[0]
         leaf, values = w.detach().requires_grad_(), []
@@ -118,14 +135,14 @@ class AmortisedEM(Options):
 
 
 def move(adam: Adam, part: Tensor, gradient: Tensor) -> None:
-    """One step of Adam up the gradient; the kernel wants memory in one piece."""
+    """Take one Adam step up the gradient; Adam's kernel needs contiguous memory."""
     moved = part.clone(memory_format=torch.contiguous_format)
     adam.descend(moved, -gradient)
     part.copy_(moved)
 
 
 def vae_of(target: Target) -> VAE:
-    """The target's model, which must be amortised."""
+    """The target's model, which must be a VAE."""
     model = target.model
     require(has_encoder(model), "model", "AmortisedEM", "be a latent.VAE", type(model).__name__)
     assert has_encoder(model)

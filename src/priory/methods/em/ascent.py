@@ -1,19 +1,19 @@
-"""E- and M-steps in turns: what EM and variational EM share, for the models of `priory.latent`.
+"""E- and M-steps in turn: the base of EM and variational EM, for the models of `priory.latent`.
 
-An iteration is an M-step and the E-step after it, so that the bound in the history belongs to the theta that the
-posterior would have. In exact steps over all of the data the bound can't fall; if it does, the model's equations are
+An iteration is an M-step followed by an E-step, so that the bound in the history belongs to the theta that the
+posterior would have. With exact steps over all of the data the bound can't fall; if it does, the model's equations are
 wrong, and the fit stops with an error.
 
 - `online` averages statistics over minibatches, S <- (1 - r_t) S + r_t N/n S_batch with r_t = (t + 1)^-online (Cappe
-  and Moulines, 2009; under a conjugate prior it is Hoffman et al.'s stochastic variational inference, 2013).
-- `accelerate` extrapolates the path of two iterations, theta_0 -> theta_1 -> theta_2, in unconstrained coordinates
-  (SQUAREM, Varadhan and Roland, 2008): theta = theta_0 + 2 a r + a^2 v with r = theta_1 - theta_0,
+  and Moulines 2009; under a conjugate prior it is Hoffman et al.'s stochastic variational inference, 2013).
+- `accelerate` extrapolates the path of two iterations, theta_0 -> theta_1 -> theta_2, in unconstrained parameters
+  (SQUAREM, Varadhan and Roland 2008): theta = theta_0 + 2 a r + a^2 v with r = theta_1 - theta_0,
   v = theta_2 - theta_1 - r, a = |r| / |v|. The result is kept if its bound is higher than that of theta_2, so the bound
   never falls.
-- `annealing` flattens q to p(z | y)^(1/T) for the first iterations (Ueda and Nakano, 1998), so that a poor start is
-  left more easily.
-- `draws` puts draws of z in the place of q in the statistics (Wei and Tanner, 1990).
-- `gradient_steps` climbs Q by L-BFGS in the place of the closed form: generalised EM. One step is gradient ascent of
+- `annealing` flattens q to p(z | y)^(1/T) for the first iterations (Ueda and Nakano 1998), so that a poor start is left
+  more easily.
+- `draws` replaces q by draws of z in the statistics (Wei and Tanner 1990).
+- `gradient_steps` maximises Q by L-BFGS instead of the closed form: generalised EM. A single step is gradient ascent on
   the likelihood itself, by Fisher's identity.
 
 Cost of an iteration: one pass over the data for all restarts together; memory does not grow with N.
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
     from priory.models.target import Target
     from priory.posteriors import Posterior
 
-ITERATIONS = 200  # at most, if the person names no steps
-PASSES = 10  # over the data, for minibatches
-ROUNDED = 1e-4  # of a parameter to begin from: weights that add up to one so nearly are taken to mean it
-FALL = {torch.float64: 1e-10, torch.float32: 1e-5}  # of the bound, relative, that rounding explains
+MAX_ITERATIONS = 200  # unless the user gives steps
+DEFAULT_EPOCHS = 10  # over the data, with minibatches
+START_TOLERANCE = 1e-4  # relative error of given parameters, such as weights that sum to one after rounding
+FALL_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative fall of the bound that is rounding
 
 
 @dataclass
 class State:
-    """Theta for each restart, and what the E-step found there: the next iteration begins with an M-step."""
+    """Theta of each restart, with the statistics of the E-step there: the next iteration starts with an M-step."""
 
     theta: dict[str, Tensor]  # each (*B, R, ...)
     statistics: dict[str, Tensor]  # each (*B, R, ...)
@@ -60,14 +60,30 @@ class State:
     entropy: Tensor  # H(q), (*B, R)
     expected: Tensor  # Q(theta, the theta before), (*B, R)
     gap: Tensor  # KL(q before || p(z | y, theta)), (*B, R)
-    active: Tensor  # whether a restart goes on, (*B, R)
+    active: Tensor  # whether a restart is still running, (*B, R)
     past: Tensor  # the last two theta in unconstrained coordinates, for `accelerate`, (*B, R, 2, P)
     iteration: int
 
 
 @dataclass(frozen=True)
 class Ascent(Options):
-    """Turns of E- and M-steps from several starts; a method says what their end stands for."""
+    """Base class of EM and variational EM: E- and M-steps in turn, from several starts.
+
+    Args:
+        restarts: Number of runs from different starts; the one with the highest bound is kept.
+        tolerance: A run ends when an iteration raises the bound by less than this many nats per row. 0 runs all
+            iterations. `steps` in `fit` is the cap on iterations (default: 200).
+        start: One of the model's initialisations ("k-means++" or "random" for mixtures), a dict of parameters, or a
+            fitted posterior. Default: None, the model's first initialisation.
+        accelerate: Whether to extrapolate every second iteration by SQUAREM.
+        annealing: Temperatures, each >= 1, of the first iterations, such as (8, 4, 2). They flatten q(z), so that a
+            poor start is left more easily. Default: (), none.
+        draws: Number of draws of z that replace q(z) in the statistics (Monte Carlo EM). Default: 0, q(z) itself.
+        online: Exponent, above 0.5 and at most 1, of the decaying rate of minibatch updates. Default: None, every
+            iteration reads all rows.
+        gradient_steps: Number of L-BFGS steps that replace the model's closed M-step (generalised EM). Default: None,
+            the closed form.
+    """
 
     restarts: int = 1
     tolerance: float = 1e-6
@@ -81,7 +97,7 @@ class Ascent(Options):
     def __post_init__(self) -> None:
         require(whole(self.restarts, 1), "restarts", type(self).__name__, "be an integer >= 1", repr(self.restarts))
         number = isinstance(self.tolerance, Real) and 0 <= self.tolerance < math.inf
-        require(number, "tolerance", type(self).__name__, "be a number from 0", repr(self.tolerance))
+        require(number, "tolerance", type(self).__name__, "be a number >= 0", repr(self.tolerance))
         given = self.start is not None and not isinstance(self.start, str)
         require(
             self.restarts == 1 or not given,
@@ -99,7 +115,7 @@ class Ascent(Options):
         )
         heats = self.annealing
         ok = isinstance(heats, (tuple, list)) and all(isinstance(t, Real) and 1 <= t < math.inf for t in heats)
-        require(ok, "annealing", type(self).__name__, "be a tuple of temperatures from 1", repr(heats))
+        require(ok, "annealing", type(self).__name__, "be a tuple of temperatures >= 1", repr(heats))
         object.__setattr__(self, "annealing", tuple(heats))
         require(whole(self.draws, 0), "draws", type(self).__name__, "be an integer >= 0", repr(self.draws))
         ok = self.online is None or (isinstance(self.online, Real) and 0.5 < self.online <= 1)
@@ -119,11 +135,11 @@ class Ascent(Options):
 
     @property
     def noisy(self) -> bool:
-        """Whether the bound is of a few rows or of draws, so that it may fall and never settles."""
+        """Whether the bound is estimated from minibatches or draws, so that it may fall and never converges exactly."""
         return self.online is not None or self.draws > 0
 
     def length(self, data: Data) -> int:
-        return ITERATIONS if self.online is None else PASSES * data.steps_per_epoch
+        return MAX_ITERATIONS if self.online is None else DEFAULT_EPOCHS * data.steps_per_epoch
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
         model = self.latent(target)
@@ -142,14 +158,14 @@ class Ascent(Options):
         return Plan(data, steps)
 
     def latent(self, target: Target) -> Latent:
-        """The target's model, which must be one that has an E-step."""
+        """The target's model, which must have an E-step."""
         model = target.model
         must = "be a latent model, such as latent.GaussianMixture(3)"
         require(has_latent(model), "model", type(self).__name__, must, type(model).__name__)
         assert has_latent(model)
         return model
 
-    # The three functions of a method.
+    # The interface of a method.
 
     def init(
         self,
@@ -165,7 +181,7 @@ class Ascent(Options):
         thetas = [self.first(model, batch, generator, start) for _ in range(lead.numel())]
         whole_data = plan.data.blocks(model.block) if self.online is None else [batch]
         factor = 1.0 if self.online is None else target.scale(len(batch[0]))
-        found = expect(model, thetas, whole_data, factor, **self.asked(0, generator))
+        found = expect(model, thetas, whole_data, factor, **self.e_step_options(0, generator))
         bound = torch.stack([e.bound for e in found])
         entropy = bound - torch.stack([expected(model, t, e.statistics) for t, e in zip(thetas, found, strict=True)])
         size = model.layout.size if self.accelerate else 0
@@ -214,34 +230,34 @@ class Ascent(Options):
             past.reshape(state.past.shape),
             state.iteration + 1,
         )
-        return after, Info(self.told(after), done=not bool(active.any()), unchecked=("Q", "gap"))
+        return after, Info(self.metrics(after), done=not bool(active.any()), unchecked=("Q", "gap"))
 
-    # Its parts.
+    # The parts of an iteration.
 
     def point(self, target: Target, state: State) -> Posterior:
-        """What the best restart stands for."""
+        """The posterior of the best restart."""
         raise NotImplementedError
 
     def best(self, state: State) -> tuple[Theta, dict[str, Tensor], float, bool]:
-        """Theta, statistics and bound of the best restart of all members, and whether it has settled."""
+        """Theta, statistics and bound of the best restart of all members, and whether it has converged."""
         lead, index = state.bound.shape, int(state.bound.argmax())
         theta, statistics = members(state.theta, lead)[index], members(state.statistics, lead)[index]
         return theta, statistics, float(state.bound.flatten()[index]), not bool(state.active.flatten()[index])
 
     def warn_of_doubts(self, target: Target, state: State, posterior: Posterior) -> None:
-        """Say what the model thinks of the best restart, in warnings and in the posterior's status."""
+        """Report the model's doubts about the best restart, as warnings and in the posterior's status."""
         theta, statistics, _, _ = self.best(state)
         for sentence in self.latent(target).doubts(theta, statistics):
             warn(sentence)
             posterior.know(Status("doubtful", sentence), warned=True)
 
-    def asked(self, iteration: int, generator: torch.Generator) -> dict[str, Any]:
-        """What the E-step of an iteration is asked beside its theta."""
+    def e_step_options(self, iteration: int, generator: torch.Generator) -> dict[str, Any]:
+        """The options of the E-step of an iteration."""
         heat = self.annealing[iteration] if iteration < len(self.annealing) else 1.0
         return {"temperature": float(heat), "draws": self.draws, "generator": generator}
 
     def first(self, model: Latent, batch: Batch, generator: torch.Generator, start: Posterior | None) -> Theta:
-        """A theta to begin from."""
+        """The initial theta of a restart."""
         if start is None and not isinstance(self.start, dict):
             return model.begin(model.weighted_rows(batch), self.start or model.starts[0], generator)
         given = self.start if start is None else start.mean
@@ -250,13 +266,13 @@ class Ascent(Options):
             u = model.layout.unconstrain(named)
         except RuntimeError:  # a matrix that is not positive definite
             u = torch.full((model.layout.size,), torch.nan)
-        inside = model.layout.constrain(u)  # other numbers, where weights don't add up to one
+        inside = model.layout.constrain(u)  # differs from the given values if, say, weights don't sum to one
         ok = bool(torch.isfinite(u).all()) and all(near(inside[name], named[name]) for name in inside)
         require(ok, "start", type(self).__name__, f"hold parameters of {model!r} inside their supports", given)
         return {name: t.clone() for name, t in inside.items()}
 
     def maximised(self, model: Latent, sums: Mapping[str, Tensor], theta: Theta) -> Theta:
-        """The M-step: the model's own, or a few steps up Q."""
+        """The M-step: the model's closed form, or a few L-BFGS steps on Q."""
         with torch.no_grad():
             if self.gradient_steps is None:
                 return model.m_step(sums, theta)
@@ -270,16 +286,16 @@ class Ascent(Options):
         iteration: int,
         generator: torch.Generator,
     ) -> dict[int, Expectation]:
-        """The E-step at some theta, from all of the data or from a minibatch that stands for it."""
-        model, asked = self.latent(target), self.asked(iteration, generator)
+        """The E-step at several theta, from all of the data or from a minibatch scaled to it."""
+        model, options = self.latent(target), self.e_step_options(iteration, generator)
         if isinstance(batch, Data):
-            found = expect(model, list(thetas.values()), batch.blocks(model.block), **asked)
+            found = expect(model, list(thetas.values()), batch.blocks(model.block), **options)
         else:
-            found = expect(model, list(thetas.values()), [batch], target.scale(len(batch[0])), **asked)
+            found = expect(model, list(thetas.values()), [batch], target.scale(len(batch[0])), **options)
         return dict(zip(thetas, found, strict=True))
 
     def blended(self, old: Mapping[str, Tensor], fresh: Mapping[str, Tensor], iteration: int) -> dict[str, Tensor]:
-        """The statistics that the next M-step sees: those of the last pass, or an average over minibatches."""
+        """The statistics for the next M-step: those of the last pass, or an average over minibatches."""
         if self.online is None:
             return dict(fresh)
         rate = (iteration + 2) ** -self.online
@@ -296,7 +312,7 @@ class Ascent(Options):
         batch: Data | Batch,
         generator: torch.Generator,
     ) -> None:
-        """SQUAREM: after every second iteration go further along the last two, where the likelihood says so."""
+        """SQUAREM: after every second iteration extrapolate the last two; keep the result if its bound is higher."""
         model = self.latent(target)
         for i in moved:
             past[i, iteration % 2] = model.layout.unconstrain(thetas[i])
@@ -315,11 +331,11 @@ class Ascent(Options):
                 moved[i], found[i] = further[i], there
 
     def check_rise(self, target: Target, state: State, rise: float, before: float) -> None:
-        """Stop at a fall of the bound where there can be none."""
+        """Raise an error if the bound fell although the steps are exact."""
         model = self.latent(target)
         exact = model.exact and not self.noisy and state.iteration + 1 > len(self.annealing)
         size = max(abs(before), float(target.num_data or 1))
-        if exact and rise < -FALL.get(model.dtype, FALL[torch.float32]) * size:
+        if exact and rise < -FALL_TOLERANCE.get(model.dtype, FALL_TOLERANCE[torch.float32]) * size:
             where = f"from {before:.10g} at iteration {state.iteration + 1}"
             raise DivergedError(
                 f"The bound of {type(self).__name__} fell by {-rise:.3g} {where}: the equations of {model!r} don't "
@@ -327,8 +343,8 @@ class Ascent(Options):
                 self.point(target, state),
             )
 
-    def told(self, state: State) -> dict[str, Tensor | float]:
-        """The bound, Q and the gap of the best restart, each (*B,)."""
+    def metrics(self, state: State) -> dict[str, Tensor | float]:
+        """The metrics of the best restart: the bound, Q and the gap, each (*B,)."""
         bound, best = state.bound.max(-1)
         if self.noisy:
             return {"bound": bound}
@@ -337,7 +353,7 @@ class Ascent(Options):
 
 
 class Given(dict[str, Any]):
-    """Parameters to begin from, written in a method's name by what they hash to."""
+    """Initial parameters, whose repr is a hash: method names stay short."""
 
     def __repr__(self) -> str:
         numbers = repr([(name, torch.as_tensor(t).tolist()) for name, t in self.items()])
@@ -351,12 +367,12 @@ def expected(model: Latent, theta: Theta, statistics: Mapping[str, Tensor]) -> T
 
 
 def near(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are the same but for what a person rounds off."""
-    return bool(((a - b).abs() <= ROUNDED * b.abs().amax()).all())
+    """Whether two tensors are equal up to the rounding of given numbers."""
+    return bool(((a - b).abs() <= START_TOLERANCE * b.abs().amax()).all())
 
 
 def squared(first: Tensor, second: Tensor, third: Tensor) -> Tensor | None:
-    """SQUAREM's point from three in a row, (P,); None where it would not lie beyond the third."""
+    """The SQUAREM point from three consecutive ones, (P,); None where it would not lie beyond the third."""
     r = second - first
     v = (third - second) - r
     length = r.norm() / v.norm()
@@ -367,11 +383,11 @@ def squared(first: Tensor, second: Tensor, third: Tensor) -> Tensor | None:
 
 
 def members(tree: Mapping[str, Tensor], lead: torch.Size) -> list[dict[str, Tensor]]:
-    """A dict of tensors (*lead, ...) as one dict a member."""
+    """Split a dict of tensors (*lead, ...) into one dict per member."""
     flat = {name: t.reshape(lead.numel(), *t.shape[len(lead) :]) for name, t in tree.items()}
     return [{name: t[i] for name, t in flat.items()} for i in range(lead.numel())]
 
 
 def stacked(trees: list[Theta], lead: torch.Size) -> dict[str, Tensor]:
-    """One dict a member as a dict of tensors (*lead, ...)."""
+    """Stack one dict per member into a dict of tensors (*lead, ...)."""
     return {name: torch.stack([t[name] for t in trees]).reshape(*lead, *trees[0][name].shape) for name in trees[0]}

@@ -1,20 +1,20 @@
-"""Variational EM: E- and M-steps where the parameters are random too (Attias, 1999; Beal, 2003; Bishop, 2006, ch. 10).
+"""Variational EM: E- and M-steps that treat the parameters as random (Attias 1999; Beal 2003; Bishop 2006, ch. 10).
 
-    E-step   q(z)      in proportion to  exp E_q(theta)[log p(y, z | theta)]
-    M-step   q(theta)  in proportion to  p(theta) exp E_q(z)[log p(y, z | theta)]
+    E-step   q(z)      proportional to  exp E_q(theta)[log p(y, z | theta)]
+    M-step   q(theta)  proportional to  p(theta) exp E_q(z)[log p(y, z | theta)]
 
-Each raises the one bound, with all of its constants,
+Both steps raise the same bound, with all of its constants,
 
     log p(y)  =  L(q) + KL(q(z) q(theta) || p(z, theta | y))  >=  L(q)
 
-so that L stands for the evidence: it compares models, such as numbers of components, without held-out rows. With
-conjugate priors both steps are closed forms (`priory.latent.conjugate`), and the whole is EM of a model whose
-parameters are the numbers phi of q(theta) and whose log prior is -KL(q(theta) || p(theta)): coordinate ascent. EM is
-the case of a q(theta) that is a point.
+so L approximates the evidence: it compares models, such as numbers of components, without held-out rows. With
+conjugate priors both steps have closed forms (`priory.latent.conjugate`). The whole is then EM for a model whose
+parameters are the parameters phi of q(theta), with the log prior -KL(q(theta) || p(theta)): coordinate ascent. EM is
+the special case in which q(theta) is a point.
 
-With `online` the statistics are averaged over minibatches. The natural parameters of q(theta) are the prior's plus
-S, so that averaging S is a step along the natural gradient of L: stochastic variational inference (Hoffman, Blei, Wang
-and Paisley, 2013), at the rates (t + 1)^-online.
+With `online` the statistics are averaged over minibatches. The natural parameters of q(theta) are the prior's plus S,
+so averaging S is a step along the natural gradient of L: stochastic variational inference (Hoffman, Blei, Wang and
+Paisley 2013), with the rates (t + 1)^-online.
 """
 
 from __future__ import annotations
@@ -41,20 +41,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VariationalEM(Ascent):
-    """q(z) q(theta) by coordinate ascent, for the conjugate models of `priory.latent`.
+    """Variational EM: q(z) q(theta) by coordinate ascent, for the conjugate models of `priory.latent`.
 
-    Of `restarts` runs from different starts the one with the highest bound is kept. A run ends when an iteration raises
-    the bound by less than `tolerance` nats a row; `steps` in `fit` is the cap. `start` is one of the model's ways to
-    begin, a dict of the numbers of q, or a posterior of the same model. `online`, between 0.5 and 1, reads minibatches.
+    Args:
+        restarts: Number of runs from different starts; the one with the highest bound is kept.
+        tolerance: A run ends when an iteration raises the bound by less than this many nats per row. 0 runs all
+            iterations. `steps` in `fit` is the cap on iterations (default: 200).
+        start: One of the model's initialisations (see the model), a dict of the parameters of q, or a fitted posterior.
+            Default: None, the model's first initialisation.
+        accelerate: Whether to extrapolate every second iteration by SQUAREM.
+        annealing: Temperatures, each >= 1, of the first iterations, such as (8, 4, 2). They flatten q(z), so that a
+            poor start is left more easily. Default: (), none.
+        draws: Number of draws of z that replace q(z) in the statistics (Monte Carlo EM). Default: 0, q(z) itself.
+        online: Exponent, above 0.5 and at most 1, of the decaying rate of minibatch updates. Default: None, every
+            iteration reads all rows.
+        gradient_steps: Number of L-BFGS steps that replace the model's closed M-step (generalised EM). Default: None,
+            the closed form.
 
-    >>> VariationalEM(restarts=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'restarts' argument of VariationalEM must be an integer >= 1, got 0.
+    Example:
+        >>> VariationalEM(restarts=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'restarts' argument of VariationalEM must be an integer >= 1, got 0.
+
+    References:
+        Attias (1999), Inferring parameters and structure of latent variable models by variational Bayes.
+        Beal (2003), Variational algorithms for approximate Bayesian inference.
+        Hoffman, Blei, Wang and Paisley (2013), Stochastic variational inference.
     """
 
     def latent(self, target: Target) -> Latent:
-        """The target's model as one over the numbers of q."""
+        """The target's model, as a latent model whose parameters are those of q."""
         model = target.model
         must = "be a latent model with conjugate priors, such as latent.BayesianGaussianMixture(3)"
         require(has_conjugate_prior(model), "model", "VariationalEM", must, type(model).__name__)
@@ -66,7 +83,7 @@ class VariationalEM(Ascent):
         self.warn_of_doubts(target, state, found)
         return found
 
-    # Its parts.
+    # The parts of an iteration.
 
     def point(self, target: Target, state: State) -> ConjugatePosterior:
         """q(theta) of the best restart."""
@@ -74,7 +91,7 @@ class VariationalEM(Ascent):
         return ConjugatePosterior(target, phi, bound, settled)
 
     def first(self, model: Latent, batch: Batch, generator: torch.Generator, start: Posterior | None) -> Theta:
-        """A phi to begin from: of the posterior, of the dict, or the model's own way."""
+        """The initial phi of a restart: from a posterior, from a dict, or by the model's initialisation."""
         if start is None:
             return super().first(model, batch, generator, None)
         must = "be a posterior of VariationalEM"

@@ -1,1 +1,1 @@
-"""Several networks, or one network many times."""
+"""Ensembles, SWAG and dropout: posteriors from several networks, or from one network under many masks."""

@@ -5,20 +5,21 @@ unit (see `priory.network.dropout_sites`). Under a prior N(m0, 1/lambda) over ea
 
     -E_q[log p(D | w)] + sum_i lambda_i / 2 ((m_i - m0_i)^2 + m_i^2 a_i) - sum_u H(p_u),    a = p / (1 - p)
 
-which is the bound up to a constant that depends on neither m nor p: weight decay divided by 1 - p, and the entropy of
-the masks, H(p) = -p log p - (1 - p) log(1 - p). (In the lectures' form, without the factor 1 / (1 - p) on what is kept,
-the decay is multiplied by 1 - p: the same number.) In a step each row has masks of its own where a layer allows it
-(`priory.network.row_masks`); in predictions each draw of the weights has one.
+which is the negative bound up to a constant that depends on neither m nor p: weight decay divided by 1 - p, and the
+entropy of the masks, H(p) = -p log p - (1 - p) log(1 - p). (In the lectures' form, without the factor 1 / (1 - p) on
+the kept units, the decay is multiplied by 1 - p, which gives the same number.) In training, each row has its own masks
+where a layer allows it (`priory.network.row_masks`); in predictions, each draw of the weights has one mask.
 
 Rates are given; or learnt with the weights (`rate="learn"`) through a relaxed mask (concrete dropout, Gal, Hron and
-Kendall 2017), which the entropy keeps away from 0; or searched: several are fitted side by side and rows held out
-choose one.
+Kendall 2017), where the entropy keeps them away from 0; or searched: several rates are fitted side by side, and
+held-out rows select one.
 
-With `noise="gaussian"` the factor is N(1, a) (Srivastava et al. 2014). Learnt, it is variational Gaussian dropout
-(Kingma, Salimans and Welling 2015) with a factor a unit: the factors have the log-uniform prior 1/|z|, which is
-**improper**, and the prior of the weights that they multiply is not used; the loss is then no bound on an evidence.
+With `noise="gaussian"` the factor is N(1, a) (Srivastava et al. 2014). With learnt rates it is variational Gaussian
+dropout (Kingma, Salimans and Welling 2015) with one factor per unit: the factors have the log-uniform prior 1/|z|,
+which is **improper**, and the prior of the weights that they multiply is not used; the loss is then not a bound on an
+evidence.
 
-A noise that the likelihood learns is set on held-out rows, as in MAP. Cost of a step: one pass and O(P).
+A noise scale that the likelihood learns is set on held-out rows, as in MAP. Cost of a step: one pass and O(P).
 """
 
 from __future__ import annotations
@@ -58,39 +59,57 @@ if TYPE_CHECKING:
     from priory.core.data import Batch, Data
     from priory.models.target import Target
 
-RELAXED = 0.1  # the temperature of a relaxed mask, as in the paper
-USUAL = 0.1  # the rate where neither the person nor the network names one
-LOOKS = 16  # masks by which held-out rows are predicted
-WIDEST = 0.0  # the logit of the largest rate that Gaussian noise may learn, a = 1, above which its KL has no slope
+MASK_TEMPERATURE = 0.1  # of a relaxed mask, as in Gal, Hron and Kendall (2017)
+DEFAULT_RATE = 0.1  # where neither the user nor the network gives one
+HELD_OUT_MASKS = 16  # masks for the prediction of held-out rows
+MAX_GAUSSIAN_LOGIT = 0.0  # logit of the largest learnt rate of Gaussian noise, a = 1; above it the KL is constant
 
 
 @dataclass
 class State:
-    """The means and the logits of the rates, led by those that are searched; Adam's moments."""
+    """The means and the logits of the rates, one set per searched rate, and Adam's moments."""
 
     theta: Tensor  # (*B, R, P + L)
     adam: Adam
     buffers: dict[str, Tensor]
-    chosen: Tensor  # (*B,), which of the R rates the held-out rows have chosen
+    chosen: Tensor  # (*B,), the index of the rate that the held-out rows selected
     masks: RowMasks = field(metadata={"fixed": True})
     held: Batch | None = field(metadata={"fixed": True})
-    turn: int = field(metadata={"fixed": True})  # the step from which every row is seen
+    turn: int = field(metadata={"fixed": True})  # the step from which all rows are used
 
 
 @dataclass(frozen=True)
 class Dropout(Options):
-    """Variational inference by dropping units.
+    """Variational inference by dropout of units.
 
-    `rate` is the probability of dropping a unit; or "learn"; or several, of which held-out rows choose one. Unless
-    given it is that of the network's own dropout, as modules or functions, which is then off during the fit; or 0.1. A
-    network without dropout gets it in front of every linear, convolutional and recurrent layer but the first, and with
-    `inputs` there too (which changes nothing where a network has its own). `noise` is "bernoulli" or "gaussian". The
-    other options are those of MAP and MeanField.
+    A network without dropout gets it in front of every linear, convolutional and recurrent layer except the first.
+    Dropout that the network already has, as modules or functions, defines the units instead, and is switched off during
+    the fit.
 
-    >>> Dropout(rate=1.5)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'rate' argument of Dropout must lie between 0 and 1, got 1.5.
+    Args:
+        rate: Probability of dropping a unit; "learn" to learn the rates with the weights; or a tuple of rates, of which
+            held-out rows select one. Default: None, the rate of the network's own dropout, or 0.1.
+        noise: Distribution of the factors: "bernoulli" (default) or "gaussian".
+        inputs: Whether to drop the network's inputs too. Has no effect where a network has its own dropout.
+        samples: Number of masks per step.
+        learning_rate: Learning rate of Adam.
+        schedule: Schedule of the learning rate: "cosine" (default), "constant", or a function from an optimiser to a
+            `torch.optim` scheduler.
+        holdout: Share of rows, between 0 and 1, held out to set a learnt noise scale or to select a rate. Default:
+            None, chosen from the size of the data.
+        start: A method such as `MAP()` or a fitted posterior to start from. Default: None, the network's
+            initialisation.
+
+    Example:
+        >>> Dropout(rate=1.5)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'rate' argument of Dropout must lie between 0 and 1, got 1.5.
+
+    References:
+        Gal and Ghahramani (2016), Dropout as a Bayesian approximation.
+        Gal, Hron and Kendall (2017), Concrete dropout.
+        Kingma, Salimans and Welling (2015), Variational dropout and the local reparameterization trick.
     """
 
     rate: float | str | tuple[float, ...] | None = None
@@ -122,7 +141,7 @@ class Dropout(Options):
 
     @property
     def learns_rates(self) -> bool:
-        """Whether rates are moved with the weights."""
+        """Whether the rates are learnt with the weights."""
         return self.rate == "learn"
 
     @property
@@ -161,7 +180,7 @@ class Dropout(Options):
         p = torch.stack([rates_of(rate, own, model.network.initial) for rate in searched])  # (R, L)
         w = target.start(plan.data, shape, generator, start)
         lead = (*shape, len(searched))
-        logits = torch.logit(p).clamp_max(WIDEST if self.log_uniform else math.inf)
+        logits = torch.logit(p).clamp_max(MAX_GAUSSIAN_LOGIT if self.log_uniform else math.inf)
         theta = torch.cat([w.unsqueeze(-2).expand(*lead, -1), logits.expand(*lead, -1)], -1).contiguous()
         adam = Adam.of(theta, rates(self.schedule, self.learning_rate, plan.steps, "Dropout"))
         held = None if plan.held is None else plan.held.some(HELD_ROWS)
@@ -170,7 +189,7 @@ class Dropout(Options):
         return State(theta, adam, buffers, torch.zeros(shape, dtype=torch.int64), masks, held, plan.turn)
 
     def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
-        self._look(target, state, generator)
+        self._use_held_rows(target, state, generator)
         units, size = state.masks.units, target.size
         loc, logits = state.theta[..., :size], state.theta[..., size:]
         with torch.set_grad_enabled(self.learns_rates):
@@ -183,7 +202,7 @@ class Dropout(Options):
             down[..., :size] = self._decay(target, loc, logits.detach(), units).mul_(target.prior_weight)
             down[..., :size] -= toward.mean(0)
             if along is not None:
-                total = penalty.sum() - (along * z).sum() / self.samples  # members don't meet
+                total = penalty.sum() - (along * z).sum() / self.samples  # members are independent
                 down[..., size:] = torch.autograd.grad(total, logits, retain_graph=True)[0]
         if target.prior.others:
             others = self._others(target, loc, logits, z, units, down)
@@ -191,14 +210,14 @@ class Dropout(Options):
         down[..., target.model.learnt.start : size] = 0  # set on held-out rows
         state.adam.descend(state.theta, down)
         if self.log_uniform:
-            state.theta[..., size:].clamp_max_(WIDEST)
+            state.theta[..., size:].clamp_max_(MAX_GAUSSIAN_LOGIT)
         nll = -value.mean(0)
         told = {"loss": nll + penalty.detach(), "nll": nll, "kl": (cross - entropy).detach()}
         return state, Info({name: at(number, state.chosen) for name, number in told.items()})
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Masked:
         chosen = state.chosen
-        if isinstance(self.rate, tuple) and state.adam.step <= state.turn:  # stopped, or looked at, before the choice
+        if isinstance(self.rate, tuple) and state.adam.step <= state.turn:  # no rate is selected yet
             chosen = self._best(target, state, stream(0, "dropout", device=target.model.device))
         theta = at(state.theta, chosen)
         loc, p = theta[: target.size], theta[target.size :].sigmoid()
@@ -224,7 +243,7 @@ class Dropout(Options):
         return value.view(z.shape[:-2]), toward.view(means.shape), None if along is None else along.view(z.shape)
 
     def _factors(self, logits: Tensor, units: DropoutUnits, rows: int, generator: torch.Generator) -> Tensor:
-        """Factors of the units for each row, (S, *B, R, U, n), through which gradients reach rates that are learnt."""
+        """Factors of the units for each row, (S, *B, R, U, n), differentiable in rates that are learnt."""
         each = logits[..., units.site, None]
         shape = torch.Size([self.samples, *each.shape[:-1], rows])
         if not self.learns_rates:
@@ -233,11 +252,11 @@ class Dropout(Options):
             z = torch.randn(shape, generator=generator, dtype=each.dtype, device=each.device)
             return 1 + (0.5 * each).exp() * z
         u = torch.rand(shape, generator=generator, dtype=each.dtype, device=each.device)
-        dropped = torch.sigmoid((each + torch.logit(u, eps=1e-6)) / RELAXED)
+        dropped = torch.sigmoid((each + torch.logit(u, eps=1e-6)) / MASK_TEMPERATURE)
         return (1 - dropped) * (1 + each.exp())  # 1 / (1 - p) = 1 + p / (1 - p)
 
     def _precision(self, target: Target, units: DropoutUnits) -> Tensor:
-        """Of the Gaussian priors, (P,); none of weights whose factors have a prior in its place."""
+        """Precisions of the Gaussian priors, (P,); zero for weights whose factors have a prior instead."""
         precision = target.prior.precision
         return precision * ~units.masked if self.log_uniform else precision
 
@@ -246,16 +265,16 @@ class Dropout(Options):
         prior, precision = target.prior, self._precision(target, units)
         spread = (logits.exp() * units.sums(precision * loc.square())).sum(-1)  # a is exp(logit)
         cross = 0.5 * ((precision * (loc - prior.loc).square()).sum(-1) + spread) - prior.log_normaliser
-        if self.log_uniform:  # with the factors' own prior
+        if self.log_uniform:  # the KL to the prior of the factors
             each = -kl(Normal(torch.ones_like(logits), (0.5 * logits).exp()), LogUniform()).value
-        elif self.noise == "gaussian":  # where rates are given, a constant
+        elif self.noise == "gaussian":  # constant for given rates
             each = torch.zeros_like(logits)
         else:
             each = softplus(logits) - logits.sigmoid() * logits  # H(p) at the logit of p
         return cross, (each * each.new_tensor(units.counts)).sum(-1)
 
     def _decay(self, target: Target, loc: Tensor, logits: Tensor, units: DropoutUnits) -> Tensor:
-        """The gradient of the first of them in the means, (*B, R, P)."""
+        """The gradient of -E_q[log p(w)] of the Gaussian priors in the means, (*B, R, P)."""
         precision = self._precision(target, units)
         down, a = precision * (loc - target.prior.loc), logits.exp()
         for i, places in enumerate(units.places):
@@ -266,7 +285,7 @@ class Dropout(Options):
     def _others(
         self, target: Target, loc: Tensor, logits: Tensor, z: Tensor, units: DropoutUnits, down: Tensor
     ) -> Tensor:
-        """E_q[log p(w)] of priors that are not Gaussian, (*B, R), by the draws of the first row; its gradient added."""
+        """E_q[log p(w)] of priors that are not Gaussian, (*B, R), from draws of the first row; adds its gradient."""
         with torch.enable_grad():
             leaf = loc.detach().requires_grad_()
             others = target.prior.log_prob_of_others(leaf * units.spread(z[..., 0])).mean(0)
@@ -279,8 +298,8 @@ class Dropout(Options):
 
     # Held-out rows.
 
-    def _look(self, target: Target, state: State, generator: torch.Generator) -> None:
-        """Set a learnt noise on the held-out rows, until all rows are seen; then let them choose among rates."""
+    def _use_held_rows(self, target: Target, state: State, generator: torch.Generator) -> None:
+        """Set a learnt noise scale on the held-out rows until all rows are used; then select a rate by them."""
         step, model = state.adam.step, target.model
         if state.held is None or step > state.turn:
             return
@@ -293,7 +312,7 @@ class Dropout(Options):
             state.chosen = self._best(target, state, generator)
 
     def _best(self, target: Target, state: State, generator: torch.Generator) -> Tensor:
-        """Which of the rates predicts the held-out rows best, (*B,)."""
+        """The index of the rate that predicts the held-out rows best, (*B,)."""
         assert state.held is not None
         draws = self._drawn(target, state, generator)
         with DropoutOff():
@@ -305,24 +324,24 @@ class Dropout(Options):
         """Draws of the weights, (S, *B, R, P)."""
         loc, logits = state.theta[..., : target.size], state.theta[..., target.size :]
         units, p = state.masks.units, logits.sigmoid()[..., state.masks.units.site]
-        return loc * units.spread(factors(p, torch.Size([LOOKS, *p.shape]), self.noise, generator))
+        return loc * units.spread(factors(p, torch.Size([HELD_OUT_MASKS, *p.shape]), self.noise, generator))
 
 
 def sites_of(model: Model, inputs: Batch, first: bool) -> tuple[DropoutUnits, list[float | None]]:
-    """The units that are dropped, and the rate that the network itself has for each site."""
+    """The units that are dropped, and the network's own rate at each site."""
     sites = sites_in_network(model.network, inputs) or sites_by_layer(model.network, first, inputs)
     return DropoutUnits.of(model.network, sites, model.layout.size), [site.rate for site in sites]
 
 
 def rates_of(rate: float | str | None, own: list[float | None], like: Tensor) -> Tensor:
-    """The rate of each site to begin with, (L,): as given, else the network's own, else the usual one."""
+    """The initial rate of each site, (L,): as given, else the network's own, else the default."""
     if isinstance(rate, float | int):
         return like.new_full((len(own),), float(rate))
-    return like.new_tensor([USUAL if given is None else given for given in own])
+    return like.new_tensor([DEFAULT_RATE if given is None else given for given in own])
 
 
 def at(values: Tensor, chosen: Tensor) -> Tensor:
-    """The entries (*B, ...) of values (*B, R, ...) at the chosen of the R."""
+    """The entries (*B, ...) of values (*B, R, ...) at the index `chosen` (*B,)."""
     lead = chosen.ndim
     index = chosen.reshape(*chosen.shape, 1, *[1] * (values.ndim - lead - 1)).to(values.device)
     return values.gather(lead, index.expand(*chosen.shape, 1, *values.shape[lead + 1 :])).squeeze(lead)

@@ -1,33 +1,35 @@
-"""Ensembles: several fits of one method from starts of their own, as one posterior with equal weights.
+"""Ensembles: several fits of one method from independent starts, as one posterior with equal weights.
 
     q(w) = (1/M) sum_m q_m(w)
 
 With `MAP()` it is a deep ensemble (Lakshminarayanan et al. 2017, "Simple and Scalable Predictive Uncertainty Estimation
-using Deep Ensembles"); any other method gives a mixture of what it finds around several modes (Wilson and Izmailov
-2020). Members are one batch dimension of the method's State, so that those of a small network cost little more than
-one; members of a method that looks at what another has found (as Laplace does) are fitted one beside the other.
+using Deep Ensembles"). Any other method gives a mixture of its approximations around several modes (Wilson and Izmailov
+2020). Members are a batch dimension of the method's State, so members of a small network cost little more than one.
+Members of a method that starts from another method's result (as Laplace does) are fitted one by one.
 
-`anchored` makes the members of MAP draws from a posterior: each has a prior that is centred at a draw a_m from the
-prior, and targets with noise of their own,
+`anchored` makes the members of MAP draws from a posterior. Each member has a prior centred at a draw a_m from the
+prior, and its own noise on the targets:
 
     minimise  -log p(y + s e_m | f(x; w)) - log p(w - a_m),    e_m ~ N(0, 1), a_m ~ p(w)
 
-(Pearce et al. 2020, "Uncertainty in Neural Networks: Approximately Bayesian Ensembling"; with the noise on the targets,
-as Osband et al. 2018 have it, "Randomized Prior Functions for Deep Reinforcement Learning"). `anchored="function"` is
-their own form, in which the draw is a function that stays beside the network, and not a place in its weights:
+(Pearce et al. 2020, "Uncertainty in Neural Networks: Approximately Bayesian Ensembling"; with noise on the targets, as
+in Osband et al. 2018, "Randomized Prior Functions for Deep Reinforcement Learning"). `anchored="function"` is the form
+of Osband et al., in which the draw is a fixed function added to the network:
 
     minimise  -log p(y + s e_m | f(x; w) + f(x; a_m)) - log p(w)
 
-For a model that is linear in its weights, with Gaussian noise, the two are the same with w + a_m for w, and each member
-is, once it has converged, an exact and independent draw from the posterior. For other networks they differ: an anchor
-pulls at weights, a prior function shapes what is predicted far from the data. Labels and counts have no noise to add;
-there only the prior is moved. A noise that is learnt is that of the members' mean on held-out rows: what one member
-misses by has the noise in it that was added to its targets, and a scale set by it would feed itself. So would one that
-the network gives, which is refused.
+For a model that is linear in its weights, with Gaussian noise, the two forms agree with w + a_m in place of w, and each
+converged member is an exact and independent draw from the posterior. For other networks they differ: an anchor
+regularises weights, while a prior function shapes the predictions far from the data. Labels and counts have no noise to
+add; there only the prior is shifted.
+
+A noise scale that is learnt is set by the residuals of the members' mean on held-out rows. The residuals of a single
+member contain the noise that was added to its targets, and a scale set by them would grow by itself. For the same
+reason a noise that the network outputs is refused.
 
 With a process group of `torch.distributed` each process trains its share of the members (see
-`priory.core.distributed`).
-Cost of a step: one step of the method for all members together, or one for each; memory grows with M P.
+`priory.core.distributed`). Cost of a step: one step of the method for all members together, or one step per member;
+memory grows with M P.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class State:
-    """The members as one State with a leading dimension, or a State each; what they see if they are anchored."""
+    """The members as one State with a leading dimension, or one State each, and the target of anchored members."""
 
     together: Any
     apart: list[Any]
@@ -65,18 +67,30 @@ class State:
 
 @dataclass(frozen=True)
 class Ensemble(Options):
-    """`size` fits of a method, each from its own start.
+    """An ensemble: `size` fits of one method, each from its own start.
 
-    `method` is `MAP()` unless given. The first member doesn't begin at the network's own weights: all are drawn anew by
-    the layers' `reset_parameters`. The method's own `start` is fitted once a member. `anchored` is True for members
-    whose priors have centres of their own, and "function" for randomised prior functions, whose posterior predicts and
-    has no parameters; both need `MAP`, a Gaussian prior over every weight, rows in memory, and Gaussian noise that
-    doesn't come from the network, or labels or counts.
+    Every member starts at weights drawn anew by the layers' `reset_parameters`; none starts at the network's current
+    weights. A `start` of the method is fitted once per member.
 
-    >>> Ensemble(MAP(), size=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'size' argument of Ensemble must be an integer >= 1, got 0.
+    Args:
+        method: Method of each member, such as `MAP()` (default), `Laplace()` or `SWAG()`.
+        size: Number of members. Default: 8.
+        anchored: Whether each member has its own prior, centred at a draw from the prior, and its own noise on the
+            targets; "function" adds fixed random functions instead (randomised prior functions), whose posterior
+            predicts but has no parameters. Both need `MAP`, a Gaussian prior over every weight, data in memory, and
+            Gaussian noise that is not an output of the network, or labels or counts. Default: False.
+
+    Example:
+        >>> Ensemble(MAP(), size=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'size' argument of Ensemble must be an integer >= 1, got 0.
+
+    References:
+        Lakshminarayanan, Pritzel and Blundell (2017), Simple and scalable predictive uncertainty estimation using deep
+        ensembles.
+        Pearce, Leibfried and Brintrup (2020), Uncertainty in neural networks: approximately Bayesian ensembling.
+        Osband, Aslanides and Cassirer (2018), Randomized prior functions for deep reinforcement learning.
     """
 
     method: Any = None
@@ -110,17 +124,17 @@ class Ensemble(Options):
 
     @property
     def traits(self) -> Traits:
-        """Those of the method, with members that processes share."""
+        """The traits of the method, with members that processes share."""
         return dataclasses.replace(self.method.traits, spread=True)
 
     @property
     def start(self) -> Any:
-        """The method's own start, once a member."""
+        """The start of the method, fitted once per member."""
         start = self.method.start
         return Ensemble(start, self.size) if isinstance(start, Method) else start
 
     def default_start(self, model: Any) -> Any:
-        """What the method looks at, once a member."""
+        """The default start of the method, fitted once per member."""
         start = self.method.default_start(model)
         return Ensemble(start, self.size) if isinstance(start, Method) else start
 
@@ -155,7 +169,7 @@ class Ensemble(Options):
     def _anchored(
         self, target: Target, plan: Plan, generator: torch.Generator, shape: torch.Size, start: Posterior | None
     ) -> State:
-        """The members together, and what they see."""
+        """The State of anchored members."""
         require(shape == (), "shape", "Ensemble", "be () for anchored members", tuple(shape))
         size, rows = share(self.size), plan.data.unnumbered()
         anchors, noise = drawn_from_prior(target, size, generator), noise_of_targets(target, rows, size, generator)
@@ -172,7 +186,7 @@ class Ensemble(Options):
         return State(inner, [], seen)
 
     def _begun(self, target: Target, plan: Plan, generator: torch.Generator, start: Posterior | None) -> Any:
-        """The State of one member: where its start is, or at fresh weights."""
+        """The State of one member: at its start, or at fresh weights."""
         if start is None:
             start = Draws(target, target.start(plan.data, torch.Size([1]), generator))
         return self.method.init(target, plan, generator, torch.Size(), start)
@@ -205,13 +219,13 @@ class Ensemble(Options):
 
 
 def share(size: int) -> int:
-    """How many of the members this process trains."""
+    """The number of members that this process trains."""
     require(size % world() == 0, "size", "Ensemble", f"be a multiple of the {world()} processes", size)
     return size // world()
 
 
 def starts(start: Posterior | None, size: int) -> list[Posterior | None]:
-    """Where each member of this process begins: the members of a mixture in turn, or all at the same."""
+    """The start of each member of this process: the members of a mixture in turn, or the same for all."""
     if not isinstance(start, Mixture):
         return [start] * size
     first = size * rank()
@@ -219,12 +233,12 @@ def starts(start: Posterior | None, size: int) -> list[Posterior | None]:
 
 
 def over_members(value: Tensor | float) -> Tensor | float:
-    """The mean over the last of the leading dimensions, which is that of members."""
+    """The mean over the last leading dimension, that of members."""
     return value.mean(-1) if isinstance(value, Tensor) and value.ndim > 0 else value
 
 
 def member_of(state: Any, m: int, lead: int = 0) -> Any:
-    """Member m of a State with one leading dimension; what has none is everybody's."""
+    """Member m of a State with one leading dimension; values without it are shared by all members."""
     if dataclasses.is_dataclass(state) and not isinstance(state, type):
         changed = {
             f.name: member_of(getattr(state, f.name), m, f.metadata.get("lead", lead))
@@ -244,10 +258,10 @@ def member_of(state: Any, m: int, lead: int = 0) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Anchored(Target):
-    """What anchored members see: a prior with a centre for each, targets with noise for each, or a function beside.
+    """The target of anchored members: a prior centre, noise on the targets, or a fixed function for each member.
 
-    Batches have the numbers of their rows as a last part. Noise and functions move the outputs of the network, because
-    y + s e around f is as likely as y around f - s e.
+    Batches have the indices of their rows as their last part. Noise and functions shift the outputs of the network,
+    because the likelihood of y + s e around f equals that of y around f - s e.
     """
 
     anchors: Tensor  # (M, P), draws from the prior
@@ -256,7 +270,7 @@ class Anchored(Target):
 
     @classmethod
     def of(cls, target: Target, data: Data, anchors: Tensor, noise: Tensor | None, functions: bool) -> Anchored:
-        """The target as the members see it: centres at the anchors, or functions of them beside."""
+        """The target of the members: priors centred at the anchors, or fixed functions of them."""
         assert data.tensors is not None
         centres, beside = anchors.clone(), None
         if functions:
@@ -267,9 +281,9 @@ class Anchored(Target):
         return cls(**{**given, "prior": prior}, anchors=anchors, noise=noise, beside=beside)
 
     def outputs(self, w: Tensor, inputs: Batch, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The mean of the members' outputs with their functions, for each member the same, (M, n, ...).
+        """The mean of the members' outputs, with their functions, repeated for each member, (M, n, ...).
 
-        A learnt noise is set by it: the noise that was added to the targets all but averages out.
+        A learnt noise scale is set by it: the noise that was added to the targets nearly averages out.
         """
         outputs = super().outputs(w, inputs, buffers)
         if self.beside is not None:
@@ -289,14 +303,14 @@ class Anchored(Target):
         return model.log_likelihood_and_grad(w, (*inputs, y), self.factor(batch), buffers or {}, offset)
 
     def _scale(self, w: Tensor, y: Tensor) -> Tensor:
-        """The standard deviation of the targets as each member has it, (M, n, *event)."""
+        """The standard deviation of the targets under each member, (M, n, *event)."""
         model = self.network_model("Ensemble")
         with torch.no_grad():
             return model.likelihood.variance(y.expand(len(w), *y.shape), model.learnt_at(w)).sqrt()
 
 
 def check_anchored(target: Target, data: Data) -> None:
-    """Refuse what an anchored ensemble can't be of."""
+    """Raise an error for a model, prior or data that an anchored ensemble can't have."""
     model, prior = target.network_model("The 'anchored' argument of Ensemble", "has its prior inside"), target.prior
     likelihood = model.likelihood
     ok = likelihood.slope is not None or likelihood.classes or likelihood.discrete
@@ -309,7 +323,7 @@ def check_anchored(target: Target, data: Data) -> None:
 
 
 def drawn_from_prior(target: Target, size: int, generator: torch.Generator) -> Tensor:
-    """Centres for the members' priors, (M, P): draws from it for the weights, its own centre for all else."""
+    """Centres of the members' priors, (M, P): draws from the prior for weights, its centre for all else."""
     prior, weights = target.prior, slice(0, target.network_model("Ensemble").network.size)
     anchors = prior.loc.expand(size, -1).clone()
     z = torch.randn(anchors[:, weights].shape, generator=generator, dtype=anchors.dtype, device=anchors.device)
@@ -318,7 +332,7 @@ def drawn_from_prior(target: Target, size: int, generator: torch.Generator) -> T
 
 
 def noise_of_targets(target: Target, data: Data, size: int, generator: torch.Generator) -> Tensor | None:
-    """Standard normal numbers for each member and row, (M, N, *event), where the noise is Gaussian; else None."""
+    """Standard normal noise for each member and row, (M, N, *event), if the likelihood is Gaussian; else None."""
     assert data.tensors is not None
     if not isinstance(target.network_model("Ensemble").likelihood, Gaussian):
         return None

@@ -1,18 +1,16 @@
-"""SWAG: a Gaussian fitted to the path of the optimiser (Maddox et al. 2019, "A Simple Baseline for Bayesian Uncertainty
-in Deep Learning").
+"""SWAG: a Gaussian fitted to the path of the optimiser (Maddox et al. 2019).
 
-From a mode, Adam goes on at a constant rate and wanders around it. Of the n snapshots w_i on the way
+From a mode, Adam continues at a constant rate and moves around it. From n snapshots w_i of its path
 
     m = 1/n sum_i w_i,    v = 1/n sum_i (w_i - m)^2,    D = (w_i - m) for the last r of them, as columns
     q(w) = N(m, diag(v) / 2 + D D' / (2 (r - 1)))
 
-The deviations are from the mean of all snapshots; in the paper each is from the mean of those up to it, so that early
-ones are smaller. The mean alone is stochastic weight averaging (Izmailov et al. 2018). How far the path wanders depends
-on the rate and on the size of a batch, and not on the data alone: SWAG is a heuristic, whose k-hat and calibration are
-worth a look.
-`Ensemble(SWAG(), size)` is multi-SWAG (Wilson and Izmailov 2020).
+Deviations are taken from the mean of all snapshots. In the paper each is taken from the mean of the snapshots up to it,
+which makes early ones smaller. The mean alone is stochastic weight averaging (Izmailov et al. 2018). The width of the
+path depends on the rate and on the batch size as well as on the data, so SWAG is a heuristic: check its k-hat and its
+calibration. `Ensemble(SWAG(), size)` is multi-SWAG (Wilson and Izmailov 2020).
 
-Cost of a step: that of MAP, and O(P) a snapshot; memory O(r P).
+Cost of a step: that of MAP, and O(P) per snapshot; memory O(r P).
 """
 
 from __future__ import annotations
@@ -36,12 +34,12 @@ if TYPE_CHECKING:
     from priory.core.data import Batch, Data
     from priory.models.target import Target
 
-LEAST_VARIANCE = 1e-30  # of a coordinate that never moves, as a learnt noise: the paper's own floor
+MIN_VARIANCE = 1e-30  # of a coordinate that never moves, such as a learnt noise scale: the paper's floor
 
 
 @dataclass
 class State:
-    """The vector on its way, and the moments of the snapshots so far."""
+    """The current vector, and the moments of the snapshots so far."""
 
     w: Tensor  # (*B, P)
     adam: Adam
@@ -51,22 +49,32 @@ class State:
     last: Tensor  # the last r snapshots, the newest first, (*B, r, P)
     count: int
     every: int = field(metadata={"fixed": True})
-    factors: dict[str, Tensor] = field(metadata={"fixed": True})  # of the prior that the mode was found under
-    begun: Status = field(default=CONVERGED, metadata={"fixed": True})  # what the fit that found the mode says
+    factors: dict[str, Tensor] = field(metadata={"fixed": True})  # on the prior precisions, as at the mode
+    begun: Status = field(default=CONVERGED, metadata={"fixed": True})  # the status of the fit that found the mode
 
 
 @dataclass(frozen=True)
 class SWAG(Options):
-    """A Gaussian of low rank plus a diagonal, from snapshots of a walk around the mode.
+    """Stochastic weight averaging, Gaussian: low rank plus diagonal, from snapshots of the optimiser around a mode.
 
-    `snapshots` are taken every `every` steps (unless given, once an epoch), the last `rank` of them, or all where there
-    are fewer, make the low-rank part. The mode is found by `start`, which is `MAP()` unless given, with the epochs or
-    steps that `fit` was asked for.
+    Args:
+        snapshots: Number of snapshots.
+        rank: Number of the last snapshots in the low-rank part, at most `snapshots`.
+        every: Steps between snapshots. Default: None, one epoch.
+        learning_rate: Constant learning rate of Adam while snapshots are taken.
+        start: Method or fitted posterior that gives the mode. Default: None, `MAP()`, with the epochs or steps of
+            `fit`.
 
-    >>> SWAG(rank=1)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'rank' argument of SWAG must be an integer >= 2, got 1.
+    Example:
+        >>> SWAG(rank=1)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'rank' argument of SWAG must be an integer >= 2, got 1.
+
+    References:
+        Maddox, Garipov, Izmailov, Vetrov and Wilson (2019), A simple baseline for Bayesian uncertainty in deep
+        learning. Izmailov, Podoprikhin, Garipov, Vetrov and Wilson (2018), Averaging weights leads to wider optima and
+        better generalization.
     """
 
     snapshots: int = 100
@@ -84,11 +92,11 @@ class SWAG(Options):
 
     @property
     def columns(self) -> int:
-        """How many snapshots the low-rank part is made of."""
+        """The number of snapshots in the low-rank part."""
         return min(self.rank, self.snapshots)
 
     def default_start(self, model: Any) -> MAP:
-        """The mode to walk around."""
+        """The method that finds the mode."""
         return MAP()
 
     @property
@@ -122,7 +130,7 @@ class SWAG(Options):
         value, gradient = target.log_likelihood_and_grad(state.w, batch, state.buffers)
         log_prior, prior_gradient = target.log_prior_and_grad(state.w, jacobian=False)
         down = torch.add(gradient, prior_gradient, alpha=target.prior_weight).neg_()
-        down[..., target.model.learnt.start :] = 0  # a mode must not choose them: MAP has set them
+        down[..., target.model.learnt.start :] = 0  # not maximised jointly with the weights: MAP has set them
         state.adam.descend(state.w, down)
         if state.adam.step % state.every == 0:
             take(state)
@@ -142,7 +150,7 @@ class SWAG(Options):
 
 
 def take(state: State) -> None:
-    """One snapshot: the moments as Welford (1962) updates them, without the cancellation of E[w^2] - m^2."""
+    """Record one snapshot, with the moments updated as by Welford (1962), without the cancellation of E[w^2] - m^2."""
     state.count += 1
     before = state.w - state.mean
     state.mean = state.mean + before / state.count
@@ -151,9 +159,9 @@ def take(state: State) -> None:
 
 
 def theta_of(state: State) -> Tensor:
-    """The numbers of N(m, D D' / (2 (r - 1)) + diag(v / 2)), for as many of the last snapshots as there are."""
+    """The parameters of N(m, D D' / (2 (r - 1)) + diag(v / 2)), from the snapshots recorded so far."""
     rank, kept = state.last.shape[-2], min(state.count, state.last.shape[-2])
-    scale = (0.5 * state.squares / state.count).clamp_min(LEAST_VARIANCE).sqrt()  # (*B, P)
+    scale = (0.5 * state.squares / state.count).clamp_min(MIN_VARIANCE).sqrt()  # (*B, P)
     away = (state.last - state.mean.unsqueeze(-2)) / (2 * max(1, rank - 1)) ** 0.5
     away[..., kept:, :] = 0
     ratio = (away * ((rank - 1) / max(1, kept - 1)) ** 0.5 / scale.unsqueeze(-2)).mT  # (*B, P, r)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from priory.core.errors import require, warn, whole
 from priory.core.streams import stream
-from priory.diagnostics.flatness import DRAWS, flat_place, name_of
+from priory.diagnostics.flatness import FLATNESS_DRAWS, flat_place, name_of
 from priory.estimators.evidence_bound import assemble
 from priory.estimators.gradients import LAYER_ESTIMATORS, PATH_ESTIMATORS, SCORE_ESTIMATORS, Estimate, estimate
 from priory.estimators.importance import importance_weighted
@@ -234,13 +234,13 @@ def warn_if_flat(posterior: Variational, first: Tensor, samples: int, owner: str
     target = posterior.target
     if target.num_data is not None or posterior.theta.ndim > 1:
         return
-    w = posterior.draw(DRAWS, stream(0, "flat", device=target.model.device))
+    w = posterior.draw(FLATNESS_DRAWS, stream(0, "flat", device=target.model.device))
     away = w - w.mean(0)
     wide = away.std(0) > RUNAWAY_RATIO * first
     if not bool(wide.any()):
         return
     # in pieces of `samples` draws, for which a compiled graph exists already
-    pieces = w.unbind() if samples == 1 else w[: DRAWS - DRAWS % samples].split(samples)
+    pieces = w.unbind() if samples == 1 else w[: FLATNESS_DRAWS - FLATNESS_DRAWS % samples].split(samples)
     gradient = torch.cat([target.log_joint_and_grad(piece, ())[1].reshape(-1, target.size) for piece in pieces])
     place = flat_place(away[: len(gradient)], gradient, wide)
     if place is not None:

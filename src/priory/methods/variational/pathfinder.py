@@ -32,7 +32,7 @@ from torch import Tensor
 from priory.core.errors import DivergedError, require, warn, whole
 from priory.core.linalg import try_cholesky
 from priory.core.streams import stream
-from priory.diagnostics.flatness import DRAWS, flat_place, name_of
+from priory.diagnostics.flatness import FLATNESS_DRAWS, flat_place, name_of
 from priory.diagnostics.importance import importance_resample, k_hat, psis
 from priory.estimators.evidence_bound import assemble
 from priory.methods.base import Info, Options, Plan, Traits
@@ -412,7 +412,7 @@ def warn_if_flat(target: Target, data: Data, paths: Normal, seed: int) -> str:
     if has_network(target.model) and not target.prior.improper:
         return ""
     generator, function = stream(seed, "flat", device=paths.loc.device), log_joint(target, data)
-    each = max(1, DRAWS // len(paths.loc))
+    each = max(1, FLATNESS_DRAWS // len(paths.loc))
     noise = torch.randn(each, *paths.loc.shape, generator=generator, dtype=paths.loc.dtype, device=paths.loc.device)
     w = paths.draw(noise)
     gradient = torch.stack([function(v)[1] for v in w]).flatten(0, 1)
