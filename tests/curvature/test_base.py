@@ -217,7 +217,9 @@ def test_a_network_without_one_last_layer_is_refused_in_a_sentence(make, mine: s
 
 
 def test_a_network_that_is_no_sequence_needs_inputs_to_show_its_last_layer() -> None:
-    with pytest.raises(InputError, match="no plain sequence of layers, unless inputs show what it calls last"):
+    with pytest.raises(
+        InputError, match="not a plain sequence of layers, unless inputs show which layer it calls last"
+    ):
         select(model_of(Backwards()), "last")
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import priory as pr
 from priory.core.errors import InputError
-from priory.curvature.budget import UPDATES, Budget, Need, in_bytes
+from priory.curvature.budget import TUNING_UPDATES, Budget, Need, in_bytes
 from priory.methods.laplace.laplace import Laplace, Subnetwork
 
 # 784-400-400-10: the network that the issue of memory was first met with
@@ -83,9 +83,9 @@ def test_time_is_counted_in_epochs_of_training():
 def test_tuning_counts_a_factorisation_and_its_variances_an_update():
     model, work = wide(), 6 * 60 * P
     plain, tuned = (Laplace("full", tune=by).plan(model, DATA).needs for by in (None, "layer"))
-    assert tuned["full"].epochs - plain["full"].epochs == pytest.approx(UPDATES * 4 * P**3 / 3 / work)
+    assert tuned["full"].epochs - plain["full"].epochs == pytest.approx(TUNING_UPDATES * 4 * P**3 / 3 / work)
     assert tuned["full"].memory == 2 * plain["full"].memory
-    assert tuned["lowrank"].epochs - plain["lowrank"].epochs == pytest.approx(UPDATES * 6 * P * 74**2 / work)
+    assert tuned["lowrank"].epochs - plain["lowrank"].epochs == pytest.approx(TUNING_UPDATES * 6 * P * 74**2 / work)
     assert tuned["diag"] == plain["diag"]
     learnt = pr.Model(nn.Linear(3, 1), pr.Gaussian())  # whose noise the evidence sets for a network that is trained
     data = (torch.zeros(5, 3), torch.zeros(5))

@@ -293,7 +293,7 @@ def test_without_another_curvature_one_noise_an_output_stays_and_that_is_said():
     found = tune(target, w, Full.of(Pass(target, w, data, select(target.model))), data)
     assert found.noise == {}
     assert torch.equal(found.w, w)
-    assert found.notes == ["likelihood.noise: left as it is, one noise an output needs `again`."]
+    assert found.notes == ["likelihood.noise: left as it is, one noise per output needs `again`."]
 
 
 def test_a_curvature_that_is_no_multiple_of_another_leaves_the_noise_and_says_so():

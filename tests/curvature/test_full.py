@@ -520,8 +520,8 @@ def test_a_precision_that_rounding_made_singular_is_eased_with_a_warning() -> No
     [
         (torch.ones(3), 1.0, r"'precision' argument of Full must be a tensor of 21 numbers, got \(3,\)"),
         (1.0, 1.0, "'precision' argument of Full must be a tensor of 21 numbers, got float"),
-        (-torch.ones(21), 1.0, "'precision' argument of Full must hold finite numbers from 0, got -1.0"),
-        (torch.full((21,), math.nan), 1.0, "'precision' argument of Full must hold finite numbers from 0"),
+        (-torch.ones(21), 1.0, "'precision' argument of Full must hold finite numbers >= 0, got -1.0"),
+        (torch.full((21,), math.nan), 1.0, "'precision' argument of Full must hold finite numbers >= 0"),
         (torch.ones(21), 0.0, "'scale' argument of Full must be a positive number, got 0.0"),
     ],
 )

@@ -115,7 +115,7 @@ def test_an_indefinite_hessian_is_refused_with_the_smallest_eigenvalue() -> None
     matrix = Full.of(Pass(target, w, data, selection, kind="hessian")).dense() + torch.diag(precision)
     low = float(torch.linalg.eigvalsh(matrix)[0])
     assert low < 0
-    sentence = f"The curvature of kind 'hessian' plus .*got a smallest eigenvalue of {low:.3g}: w is no mode"
+    sentence = f"The curvature of kind 'hessian' plus .*got a smallest eigenvalue of {low:.3g}: w is not a mode"
     for rank in (45, 50):
         with pytest.raises(InputError, match=sentence):
             LowRankCurvature.of(Pass(target, w, data, selection, kind="hessian"), rank=rank).gaussian(precision)

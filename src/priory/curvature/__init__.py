@@ -1,4 +1,4 @@
-"""Curvature of a network's log-likelihood: GGN, Fisher and Hessian, one structure a file."""
+"""Curvature of a network's log-likelihood: GGN, Fisher and Hessian, with one structure per file."""
 
 from priory.curvature.base import KINDS, STRUCTURES, Curvature, Pass, PrecisionGaussian, Selection, select
 from priory.curvature.diagonal import DiagonalCurvature

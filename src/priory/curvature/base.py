@@ -1,13 +1,18 @@
-"""Curvature of the log-likelihood around one vector w, and the Gaussian that it makes with a prior's precision.
+"""Curvature of the log-likelihood at one vector w, and the Gaussian that it gives with the precision of a prior.
 
     H = sum_n J_n' L_n J_n          p x p, in nats for all the data, without temperature or prior
     Q = scale H + diag(precision),  the Gaussian is N(0, Q^-1)
 
-J_n (C, p) is the Jacobian of the C outputs at datum n and L_n (C, C) the Fisher information of the likelihood in its
-outputs. There are four kinds. "ggn" is the generalised Gauss-Newton matrix above (Schraudolph 2002). "fisher" has
-labels drawn from the model, and "ggn" for its mean (Martens 2020, "New Insights and Perspectives on the Natural
-Gradient Method"). "empirical" has the labels that were observed, and is no Fisher (Kunstner et al. 2019). "hessian" is
--d2 log p(D|w) / dw2, the only one that may be indefinite. Each file beside this one keeps H in one structure.
+J_n (C, p) is the Jacobian of the C outputs at datum n and L_n (C, C) the Fisher information of the likelihood in the
+outputs. There are four kinds of H:
+
+    ggn          the generalised Gauss-Newton matrix above (Schraudolph 2002)
+    fisher       with labels drawn from the model; its mean is "ggn" (Martens 2020, "New Insights and Perspectives on
+                 the Natural Gradient Method")
+    empirical    with the observed labels; not a Fisher information (Kunstner et al. 2019)
+    hessian      -d2 log p(D|w) / dw2, the only one that may be indefinite
+
+The other files of this package each implement one structure of H.
 """
 
 from __future__ import annotations
@@ -39,8 +44,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["ggn", "fisher", "empirical", "hessian"]
 KINDS: tuple[Kind, ...] = ("ggn", "fisher", "empirical", "hessian")
-STRUCTURES: dict[str, type[Curvature]] = {}  # by the name that a method has for each
-BLOCK = 1024  # rows read at a time
+STRUCTURES: dict[str, type[Curvature]] = {}  # by name, such as "kron"
+BLOCK_ROWS = 1024  # rows read at a time
 
 
 # Which coordinates.
@@ -48,20 +53,27 @@ BLOCK = 1024  # rows read at a time
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The p coordinates of w that a curvature is over."""
+    """The p coordinates of w that a curvature is over.
 
-    names: tuple[str, ...]  # the parameters touched, in the layout's order
-    places: Tensor  # (p,) long, coordinates of w, ascending
-    whole: bool  # every coordinate of each name is in
-    sizes: tuple[int, ...]  # how many coordinates of each name are in
+    Attributes:
+        names: The parameters with selected coordinates, in the order of the layout.
+        places: The coordinates of w, ascending, (p,), long.
+        whole: Whether every coordinate of each of these parameters is selected.
+        sizes: The number of selected coordinates of each parameter.
+    """
+
+    names: tuple[str, ...]
+    places: Tensor
+    whole: bool
+    sizes: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """p."""
+        """The number of coordinates, p."""
         return len(self.places)
 
     def spans(self) -> dict[str, slice]:
-        """Where each name lies among the p coordinates."""
+        """Return the slice of each parameter among the p coordinates."""
         found, start = {}, 0
         for name, size in zip(self.names, self.sizes, strict=True):
             found[name] = slice(start, start + size)
@@ -70,16 +82,27 @@ class Selection:
 
 
 def select(model: BaseModel, over: Any = "all", inputs: Batch | None = None) -> Selection:
-    """The coordinates that `over` means: "all", "last", names or patterns of names, or a LongTensor of coordinates.
+    """Select coordinates of a model's parameter vector; for a `Model`, of its network.
 
-    Of a Model, these are the network's. "last" runs the network on `inputs` to see what it calls last; a plain
-    sequence of layers needs none.
+    Args:
+        model: The model.
+        over: "all", "last" (the last layer), a list of names or patterns of names, or a LongTensor of coordinates.
+            Default: "all".
+        inputs: Inputs on which "last" runs the network to find the layer called last; not needed for a plain sequence
+            of layers. Default: None.
 
-    >>> from torch import nn
-    >>> from priory.likelihoods import Gaussian
-    >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
-    >>> select(Model(net, Gaussian()), "last").names
-    ('2.weight', '2.bias')
+    Returns:
+        The `Selection`.
+
+    Raises:
+        InputError: If a name matches no parameter, or the network has no single last layer.
+
+    Example:
+        >>> from torch import nn
+        >>> from priory.likelihoods import Gaussian
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+        >>> select(Model(net, Gaussian()), "last").names
+        ('2.weight', '2.bias')
     """
     names = tuple(model.network.params) if has_network(model) else model.layout.names
     if isinstance(over, Tensor):
@@ -127,7 +150,7 @@ def _of_places(model: BaseModel, names: tuple[str, ...], over: Tensor) -> Select
 
 
 def last_layer(model: Model, inputs: Batch | None = None) -> list[str]:
-    """The parameters of the last layer: the module called last, through whose output all others reach the network's."""
+    """Return the parameters of the last layer: the module called last, through which all others reach the output."""
     skeleton = model.network.skeleton
     names = {id(p): name for name, p in skeleton.named_parameters() if p.requires_grad and p.numel()}
     if inputs is None:
@@ -135,16 +158,15 @@ def last_layer(model: Model, inputs: Batch | None = None) -> list[str]:
         last = next((m for m in reversed(layers) if any(id(p) in names for p in m.parameters())), None)
         if last is None or next(last.children(), None) is not None:
             raise InputError(
-                "The 'over' argument of Laplace must be names of parameters for a network that is no plain "
-                "sequence of layers, "
-                "unless inputs show what it calls last, got 'last' without inputs."
+                "The 'over' argument of Laplace must be names of parameters for a network that is not a plain "
+                "sequence of layers, unless inputs show which layer it calls last, got 'last' without inputs."
             )
         return [names[id(p)] for p in last.parameters() if id(p) in names]
     return _seen_last(model, tuple(x[:2] for x in inputs), names)
 
 
 def _sequence(net: nn.Module) -> Iterator[nn.Module]:
-    """The layers of a plain sequence, nested ones opened, in the order in which they run."""
+    """Yield the layers of a plain, possibly nested sequence, in the order in which they run."""
     if type(net) is torch.nn.Sequential:
         for layer in net:
             yield from _sequence(layer)
@@ -153,7 +175,7 @@ def _sequence(net: nn.Module) -> Iterator[nn.Module]:
 
 
 def _seen_last(model: Model, inputs: Batch, names: Mapping[int, str]) -> list[str]:
-    """The same by running the network: first to see the order of its modules, then with the last one's output cut."""
+    """Find the last layer by two runs: one records the order of the modules, one detaches the last module's output."""
     network = model.network
     called: list[nn.Module] = []
     _watch(model, inputs, network.skeleton.modules(), lambda module, _args, _out: called.append(module))
@@ -172,15 +194,14 @@ def _seen_last(model: Model, inputs: Batch, names: Mapping[int, str]) -> list[st
         reached += [name for name, g in zip(others, found, strict=True) if g is not None]
     if reached:
         raise InputError(
-            f"The 'over' argument of Laplace must be names of parameters for a network without one last layer: "
-            f"its output comes "
-            f"from {', '.join(mine)}, but also from {', '.join(reached)} beside it, got 'last'."
+            "The 'over' argument of Laplace must be names of parameters for a network without one last layer: "
+            f"its output comes from {', '.join(mine)}, but also from {', '.join(reached)} beside it, got 'last'."
         )
     return mine
 
 
 def _owners(root: nn.Module, called: set[nn.Module], names: Mapping[int, str]) -> dict[nn.Module, list[str]]:
-    """Whose each parameter is: of the module that holds it, or of the nearest one around it that was called."""
+    """Return the parameters of each module; those of a module that is never called go to its nearest called parent."""
     own: dict[nn.Module, list[str]] = {}
 
     def visit(module: nn.Module, around: nn.Module) -> None:
@@ -195,7 +216,7 @@ def _owners(root: nn.Module, called: set[nn.Module], names: Mapping[int, str]) -
 
 
 def _watch(model: Model, inputs: Batch, modules: Any, hook: Callable[..., Any]) -> Tensor:
-    """The outputs of one pass in evaluation mode with a hook on some modules."""
+    """Run one pass in evaluation mode with a hook on some modules, and return the outputs."""
     handles = [module.register_forward_hook(hook) for module in modules]
     try:
         with torch.enable_grad():
@@ -209,7 +230,7 @@ def _watch(model: Model, inputs: Batch, modules: Any, hook: Callable[..., Any]) 
 
 
 def check_kind(kind: str, samples: int, generator: torch.Generator | None) -> None:
-    """Refuse a kind of curvature that there isn't, and a sampled one without noise."""
+    """Check the kind of curvature, the number of samples and the generator."""
     require(kind in KINDS, "curvature", "Laplace", f"be among {', '.join(KINDS)}", repr(kind))
     require(whole(samples, 1), "samples", "Laplace", "be an integer >= 1", repr(samples))
     need = kind == "fisher" and generator is None
@@ -217,14 +238,14 @@ def check_kind(kind: str, samples: int, generator: torch.Generator | None) -> No
 
 
 def check_curvature(values: Tensor) -> None:
-    """Refuse a curvature with NaN or infinity in it."""
+    """Raise InputError for a curvature with NaN or infinity."""
     finite = bool(torch.isfinite(values).all())
     require(finite, "curvature", "Laplace", "be finite at the weights", "NaN or infinity, as of a fit that diverged")
 
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """What one pass over the data computes a curvature from: H at w, with the network in evaluation mode.
+    """The inputs from which a pass over the data computes H at w, with the network in evaluation mode.
 
     Args:
         target: The target, whose log-likelihood is differentiated.
@@ -233,7 +254,7 @@ class Pass:
         selection: The p coordinates that H is over. Default: all of the network's.
         kind: "ggn", "fisher", "empirical" or "hessian". Default: "ggn".
         samples: Labels drawn per row for "fisher". Default: 1.
-        generator: What they are drawn from.
+        generator: Generator of these labels.
         buffers: Buffers that training wrote, such as running means.
         limit: Bytes held at a time; rows are read in chunks of this size.
     """
@@ -255,7 +276,7 @@ class Pass:
             object.__setattr__(self, "selection", select(self.target.model))
 
     def roots(self) -> Roots:
-        """The columns whose outer products make up H."""
+        """Return the columns whose outer products sum to H."""
         return Roots(self.target, self.w, self.kind, self.samples, self.generator)
 
 
@@ -263,8 +284,8 @@ class Pass:
 class Roots:
     """The columns s_c of one kind of curvature: H = sum_n sum_c (J_n' s_cn)(J_n' s_cn)'.
 
-    They are the exact roots of L_n, or the scores at labels that are drawn or observed, times the square root of the
-    row's weight.
+    They are the exact roots of L_n, or the scores at drawn or observed labels, times the square root of the weight of
+    the row.
     """
 
     target: Target
@@ -274,11 +295,11 @@ class Roots:
     generator: torch.Generator | None = None
 
     def count(self, rest: torch.Size) -> int:
-        """C, how many columns a datum with outputs of this shape has at most."""
+        """Return C, the largest number of columns for a datum with outputs of this shape."""
         return {"ggn": rest.numel(), "fisher": self.samples, "empirical": 1}[self.kind]
 
     def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The columns at arranged outputs (n, *rest) of rows with these weights (n,): (C, n, *rest)."""
+        """Return the columns (C, n, *rest) at arranged outputs (n, *rest) of rows with these weights (n,)."""
         columns = self._unweighted(outputs, targets)
         return columns if weights is None else columns * weights.sqrt().view(-1, *[1] * (outputs.ndim - 1))
 
@@ -294,13 +315,13 @@ class Roots:
         return torch.stack([likelihood.score(outputs, y, learnt) for y in drawn]) / math.sqrt(self.samples)
 
 
-# What every structure does.
+# The interface of a structure.
 
 
 class Curvature(ABC):
     """H over the p coordinates of a selection, in one structure."""
 
-    structure: ClassVar[str]  # how a method calls it
+    structure: ClassVar[str]  # the name that selects it, such as "kron"
     selection: Selection
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -311,71 +332,71 @@ class Curvature(ABC):
     @classmethod
     @abstractmethod
     def of(cls, given: Pass) -> Curvature:
-        """H from one pass over the data, or a few; subclasses have options of their own beside it."""
+        """Compute H in one or a few passes over the data; subclasses may take further options."""
 
     @abstractmethod
     def gaussian(self, precision: Tensor, scale: float = 1.0) -> PrecisionGaussian:
-        """N(0, (scale H + diag(precision))^-1) for a precision (p,)."""
+        """Return N(0, (scale H + diag(precision))^-1) for a precision (p,)."""
 
     @abstractmethod
     def diagonal(self) -> Tensor:
-        """The diagonal of H, (p,)."""
+        """Return the diagonal of H, (p,)."""
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """H, (p, p), for small problems."""
+        """Return H as a matrix, (p, p), for small problems."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What a file keeps."""
+        """Return the tensors to store in a file."""
 
     def own(self) -> dict[str, Any]:
-        """What a file keeps beside tensors, as JSON; `of_tensors` gets it back."""
+        """Return JSON options to store beside the tensors, which `of_tensors` receives."""
         return {}
 
     @classmethod
     @abstractmethod
     def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> Curvature:
-        """The curvature that a file kept."""
+        """Restore the curvature from stored tensors and options."""
 
     def notes(self) -> list[str]:
-        """Sentences on what is coarser than the structure says."""
+        """Return notes on parts that are approximated more coarsely than the structure suggests."""
         return []
 
     def checked(self, precision: Tensor, scale: float) -> tuple[Tensor, float]:
-        """The arguments of `gaussian`, or the sentence that says why not."""
+        """Check the arguments of `gaussian`, and return them."""
         p, owner = self.selection.size, type(self).__name__
         shaped = isinstance(precision, Tensor) and tuple(precision.shape) == (p,)
         got = tuple(precision.shape) if isinstance(precision, Tensor) else type(precision).__name__
         require(shaped, "precision", owner, f"be a tensor of {p} numbers", got)
         low = float(precision.min())
         finite = math.isfinite(float(precision.sum())) and low >= 0
-        require(finite, "precision", owner, "hold finite numbers from 0", low)
+        require(finite, "precision", owner, "hold finite numbers >= 0", low)
         require(0 < scale < math.inf, "scale", owner, "be a positive number", scale)
         return precision, float(scale)
 
 
 class PrecisionGaussian(ABC):
-    """N(0, Q^-1) over p coordinates, by its precision Q."""
+    """N(0, Q^-1) over p coordinates, given by its precision Q."""
 
     log_det: Tensor  # log det Q, float64, ()
 
     @abstractmethod
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        """n draws, (n, p)."""
+        """Return n draws, (n, p)."""
 
     @abstractmethod
     def variance(self) -> Tensor:
-        """The diagonal of Q^-1, (p,)."""
+        """Return the diagonal of Q^-1, (p,)."""
 
     @abstractmethod
     def solve(self, v: Tensor) -> Tensor:
-        """Q^-1 v for v (..., p)."""
+        """Return Q^-1 v for v (..., p)."""
 
     @abstractmethod
     def quadratic(self, v: Tensor) -> Tensor:
-        """v' Q v for v (..., p), (...)."""
+        """Return v' Q v for v (..., p), (...)."""
 
     @abstractmethod
     def output_covariance(self, rows: JacobianRows) -> Tensor:
-        """J Q^-1 J' for each datum, (n, C, C)."""
+        """Return J Q^-1 J' for each datum, (n, C, C)."""

@@ -1,13 +1,13 @@
-"""What a Laplace approximation will need, before anything is allocated: memory and time, from shapes alone.
+"""Memory and time of a Laplace approximation, estimated from shapes before anything is allocated.
 
     diag      p numbers                    C backward passes
     full      p^2                          N C p^2 for the sum (N p^2 / 2 of one layer), p^3 / 3 for the factor
-    kron      sum of in^2 + out^2          N T (in^2 + C out^2) a layer, 10 (in^3 + out^3) for its eigenvectors
+    kron      sum of in^2 + out^2          N T (in^2 + C out^2) per layer, 10 (in^3 + out^3) for its eigenvectors
     lowrank   p r                          4 r products with a vector
 
-for p weights, N data, C outputs (sampled labels, for a sampled Fisher), T positions of a layer and the rank r. Where
-the evidence tunes the prior or a noise, each of about 30 updates factorises Q anew and takes its variances: 4 p^3 / 3
-for full and two matrices more, 6 p r^2 for lowrank; for diag and kron it is little beside the pass.
+for p weights, N data, C outputs (sampled labels for a sampled Fisher), T positions of a layer and the rank r. If the
+evidence tunes the prior or a noise, each of about 30 updates factorises Q and computes its variances: 4 p^3 / 3 and two
+more matrices for full, 6 p r^2 for lowrank; for diag and kron this is small compared with the pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import nn
 
 from priory.core.errors import InputError
 from priory.curvature import Selection, select
-from priory.curvature.lowrank import EXTRA, RANK
+from priory.curvature.lowrank import DEFAULT_RANK, EXTRA_DIRECTIONS
 from priory.models.base import has_network
 from priory.models.model import Model
 from priory.network.skeleton import tensors
@@ -31,17 +31,22 @@ if TYPE_CHECKING:
     from priory.core.data import Batch, Data
     from priory.models.base import BaseModel
 
-DENSE = 1024  # coordinates of a layer without a Kronecker rule whose block is kept whole
-RULED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-BYTES = 8  # of a number in double precision
-UPDATES = 30  # that the evidence takes to settle, about
+MAX_DENSE_BLOCK = 1024  # coordinates of a layer without a Kronecker rule, up to which its exact block is kept
+KRONECKER_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+FLOAT64_BYTES = 8
+TUNING_UPDATES = 30  # typical number until the evidence converges
 
 
 @dataclass(frozen=True)
 class Need:
-    """Memory, and time in epochs of plain training (a forward and a backward pass over the data)."""
+    """Memory and time of one structure.
 
-    memory: int  # bytes
+    Attributes:
+        memory: Memory, in bytes.
+        epochs: Time, in epochs of plain training (a forward and a backward pass over the data).
+    """
+
+    memory: int
     epochs: float
 
     def __str__(self) -> str:
@@ -50,10 +55,15 @@ class Need:
 
 @dataclass(frozen=True)
 class Budget:
-    """What each structure needs, by "structure" or "over/structure"; `chosen` is the method's, `advice` what to use.
+    """Estimated memory and time of each structure, from shapes alone; made by `Laplace.plan`.
 
-    Estimates from shapes alone: memory of the curvature and its factors while the posterior is made. What the pass over
-    the data holds comes on top, and stays under the 512 MiB that every pass keeps to.
+    The memory is that of the curvature and its factors while the posterior is computed. The pass over the data needs up
+    to 512 MiB in addition.
+
+    Attributes:
+        needs: The `Need` of each structure, by "structure" or "over/structure".
+        chosen: The key of the structure that the method uses.
+        limit: Limit on the memory, in bytes.
     """
 
     needs: dict[str, Need]
@@ -62,12 +72,12 @@ class Budget:
 
     @property
     def fits(self) -> bool:
-        """Whether what was chosen stays under the limit."""
+        """Whether the chosen structure stays under the limit."""
         return self.needs[self.chosen].memory <= self.limit
 
     @property
     def advice(self) -> str | None:
-        """What was chosen, or else the first of the others that stays under the limit, if there is one."""
+        """The chosen structure if it fits, otherwise the first one that does, or None."""
         within = [name for name, need in self.needs.items() if need.memory <= self.limit]
         return self.chosen if self.fits else next(iter(within), None)
 
@@ -75,7 +85,7 @@ class Budget:
         return f"{', '.join(f'{name}: {need}' for name, need in self.needs.items())}; {self._use()}."
 
     def refuse(self) -> None:
-        """Raise the sentence that says what is too much, and what isn't."""
+        """Raise InputError if the chosen structure exceeds the limit, with the needs of all structures."""
         if not self.fits:
             needs = ", ".join(f"{name}: {in_bytes(need.memory)}" for name, need in self.needs.items())
             limit = in_bytes(self.limit)
@@ -86,7 +96,7 @@ class Budget:
 
 
 def in_bytes(count: float) -> str:
-    """A number of bytes as a person reads it.
+    """Format a number of bytes for display.
 
     >>> in_bytes(12_345_678)
     '12 MB'
@@ -99,10 +109,10 @@ def in_bytes(count: float) -> str:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What the cost of a layer depends on."""
+    """The sizes of a layer that determine its cost."""
 
-    names: dict[str, int]  # how many coordinates each of its parameters has
-    sides: tuple[int, int] | None = None  # of its two Kronecker factors, (in, out), where it has a rule
+    names: dict[str, int]  # number of coordinates of each parameter
+    sides: tuple[int, int] | None = None  # of its two Kronecker factors, (in, out), if it has a rule
     groups: int = 1  # of a convolution, each with factors of its own
     positions: int = 1  # pixels, tokens
 
@@ -122,10 +132,12 @@ def budget(
     limit: int,
     tuned: bool = False,
 ) -> Budget:
-    """What a structure over some coordinates (a number, for a subnetwork) needs, and what else could be used."""
+    """Estimate the needs of a structure over some coordinates (or a number of them), and of the alternatives."""
     if not has_network(model):
         size = model.layout.size
-        dense = Need(4 * BYTES * size**2, 10.0 * size)  # a backward pass a row of each of about ten Hessians
+        dense = Need(
+            4 * FLOAT64_BYTES * size**2, 10.0 * size
+        )  # one backward pass per row of each of about ten Hessians
         return Budget({"full": dense, "diag": dense}, structure, limit)
     inputs, rows = data.some(2)[:-1], data.num_data or 1
     layers, outputs = layer_shapes(model, inputs)
@@ -133,7 +145,7 @@ def budget(
     work = sum(layer.count * layer.positions for layer in layers)
 
     def need(structure: str, layers: list[LayerShape], before: float = 0.0) -> Need:
-        memory, operations = cost(structure, layers, columns, rows, work, kind, rank, UPDATES if tuned else 0)
+        memory, operations = cost(structure, layers, columns, rows, work, kind, rank, TUNING_UPDATES if tuned else 0)
         return Need(memory, before + operations / (6 * rows * work))
 
     needs = {name: need(name, layers) for name in ("kron", "full", "lowrank", "diag")}
@@ -150,7 +162,7 @@ def budget(
 
 
 def layer_shapes(model: Model, inputs: Batch) -> tuple[list[LayerShape], int]:
-    """The modules that hold weights, and how many outputs a datum has, as a pass of a row or two shows them."""
+    """Run a row or two to find the shapes of the modules with weights, and the number of outputs per datum."""
     network, found, made = model.network, [], {}
     names = {id(p): name for name, p in network.skeleton.named_parameters() if name in network.params}
     hook = lambda module, _args, out: made.update({id(module): sum(t.numel() for t in tensors(out))})  # noqa: E731
@@ -165,7 +177,7 @@ def layer_shapes(model: Model, inputs: Batch) -> tuple[list[LayerShape], int]:
         own = {
             names.pop(id(p)): p.numel() for p in module.parameters(recurse=False) if id(p) in names
         }  # shared ones once
-        if own and isinstance(module, RULED):
+        if own and isinstance(module, KRONECKER_LAYERS):
             out, groups = len(module.weight), getattr(module, "groups", 1)
             sides = (module.weight[0].numel() + (module.bias is not None), out // groups)
             found.append(LayerShape(own, sides, groups, max(1, made.get(id(module), 0) // (len(inputs[0]) * out))))
@@ -177,7 +189,7 @@ def layer_shapes(model: Model, inputs: Batch) -> tuple[list[LayerShape], int]:
 
 
 def within(layers: list[LayerShape], selection: Selection) -> list[LayerShape]:
-    """The parts of layers that are selected."""
+    """Return the selected parts of the layers."""
     sizes = dict(zip(selection.names, selection.sizes, strict=True))
     parts = [replace(layer, names={n: sizes[n] for n in layer.names if n in sizes}) for layer in layers]
     return [part for part in parts if part.names]
@@ -193,32 +205,32 @@ def cost(
     rank: int | None,
     updates: int = 0,
 ) -> tuple[int, float]:
-    """Bytes, and operations, of a curvature over some layers; a forward pass of a row takes 2 x `work` operations.
+    """Return bytes and operations of a curvature over some layers; a forward pass takes 2 x `work` operations per row.
 
     A backward pass to the activations costs as much as a forward pass, and one to the weights as much again.
     """
     p = sum(layer.count for layer in layers)
     passes = 2.0 * rows * work * (1 + columns)
     if structure == "diag":
-        return 3 * BYTES * p, passes + 2.0 * rows * columns * work
+        return 3 * FLOAT64_BYTES * p, passes + 2.0 * rows * columns * work
     if structure == "full":
         alone = len(layers) == 1 and layers[0].sides is not None and layers[0].positions == 1
-        products = (1.0 if alone else 2.0 * columns) * rows * p**2  # one linear layer has a rule of its own
+        products = (1.0 if alone else 2.0 * columns) * rows * p**2  # a single linear layer has a cheaper rule
         if kind == "hessian":
             products = 12.0 * rows * work * p
         matrices = 4 if updates else 2
-        return matrices * BYTES * p**2, passes + products + p**3 / 3 + updates * 4 * p**3 / 3
+        return matrices * FLOAT64_BYTES * p**2, passes + products + p**3 / 3 + updates * 4 * p**3 / 3
     if structure == "lowrank":
-        columns = min(p, (rank or RANK) + EXTRA)
-        return 3 * BYTES * p * columns, 4.0 * columns * 8 * rows * work + (10.0 + 6 * updates) * p * columns**2
-    memory, products = 3 * BYTES * p, 0.0
+        columns = min(p, (rank or DEFAULT_RANK) + EXTRA_DIRECTIONS)
+        return 3 * FLOAT64_BYTES * p * columns, 4.0 * columns * 8 * rows * work + (10.0 + 6 * updates) * p * columns**2
+    memory, products = 3 * FLOAT64_BYTES * p, 0.0
     for layer in layers:
         if layer.sides is not None:
             a, b = layer.sides
-            memory += 2 * BYTES * layer.groups * (a * a + b * b)
+            memory += 2 * FLOAT64_BYTES * layer.groups * (a * a + b * b)
             each = 2.0 * rows * layer.positions * (a * a + columns * b * b) + 10.0 * (a**3 + b**3)
             products += layer.groups * each
-        elif layer.count <= DENSE:
-            memory += 2 * BYTES * layer.count**2
+        elif layer.count <= MAX_DENSE_BLOCK:
+            memory += 2 * FLOAT64_BYTES * layer.count**2
             products += 2.0 * rows * columns * layer.count**2 + updates * 4 * layer.count**3 / 3
     return memory, passes + products

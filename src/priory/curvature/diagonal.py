@@ -1,10 +1,10 @@
-"""The diagonal of the curvature, one number a coordinate.
+"""The diagonal of the curvature, one number per coordinate.
 
     diag H = sum_n sum_c (J_n' s_cn)^2        elementwise
 
-A layer at one position a datum needs no gradient of any datum for it: (g a')^2 = g^2 (a^2)', so that a product of
-squares a layer is all. Elsewhere each datum's gradient is formed, a few data at a time. Time: C backward passes over
-the N data and a product a layer, or C T products at T positions; memory p, beside what `layer_jacobians` holds.
+A layer with one position per datum needs no gradients of single data: (g a')^2 = g^2 (a^2)', so one product of squares
+per layer is enough. Other layers form the gradient of each datum, a few data at a time. Time: C backward passes over
+the N data and one product per layer, or C T products at T positions. Memory: p, plus that of `layer_jacobians`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DiagonalCurvature(Curvature):
-    """H without its entries off the diagonal."""
+    """The diagonal of H, for structure="diag"."""
 
     structure: ClassVar[str] = "diag"
 
@@ -34,7 +34,7 @@ class DiagonalCurvature(Curvature):
 
     @classmethod
     def of(cls, given: Pass) -> DiagonalCurvature:
-        """The diagonal of H by one pass over the data."""
+        """Compute the diagonal of H in one pass over the data."""
         total, among, seen = given.w.new_zeros(0), None, 0
         for rows in curvature_rows(given):
             total = total if seen else given.w.new_zeros(rows.touched)
@@ -92,7 +92,7 @@ class IndependentGaussian(PrecisionGaussian):
 
     def output_covariance(self, rows: JacobianRows) -> Tensor:
         variance = self.variance()
-        if rows.among is not None:  # the other coordinates don't move
+        if rows.among is not None:  # the other coordinates are fixed
             variance = variance.new_zeros(rows.touched).index_copy_(0, rows.among, variance)
         total = rows.outputs.new_zeros(len(rows), rows.count, rows.count)
         for part in rows.parts:

@@ -2,9 +2,9 @@
 
     log p(D) ~ log p(D|w) + log p(w) + p/2 log 2 pi - 1/2 log det Q,    Q = H + diag(tau)
 
-over the p coordinates that the curvature H is of; whatever stays a point (other weights, a noise) is given, and its
-own prior is no part of the number. Exact for linear regression. At temperature T both logarithms and both parts of Q
-are weighted as `Target` weights them: a log p(D|w) + b log p(w) and Q = a H + b diag(tau).
+over the p coordinates of the curvature H. Point estimates (other weights, a noise) are given, and their prior is not
+included. Exact for linear regression. At temperature T both log densities and both parts of Q have the weights of
+`Target`: a log p(D|w) + b log p(w) and Q = a H + b diag(tau).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def log_evidence(
     target: Target, w: Tensor, gaussian: PrecisionGaussian, log_likelihood: Tensor | float, selection: Selection
 ) -> Tensor:
-    """a log p(D|w) + b log p(w) + p/2 log 2 pi - 1/2 log det Q, float64, ().
+    """Return a log p(D|w) + b log p(w) + p/2 log 2 pi - 1/2 log det Q, float64, ().
 
     `log_likelihood` is log p(D|w) over all the data, untempered; `gaussian` has the precision Q over `selection`.
     """
@@ -38,28 +38,30 @@ def log_evidence(
     volume = 0.5 * selection.size * math.log(2 * math.pi) - 0.5 * gaussian.log_det.double()
     total = a * torch.as_tensor(log_likelihood, dtype=torch.float64) + b * log_prior.cpu() + volume.cpu()
     if b != 1 and not has_network(target.model):
-        total = total + (1 - b) * target.model.layout.log_det(w).double().cpu()  # a density's volume has no temperature
+        total = (
+            total + (1 - b) * target.model.layout.log_det(w).double().cpu()
+        )  # the volume element of a density is not tempered
     return total
 
 
 def log_prior_of(target: Target, w: Tensor, selection: Selection) -> Tensor:
-    """log p of the selected coordinates of w (P,), given the others, float64, (); of a density, all of log p(w)."""
+    """Return log p of the selected coordinates of w (P,) given the rest, float64, (); all of log p(w) for a density."""
     if not has_network(target.model):
         return target.log_prior(w).double()
     loc, precision = gaussian_part(target, w)
     at = selection.places
     d, tau = (w - loc)[at].double(), precision[at].double()
-    log_tau = torch.where(tau > 0, tau, 2 * math.pi).log() - math.log(2 * math.pi)  # a flat coordinate says nothing
+    log_tau = torch.where(tau > 0, tau, 2 * math.pi).log() - math.log(2 * math.pi)  # a flat coordinate adds nothing
     return 0.5 * (log_tau - tau * d * d).sum() + _without_gaussians(target, selection.names)(w).double()
 
 
 def prior_precision(target: Target, w: Tensor) -> Tensor:
-    """-d2 log p(w) / dw_i^2 of a model's prior at w (P,), zero where the prior is flat or convex there, (P,)."""
+    """Return -d2 log p(w) / dw_i^2 of the prior at w, zero where the log prior is flat or convex, (P,)."""
     return gaussian_part(target, w)[1] + prior_second_derivative(target, w).neg().clamp_min(0)
 
 
 def prior_second_derivative(target: Target, w: Tensor) -> Tensor:
-    """d2 log p(w) / dw_i^2 where the prior is not Gaussian, and zero elsewhere, (P,)."""
+    """Return d2 log p(w) / dw_i^2 where the prior is not Gaussian, and zero elsewhere, (P,)."""
     others = [(block, d) for block, d in target.prior.others if isinstance(d, Distribution)]
     for block, believed in others:
         base = believed.base_dist if isinstance(believed, Independent) else believed
@@ -76,12 +78,12 @@ def prior_second_derivative(target: Target, w: Tensor) -> Tensor:
         (slope,) = torch.autograd.grad(log_prior, leaf, create_graph=True)
         if not slope.requires_grad:
             return torch.zeros_like(w)
-        # a product over single weights: the rows of its Hessian have one entry, which their sum is
+        # the prior is a product over weights, so its Hessian is diagonal: row sums give the diagonal
         return torch.autograd.grad(slope.sum(), leaf)[0]
 
 
 def gaussian_part(target: Target, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Location and precision of the Gaussian coordinates, a learnt precision at its value, zeros elsewhere, (P,)."""
+    """Return location and precision of the Gaussian coordinates, with learnt precisions; zeros elsewhere, (P,)."""
     prior = target.prior
     precision = prior.precision
     learnt = [block for block, believed in prior.others if isinstance(believed, Hierarchical)]
@@ -93,6 +95,6 @@ def gaussian_part(target: Target, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _without_gaussians(target: Target, names: tuple[str, ...]) -> Callable[[Tensor], Tensor]:
-    """log p of the parameters of these names whose prior is not Gaussian, as a function of w."""
+    """Return log p of the named parameters with non-Gaussian priors, as a function of w."""
     keep = lambda block, believed: block.name in names and not isinstance(believed, Hierarchical)  # noqa: E731
     return target.prior.with_others(keep).log_prob_of_others

@@ -1,12 +1,12 @@
-"""The whole curvature, a dense p x p matrix.
+"""The full curvature, a dense p x p matrix.
 
     Q = scale H + diag(precision) = L L',   w = L'^-1 e with e ~ N(0, I),   log det Q = 2 sum_i log L_ii
 
-H is the sum of R'R over a few data at a time, R (n C, p) being their rows J_n' s_cn, so that no Jacobian of all the
-data is ever held. It is kept in float64 whatever the model's type: products rounded to float32 would make it
-indefinite. Memory is 8 p^2 bytes, twice that with a Gaussian and three times while it is made; time N C p^2 to build,
-or N p^2 / 2 for one linear layer alone, and p^3 / 3 to factorise, at each call. The Hessian costs p passes backward
-through a gradient instead of C.
+H is the sum of R'R over a few data at a time, with R (n C, p) their rows J_n' s_cn, so the Jacobian of all the data is
+never held. H is stored in float64 for every model dtype, because products rounded to float32 would make it indefinite.
+Memory: 8 p^2 bytes, twice that with a Gaussian, and three times while the Gaussian is computed. Time: N C p^2 to build,
+or N p^2 / 2 for a single linear layer, and p^3 / 3 per factorisation. The Hessian needs p backward passes through a
+gradient instead of C.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     from priory.curvature.jacobian_parts import JacobianRows
 
-SINGULAR = 1e-13  # what is left of a coordinate's precision, once the others are known, that is none
+SINGULAR_RATIO = 1e-13  # conditional precision over precision of a coordinate below which Q counts as singular
 
 
 class Full(Curvature):
-    """H itself."""
+    """H as a dense matrix, for structure="full"."""
 
     structure: ClassVar[str] = "full"
 
@@ -42,7 +42,7 @@ class Full(Curvature):
 
     @classmethod
     def of(cls, given: Pass) -> Full:
-        """H by one pass over the data."""
+        """Compute H in one pass over the data."""
         selection, w, kind = given.selection, given.w, given.kind
         if kind == "hessian":
             matrix = product(given, torch.eye(selection.size, dtype=w.dtype, device=w.device)).double()
@@ -84,7 +84,7 @@ class Full(Curvature):
 
 
 class FullGaussian(PrecisionGaussian):
-    """N(0, Q^-1) by the Cholesky factor of Q; results are in the model's type."""
+    """N(0, Q^-1) by the Cholesky factor of Q; results have the dtype of the model."""
 
     def __init__(self, root: Tensor, dtype: torch.dtype) -> None:
         self.root, self.dtype = root, dtype
@@ -111,14 +111,14 @@ class FullGaussian(PrecisionGaussian):
         return torch.cat([self._between(few.dense()) for few in rows.chunks()])
 
     def _between(self, jacobian: Tensor) -> Tensor:
-        """J Q^-1 J' of a few data, (n, C, p) -> (n, C, C)."""
+        """Return J Q^-1 J' of a few data, (n, C, p) -> (n, C, C)."""
         flat = jacobian.flatten(0, 1).double()
         half = torch.linalg.solve_triangular(self.root, flat.mT, upper=False).mT.reshape(jacobian.shape)
         return (half @ half.mT).to(jacobian.dtype)
 
 
 def add_layer(layer: LayerPart, matrix: Tensor) -> None:
-    """Add sum_n (sum_c g_cn g_cn') x a_n a_n', the curvature of one layer, by N p^2 / 2 products."""
+    """Add the curvature of one layer, sum_n (sum_c g_cn g_cn') x a_n a_n', with N p^2 / 2 products."""
     a, g = layer.a[:, 0].double(), layer.g[:, :, 0].double()  # (n, in), (C, n, out)
     out, places = g.shape[-1], layer.place.read(torch.arange(len(matrix), device=matrix.device))  # (out, in)
     for j in range(out):
@@ -129,10 +129,10 @@ def add_layer(layer: LayerPart, matrix: Tensor) -> None:
 
 
 def factorise(matrix: Tensor, precision: Tensor, kind: Kind) -> Tensor:
-    """The Cholesky factor of Q, with a little added where rounding alone stands in the way, or the sentence why not."""
+    """Return the Cholesky factor of Q, with jitter if only rounding makes it indefinite; raise InputError otherwise."""
     root, definite = try_cholesky(matrix)
-    flat = not bool((precision > 0).all())  # without a prior everywhere Q may be singular, and rounding hides it
-    if bool(definite) and not (flat and float((root.diagonal().square() / matrix.diagonal()).min()) < SINGULAR):
+    flat = not bool((precision > 0).all())  # with a flat prior Q may be singular, which rounding can hide
+    if bool(definite) and not (flat and float((root.diagonal().square() / matrix.diagonal()).min()) < SINGULAR_RATIO):
         return root
     values = torch.linalg.eigvalsh(matrix)
     low, high = float(values[0]), float(values[-1])
@@ -154,8 +154,8 @@ def factorise(matrix: Tensor, precision: Tensor, kind: Kind) -> Tensor:
 
 
 def indefinite(kind: Kind, low: float) -> InputError:
-    """What is said of a Q whose smallest eigenvalue is negative."""
+    """Return the error for a Q with a negative smallest eigenvalue."""
     return InputError(
         f"The curvature of kind '{kind}' plus the prior's precision must be positive definite, got a smallest "
-        f"eigenvalue of {low:.3g}: w is no mode; train longer, or use curvature='ggn'."
+        f"eigenvalue of {low:.3g}: w is not a mode; train longer, or use curvature='ggn'."
     )

@@ -1,26 +1,29 @@
-"""Kronecker-factored curvature: a layer's block of H as the product of two small matrices.
+"""Kronecker-factored curvature (KFAC): the block of a layer as a Kronecker product of two small matrices.
 
-For a layer with d f_c / d W = sum_t g_ct a_t' (see `layer_jacobians`), KFAC (Martens and Grosse 2015) takes a and g to
-be independent over the data. With B (out x out) over the rows of W and A (in x in) over its columns, bias included:
+For a layer with d f_c / d W = sum_t g_ct a_t' (see `layer_jacobians`), KFAC (Martens and Grosse 2015) treats a and g as
+independent over the data. With B (out x out) over the rows of W and A (in x in) over its columns, bias included:
 
     H_W ~ B x A,      A = sum_n sum_t a_nt a_nt',      B = (1 / N T) sum_n sum_t sum_c g_cnt g_cnt'        "expand"
                       A = sum_n a_n a_n',  B = (1 / N) sum_n sum_c g_cn g_cn',  a_n = mean_t, g_cn = sum_t  "reduce"
 
-the two ways of Eschenhagen et al. (2023, "Kronecker-Factored Approximate Curvature for Modern Neural Network
-Architectures") to treat weights that act at several positions. Both are exact for a linear model with Gaussian noise,
-and for one datum at one position. Blocks of different layers are independent. An embedding has a diagonal A, the counts
-of its words. A parameter without a rule has its exact block, or above 1,024 coordinates the diagonal of it.
+are the two treatments of weights that act at several positions by Eschenhagen et al. (2023, "Kronecker-Factored
+Approximate Curvature for Modern Neural Network Architectures"). Both are exact for a linear model with Gaussian noise,
+and for one datum at one position. Blocks of different layers are independent. For an embedding the factor over its rows
+is diagonal, the counts of its indices. A parameter without a rule keeps its exact block, or above 1,024 coordinates the
+diagonal of the block.
 
-A prior's precision that is an outer product, delta alpha_i beta_j, as any one number a weight and one a bias are, is
-met exactly: in the basis S_B x S_A in which both factors and both sides of the prior are diagonal,
+A prior precision that is an outer product, delta alpha_i beta_j, is treated exactly; one number for the weight and one
+for the bias of each layer is such a product. In the basis S_B x S_A in which both factors and both sides of the prior
+are diagonal,
 
     Q = scale B x A + delta diag(alpha) x diag(beta)  ->  scale l_i m_j + delta e_i e_j = 1 / R_ij
 
-so that another delta costs no decomposition, and the covariance of a datum's outputs, with a and g turned into that
-basis, is sum_ij a_j^2 g_ci g_di R_ij: a product a layer, and no Jacobian.
+so another delta needs no new decomposition. The covariance of the outputs of a datum, with a and g rotated into that
+basis, is sum_ij a_j^2 g_ci g_di R_ij: one product per layer, without a Jacobian.
 
-Cost: C backward passes to activations (1 a sampled label) and the products for A and B, N T (in^2 + C out^2) / 2 a
-layer; decompositions in^3 + out^3. Memory: in^2 + out^2 a layer, twice with the basis, and p numbers for R.
+Cost: C backward passes to activations (one per sampled label), the products for A and B, N T (in^2 + C out^2) / 2 per
+layer, and decompositions, in^3 + out^3 per layer. Memory: in^2 + out^2 per layer, twice with the basis, and p numbers
+for R.
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ if TYPE_CHECKING:
     from priory.models.target import Target
 
 Sharing = Literal["expand", "reduce"]
-LARGEST = 1024  # coordinates of a parameter without a rule whose block is kept whole
-STRIP = 128  # columns of a symmetric product that are made at a time: half of it is never made
+MAX_DENSE_BLOCK = 1024  # coordinates of a parameter without a rule, up to which its exact block is kept
+STRIP_COLUMNS = 128  # of a symmetric product per strip: the lower half is never computed
 
 
 # Sums over the data.
@@ -54,12 +57,12 @@ STRIP = 128  # columns of a symmetric product that are made at a time: half of i
 
 @dataclass
 class Factors:
-    """The sums of one block: H = left x right once both are closed. A vector stands for a diagonal matrix."""
+    """The two factors of one block, H = left x right, as sums until `closed`; a vector is a diagonal matrix."""
 
     place: MatrixSlice
     left: Tensor  # over rows
     right: Tensor  # over columns
-    positions: float = 0.0  # over which left or right is a mean, each counted by its row's weight
+    positions: float = 0.0  # counted with the weight of their row; `closed` divides by it
 
     @classmethod
     def empty(cls, part: JacobianPart) -> Factors:
@@ -68,11 +71,11 @@ class Factors:
             return cls(part.place, part.g.new_zeros(rows, rows), part.g.new_zeros(columns, columns))
         if isinstance(part, EmbeddingPart):
             return cls(part.place, part.g.new_zeros(rows), part.g.new_zeros(columns, columns))
-        whole = (columns, columns) if columns <= LARGEST else (columns,)
+        whole = (columns, columns) if columns <= MAX_DENSE_BLOCK else (columns,)
         return cls(part.place, part.rows.new_ones(1), part.rows.new_zeros(whole))
 
     def add(self, part: JacobianPart, sharing: Sharing, weights: Tensor | None = None) -> None:
-        """Add some data to the sums; gradients hold the roots of the weights (n,) already, inputs don't."""
+        """Add some data to the sums; gradients include the roots of the weights (n,), inputs don't."""
         if isinstance(part, DensePart):
             if self.right.ndim == 1:
                 self.right += part.squares()[0]
@@ -91,34 +94,34 @@ class Factors:
             self.positions += (a.shape[0] if weights is None else float(weights.sum())) * a.shape[1]
 
     def closed(self, factor: float) -> Factors:
-        """The factors themselves, with what the rows seen stand for."""
+        """Return the factors, scaled from the rows seen to all rows."""
         left, right = (f if f.ndim == 1 else whole(f) for f in (self.left, self.right))
         return Factors(self.place, left * (factor / (self.positions or 1.0)), right)
 
     def times(self, v: Tensor) -> Tensor:
-        """H v for v (..., rows, columns)."""
+        """Return H v for v (..., rows, columns)."""
         v = v * self.left[:, None] if self.left.ndim == 1 else self.left @ v
         return v * self.right if self.right.ndim == 1 else v @ self.right
 
     def diagonal(self) -> Tensor:
-        """(rows, columns)."""
+        """Return the diagonal of the block, (rows, columns)."""
         left, right = (f if f.ndim == 1 else f.diagonal() for f in (self.left, self.right))
         return torch.outer(left, right)
 
 
 def add_gram(total: Tensor, x: Tensor) -> None:
     """Add x'x to the strips on and above the diagonal of a total, for x (n, k)."""
-    for start in range(0, len(total), STRIP):
-        stop = start + STRIP
+    for start in range(0, len(total), STRIP_COLUMNS):
+        stop = start + STRIP_COLUMNS
         total[start:stop, start:].addmm_(x[:, start:stop].mT, x[:, start:])
 
 
 def whole(total: Tensor) -> Tensor:
-    """A symmetric matrix from its upper half."""
+    """Return the symmetric matrix with this upper half."""
     return total.triu() + total.triu(1).mT
 
 
-# The basis in which a factor and the prior's side are both diagonal.
+# The basis in which a factor and its side of the prior are both diagonal.
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class Side:
 
     @classmethod
     def of(cls, factor: Tensor, prior: Tensor) -> Side:
-        """By whitening with the prior's side; with the sum of both where the prior is flat in some coordinates."""
+        """Whiten with the prior, or with the sum of factor and prior if the prior is flat in some coordinates."""
         firm = prior > 0
         if factor.ndim == 1:
             spread = torch.where(firm, prior, 1.0)
@@ -154,20 +157,20 @@ class Side:
         return cls(prior, basis, size * values, 1 - values, 2 * both.diagonal().double().log().sum())
 
     def fits(self, prior: Tensor) -> bool:
-        """Whether this prior's side is the one that the basis was made for, to rounding."""
+        """Whether the basis was made for this prior, up to rounding."""
         return torch.allclose(self.prior, prior, rtol=16 * torch.finfo(prior.dtype).eps, atol=0)
 
     def turned(self, x: Tensor) -> Tensor:
-        """x S, along the last dimension."""
+        """Return x S, along the last dimension."""
         return x * self.basis if self.basis.ndim == 1 else x @ self.basis
 
     def turned_back(self, x: Tensor) -> Tensor:
-        """x S'."""
+        """Return x S', along the last dimension."""
         return x * self.basis if self.basis.ndim == 1 else x @ self.basis.mT
 
 
 def singular(none: int, size: int) -> InputError:
-    """The sentence for directions in which there is neither a prior nor curvature."""
+    """Return the error for directions with neither prior precision nor curvature."""
     return InputError(
         f"The prior's precision must be above zero where the data say nothing, got zero and a curvature that is "
         f"singular in {none} of {size} directions: give the weights a Normal prior."
@@ -175,7 +178,7 @@ def singular(none: int, size: int) -> InputError:
 
 
 def outer(precision: Tensor) -> tuple[float, Tensor, Tensor] | None:
-    """delta, alpha and beta of a precision delta alpha_i beta_j (rows, columns), with 1 as their largest; or None."""
+    """Factorise a precision (rows, columns) as delta alpha_i beta_j, with maxima of 1; None if impossible."""
     rows, columns = precision.shape
     delta = float(precision.max())
     if delta == 0:
@@ -191,7 +194,7 @@ def outer(precision: Tensor) -> tuple[float, Tensor, Tensor] | None:
 
 
 class Kronecker(Curvature):
-    """H as one product of two factors a layer."""
+    """H as one Kronecker product of two factors per layer, for structure="kron"."""
 
     structure: ClassVar[str] = "kron"
 
@@ -201,7 +204,7 @@ class Kronecker(Curvature):
 
     @classmethod
     def of(cls, given: Pass, sharing: Sharing = "expand") -> Kronecker:
-        """The factors by one pass over the data."""
+        """Compute the factors in one pass over the data."""
         selection, target = given.selection, given.target
         require(selection.whole, "over", "Laplace", "name whole parameters for structure='kron'", "single coordinates")
         known = sharing in ("expand", "reduce")
@@ -225,8 +228,9 @@ class Kronecker(Curvature):
             found = outer(block.place.read(precision))
             if found is None:
                 raise InputError(
-                    "The prior's precision must be the product of one number a row and one a column of each weight for "
-                    "structure='kron', such as one number a weight and one a bias, got another: use structure='diag'."
+                    "The prior's precision must be the product of one number per row and one per column of each weight "
+                    "for structure='kron', such as one number per weight matrix and one per bias, got another: use "
+                    "structure='diag'."
                 )
             delta, alpha, beta = found
             left, right = self._side(index, "left", alpha), self._side(index, "right", beta)
@@ -234,7 +238,7 @@ class Kronecker(Curvature):
         return KroneckerGaussian(pieces, precision, scale)
 
     def _side(self, index: int, name: Literal["left", "right"], prior: Tensor) -> Side:
-        """The basis of one factor, made again only for another shape of the prior."""
+        """Return the basis of one factor, cached until the prior changes by more than a multiple."""
         side = self._sides.get((index, name))
         if side is None or not side.fits(prior):
             side = self._sides[index, name] = Side.of(getattr(self.blocks[index], name), prior)
@@ -279,9 +283,9 @@ class Kronecker(Curvature):
 
 
 def note(target: Target, name: str, size: int) -> str:
-    """What became of a parameter without a rule."""
+    """Return the note on a parameter without a Kronecker rule."""
     owner = target.network_model("Kronecker").network.skeleton.get_submodule(name.rpartition(".")[0])
-    kept = "exact block" if size <= LARGEST else "exact diagonal"
+    kept = "exact block" if size <= MAX_DENSE_BLOCK else "exact diagonal"
     return f"{name} of {type(owner).__name__}: {kept}, no Kronecker rule"
 
 
@@ -299,7 +303,7 @@ class Piece:
         curved = torch.outer(scale * left.values, right.values)
         share = torch.outer(left.share, right.share)
         eps = torch.finfo(curved.dtype).eps
-        if delta == 0 or float(share.min()) < 16 * eps:  # only there may a direction have neither
+        if delta == 0 or float(share.min()) < 16 * eps:  # only then may a direction have neither
             rounding = max(curved.shape) * eps * float(curved.max())
             none = int(((curved <= rounding) & (delta * share <= 16 * eps * delta)).sum())
             if none:
@@ -307,11 +311,11 @@ class Piece:
         return cls(block, left, right, curved.add_(share, alpha=delta))
 
     def turned(self, x: Tensor) -> Tensor:
-        """S_B' x S_A for x (..., rows, columns)."""
+        """Return S_B' x S_A for x (..., rows, columns)."""
         return self.left.turned(self.right.turned(x).mT).mT
 
     def turned_back(self, x: Tensor) -> Tensor:
-        """S_B x S_A'."""
+        """Return S_B x S_A' for x (..., rows, columns)."""
         return self.left.turned_back(self.right.turned_back(x).mT).mT
 
     def log_det(self) -> Tensor:
@@ -319,12 +323,12 @@ class Piece:
         return self.values.double().log().sum() + columns * self.left.log_det + rows * self.right.log_det
 
     def variance(self) -> Tensor:
-        """(rows, columns)."""
+        """Return the marginal variances, (rows, columns)."""
         left, right = (replace(side, basis=side.basis.square()) for side in (self.left, self.right))
         return left.turned_back(right.turned_back(1 / self.values).mT).mT
 
     def covariance(self, part: JacobianPart) -> Tensor:
-        """The block's share of J Q^-1 J', (n, C, C)."""
+        """Return the block's contribution to J Q^-1 J', (n, C, C)."""
         left, right, place = self.left, self.right, part.place
         if isinstance(part, LayerPart):
             part = LayerPart(place, right.turned(part.a), left.turned(part.g))
@@ -343,7 +347,7 @@ class KroneckerGaussian(PrecisionGaussian):
         self.pieces, self.precision, self.scale = pieces, precision, scale
 
     @cached_property
-    def log_det(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride] - worked out when asked for
+    def log_det(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride] - computed when first read
         return torch.stack([piece.log_det() for piece in self.pieces]).sum()
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:

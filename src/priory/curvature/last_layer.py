@@ -1,16 +1,16 @@
 """The last layer of a network as a generalised linear model on the features before it.
 
-With the features phi = [h(x), 1] that the other layers give, the outputs are f_k = theta_k' phi. Under a Gaussian prior
-N(m, P^-1) over theta the log joint is concave wherever the likelihood is in f, and
+With the features phi = [h(x), 1] of the other layers, the outputs are f_k = theta_k' phi. Under a Gaussian prior
+N(m, P^-1) over theta the log joint is concave wherever the log-likelihood is concave in f, and
 
     gradient   a sum_n s_n phi_n' - P (theta - m)           s_n = d log p(y_n | f_n) / df
     curvature  P + a sum_n F_n (x) phi_n phi_n'              F_n, the Fisher information in f_n;  a = 1/T
 
-Newton's steps with it (Fisher scoring) reach the mode; with Gaussian noise one step does, and N(mode, curvature^-1) is
-the exact posterior. Rows that come later need only this Gaussian, which is their prior. Where minus the second
-derivative of log p(y | f) depends on y (Student-t noise, or a noise that comes from the network), it is up to twice the
-Fisher information and more, whose steps then go back and forth for ever. There the second derivative itself bends the
-steps, and one that gains too little is halved.
+Fisher scoring, Newton's method with this curvature, reaches the mode. With Gaussian noise one step is enough, and
+N(mode, curvature^-1) is the exact posterior. Later rows need only this Gaussian, as their prior. Where minus the second
+derivative of log p(y | f) depends on y (Student-t noise, or noise predicted by the network), it may exceed twice the
+Fisher information, and Fisher scoring would oscillate. The steps then use the second derivative itself, and a step that
+gains too little is halved.
 
 Cost of a pass over n rows with D features and K outputs: the network's own, and n K^2 D^2; memory (K D)^2.
 """
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from priory.models.model import Model
     from priory.models.target import Target
 
-ROWS = 1024  # of a pass at a time
-STEPS = 500
-ENOUGH = 1e-4  # of the gain that the slope promises, below which a step is halved
-FLAT = 1e-6  # relative, of a bend that is taken for none
-ROUNDING = 1e-9  # relative, of a log joint
-SMALL = 1e-10  # of the Newton decrement, in nats: half of it is what is left to gain
-AGREES = 1e-4  # relative, of the layer's output and the network's
+BLOCK_ROWS = 1024  # rows read at a time
+MAX_NEWTON_STEPS = 500
+SUFFICIENT_GAIN = 1e-4  # share of the gain predicted by the slope, below which a step is halved
+MIN_RELATIVE_CURVATURE = 1e-6  # floor of the eigenvalues, relative to the largest
+RELATIVE_ROUNDING = 1e-9  # of the log joint
+CONVERGED_DECREMENT_NATS = 1e-10  # Newton decrement, twice the remaining gain
+OUTPUT_TOLERANCE = 1e-4  # between the outputs of the layer and of the network
 
 
 @dataclass(frozen=True)
 class OutputLayer:
-    """The last linear layer: its module, and where theta (K, D + 1) lies in the flat vector, row by row."""
+    """The last linear layer: its module, and the coordinates of theta (K, D + 1) in the flat vector, row by row."""
 
     name: str
     module: nn.Linear
@@ -58,7 +58,7 @@ class OutputLayer:
 
     @classmethod
     def of(cls, model: Model, inputs: Batch) -> OutputLayer:
-        """The layer whose output is the network's."""
+        """Find the linear layer whose output is that of the network."""
         try:
             names = last_layer(model, inputs)
         except InputError as error:
@@ -82,12 +82,12 @@ class OutputLayer:
         theta = model.network.initial[layer.places].view(layer.outputs, -1)
         bias = 0 if biased or module.bias is None else module.bias.detach()
         own = features @ theta.T + bias
-        same = outputs.shape == own.shape and torch.allclose(own, outputs, rtol=AGREES, atol=AGREES)
-        require(same, "net", "Model", "give the output of its last linear layer as its own for LastLayer", kind)
+        same = outputs.shape == own.shape and torch.allclose(own, outputs, rtol=OUTPUT_TOLERANCE, atol=OUTPUT_TOLERANCE)
+        require(same, "net", "Model", "return the output of its last linear layer unchanged for LastLayer", kind)
         return layer
 
     def features(self, model: Model, w: Tensor, inputs: Batch, buffers: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The features (n, D + 1) in front of the layer, with a column of ones for its bias, and the outputs (n, K)."""
+        """Return the features (n, D + 1), with a column of ones for the bias, and the outputs (n, K)."""
         seen: list[Tensor] = []
         handle = self.module.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
         try:
@@ -98,48 +98,48 @@ class OutputLayer:
         h = seen[-1]
         must = "have rows of features before its last layer for LastLayer"
         require(h.ndim == 2, "net", "Model", must, tuple(h.shape))
-        outputs = outputs[:, None] if outputs.shape == (len(h),) else outputs  # one that a squeeze made flat
+        outputs = outputs[:, None] if outputs.shape == (len(h),) else outputs  # undo a squeeze of a single output
         return torch.cat([h, torch.ones_like(h[:, :1])], 1) if self.biased else h, outputs
 
     def order(self, likelihood: Likelihood, event: torch.Size) -> Tensor:
-        """Which output of the layer stands where in the arranged outputs of a datum, (K,)."""
+        """Return the layer output at each position of the arranged outputs of a datum, (K,)."""
         numbers = torch.arange(self.outputs, device=self.places.device)
         return likelihood.arrange(numbers[None], event).reshape(-1)
 
 
 @dataclass(frozen=True)
 class LastLayerGaussian:
-    """N(mean, precision^-1) over theta, in the order of the layer's places; in double precision, which sums need."""
+    """N(mean, precision^-1) over theta, in the order of the layer's places, in double precision."""
 
     mean: Tensor  # (Q,)
     precision: Tensor  # (Q, Q)
 
     def log_prob(self, theta: Tensor) -> Tensor:
-        """Its log density."""
+        """Return the log density at theta."""
         off, root = theta - self.mean, precision_root(self.precision)
         return root.diagonal().log().sum() - 0.5 * (off @ self.precision @ off + len(off) * math.log(2 * math.pi))
 
 
 @dataclass(frozen=True)
 class LayerDerivatives:
-    """What one pass finds at theta: a log-likelihood, its gradient, and the curvature that it adds."""
+    """Log-likelihood at theta, its gradient and its curvature, from one pass over the data."""
 
     value: Tensor  # a log p(D | theta)
     gradient: Tensor  # (Q,)
     curvature: Tensor  # (Q, Q), of the Fisher information
-    bend: Tensor  # (Q, Q), minus the second derivative; the curvature where the two are one
+    bend: Tensor  # (Q, Q), minus the second derivative; equal to the curvature for canonical links
 
 
 def derivatives_at(
     target: Target, layer: OutputLayer, w: Tensor, moved: Tensor, data: Data, buffers: Mapping[str, Tensor]
 ) -> LayerDerivatives:
-    """One pass over the data where theta is `moved` from w, (Q,)."""
+    """Compute the derivatives in one pass over the data, with theta moved by `moved`, (Q,), from w."""
     model = target.network_model("LastLayer")
     k, learnt, likelihood = layer.outputs, model.learnt_at(w), model.likelihood
     size = len(layer.places) // k
     value, gradient = moved.new_zeros(()), moved.new_zeros(k, size)
     curvature, bend, seen = moved.new_zeros(k * k, size * size), moved.new_zeros(k * k, size * size), 0
-    for batch in data.blocks(ROWS):
+    for batch in data.blocks(BLOCK_ROWS):
         *inputs, y = batch
         weights = target.row_weights(batch)
         h, outputs = layer.features(model, w, tuple(inputs), buffers)
@@ -164,10 +164,10 @@ def derivatives_at(
 
 
 def second_derivatives(likelihood: Likelihood, f: Tensor, y: Tensor, learnt: dict[str, Tensor]) -> Tensor:
-    """d^2 log p(y | f) / df^2 at each datum, (n, K, K), at arranged outputs (n, ...)."""
+    """Return d^2 log p(y | f) / df^2 of each datum, (n, K, K), at arranged outputs (n, ...)."""
     leaf = f.detach().requires_grad_()
     with torch.enable_grad():
-        total = likelihood.log_prob(leaf, y, learnt).sum()  # data don't meet
+        total = likelihood.log_prob(leaf, y, learnt).sum()  # data are independent
         (slope,) = torch.autograd.grad(total, leaf, create_graph=True)
         columns = slope.reshape(len(f), -1).sum(0)
         rows = [torch.autograd.grad(c, leaf, retain_graph=True)[0].reshape(len(f), -1) for c in columns]
@@ -177,19 +177,19 @@ def second_derivatives(likelihood: Likelihood, f: Tensor, y: Tensor, learnt: dic
 def newton(
     target: Target, layer: OutputLayer, w: Tensor, data: Data, prior: LastLayerGaussian, buffers: Mapping[str, Tensor]
 ) -> tuple[Tensor, LastLayerGaussian, float]:
-    """The mode, the Gaussian there, and log p(D) under it: Newton's steps, halved where they gain too little.
+    """Return the weights at the mode, the Gaussian there, and log p(D), by Newton's method with step halving.
 
-    All in double precision, whatever the network's: a sum over many rows in single precision is coarser than the last
-    steps are.
+    It runs in double precision for every network: a sum over many rows in single precision is less accurate than the
+    last steps need.
     """
     likelihood = target.network_model("LastLayer").likelihood
     w, prior = w.detach().clone(), LastLayerGaussian(prior.mean.double(), prior.precision.double())
     first = w[layer.places].double()
     theta, stride, before, promised = first.clone(), torch.zeros_like(first), -math.inf, 0.0
-    for _ in range(STEPS):
+    for _ in range(MAX_NEWTON_STEPS):
         found = derivatives_at(target, layer, w, theta - first, data, buffers)
         joint = float(found.value + prior.log_prob(theta))
-        if not joint >= before + ENOUGH * promised - ROUNDING * abs(before):  # NaN is not
+        if not joint >= before + SUFFICIENT_GAIN * promised - RELATIVE_ROUNDING * abs(before):  # also if NaN
             stride, promised = 0.5 * stride, 0.5 * promised
             theta -= stride
             continue
@@ -198,20 +198,20 @@ def newton(
         root = precision_root(precision)
         stride = uphill(prior.precision + found.bend, slope)
         promised = float(slope @ stride)
-        if promised < SMALL or (likelihood.slope is not None and before > -math.inf):
+        if promised < CONVERGED_DECREMENT_NATS or (likelihood.slope is not None and before > -math.inf):
             log_evidence = joint + 0.5 * len(theta) * math.log(2 * math.pi) - float(root.diagonal().log().sum())
             w[layer.places] = theta.to(w.dtype)
             return w, LastLayerGaussian(w[layer.places].double(), precision), log_evidence
         before = joint
         theta += stride
     raise InputError(
-        f"Newton's steps for the last layer must end at a mode, got {STEPS} of them without one under "
+        f"Newton's method for the last layer must converge, got no mode after {MAX_NEWTON_STEPS} steps under "
         f"{likelihood!r}: use Laplace(over='last')."
     )
 
 
 def uphill(bend: Tensor, slope: Tensor) -> Tensor:
-    """Newton's step bend^-1 slope; where the log joint isn't concave, the one with the signs of its bends turned round.
+    """Return the Newton step bend^-1 slope, with absolute eigenvalues where the log joint isn't concave.
 
     (Dauphin et al. 2014, "Identifying and attacking the saddle point problem in high-dimensional non-convex
     optimization".)
@@ -220,12 +220,12 @@ def uphill(bend: Tensor, slope: Tensor) -> Tensor:
     if bool(definite):
         return torch.cholesky_solve(slope[:, None], root)[:, 0]
     values, vectors = eigh(bend)
-    values = values.abs().clamp_min(FLAT * values.abs().max())
+    values = values.abs().clamp_min(MIN_RELATIVE_CURVATURE * values.abs().max())
     return vectors @ (vectors.T @ slope / values)
 
 
 def precision_root(precision: Tensor) -> Tensor:
-    """The lower factor, or a sentence where there is none."""
+    """Return the lower Cholesky factor; raise InputError if there is none."""
     root, definite = try_cholesky(precision)
     if not bool(definite):
         raise InputError("The last layer must have a proper posterior: give its weights a prior that isn't flat.")

@@ -1,19 +1,18 @@
-"""The Jacobian of a network's outputs, caught at its layers and kept as factors.
+"""The Jacobian of a network's outputs, recorded at its layers and stored as factors.
 
-A layer with the weight W that acts on a_t at positions t = 1..T (one for a plain linear layer, pixels for a
-convolution, tokens for a sequence, calls for a layer that is used again) gives output c of a datum the gradient
+A layer with the weight W acts on inputs a_t at positions t = 1..T: one for a plain linear layer, pixels for a
+convolution, tokens for a sequence, calls for a layer that is used several times. Output c of a datum has the gradient
 
-    d f_c / d W = sum_t g_ct a_t'        g_ct = d f_c / d (what the layer gives at t)
+    d f_c / d W = sum_t g_ct a_t'        g_ct = d f_c / d (output of the layer at t)
 
-so that a hook on the layer and a backward pass to the layers' outputs, never to their weights, hold all of it: in +
-C out numbers a position, where the Jacobian itself has C in out. A bias is one more column, at which a_t is 1.
+A hook on the layer and a backward pass to the outputs of the layers, not to their weights, give these factors: in + C
+out numbers per position, where the Jacobian has C in out. A bias is one more column, for which a_t is 1.
 
-Linear layers with any leading dimensions, convolutions and embeddings have this rule, also where their weights are
-shared. It is believed of a layer once it has given autograd's gradient for the first of two rows; every other parameter
-(norms, recurrences, attention's own projections, weights that are read by something else than their layer) has the
-gradients of each datum instead.
+Linear layers with any leading dimensions, convolutions and embeddings have this rule, also if their weights are shared.
+A layer uses the rule only after it has reproduced autograd's gradient for the first of two rows. All other parameters
+(norms, recurrent layers, the projections of attention, weights that other code reads) use gradients of each datum.
 
-Cost of n data with C cotangents: one forward pass and C backward passes to activations. Memory: n (T in + C T out) a
+Cost of n data with C cotangents: one forward pass and C backward passes to activations. Memory: n (T in + C T out) per
 layer, in chunks under a limit.
 """
 
@@ -33,7 +32,7 @@ from torch.nn.functional import pad
 
 from priory.core.errors import require
 from priory.core.streams import stream
-from priory.curvature.base import BLOCK
+from priory.curvature.base import BLOCK_ROWS
 from priory.curvature.jacobian_parts import DensePart, EmbeddingPart, JacobianRows, LayerPart, MatrixSlice
 from priory.curvature.per_datum import gradients, places_within
 from priory.network.skeleton import MEMORY_LIMIT
@@ -49,10 +48,10 @@ if TYPE_CHECKING:
 
     Cotangents = Callable[[Tensor, slice], Tensor]  # arranged outputs (n, *rest) of some rows -> (C, n, *rest)
 
-CACHED_BYTES = 1 << 25  # of parts that are worked on together, if that is enough rows: more fall out of the cache
+CACHED_BYTES = 1 << 25  # of parts processed together, to stay in the cache
 MIN_ROWS_TOGETHER = 128
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-RULED_FORWARDS = {layer.forward for layer in (nn.Linear, *CONVOLUTIONS, nn.Embedding)}
+CONVOLUTION_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+RULED_FORWARDS = {layer.forward for layer in (nn.Linear, *CONVOLUTION_LAYERS, nn.Embedding)}
 
 
 def jacobian_rows(
@@ -64,20 +63,19 @@ def jacobian_rows(
     buffers: Mapping[str, Tensor] | None = None,
     limit: int = MEMORY_LIMIT,
 ) -> Iterator[JacobianRows]:
-    """The Jacobian of the arranged outputs at inputs, or cotangents times it: as many data at a time as `limit` holds.
+    """Yield the Jacobian of the arranged outputs, or cotangents times it, for as many data at a time as fit.
 
-    That limit is on the parts, in bytes; where they are to be made dense, `JacobianRows.chunks` has fewer data at a
-    time.
+    `limit` bounds the bytes of the parts. To make them dense, `JacobianRows.chunks` takes fewer data at a time.
     """
     yield from LayerJacobians(target, w, inputs, selection, buffers).rows(inputs, cotangents, limit=limit)
 
 
 def curvature_rows(given: Pass) -> Iterator[JacobianRows]:
-    """Rows whose outer products add up to H over one pass of the data, but for the factor N / rows seen."""
+    """Yield rows whose outer products sum to H over one pass of the data, up to the factor N / rows seen."""
     must = "be 'ggn', 'fisher' or 'empirical' for a structure that is made of squares"
     require(given.kind != "hessian", "curvature", "Laplace", must, repr(given.kind))
     roots, jacobians = given.roots(), None
-    for batch in given.data.blocks(BLOCK):
+    for batch in given.data.blocks(BLOCK_ROWS):
         inputs, targets, weights = batch[:-1], batch[-1], given.target.row_weights(batch)
         jacobians = jacobians or LayerJacobians(given.target, given.w, inputs, given.selection, given.buffers)
         count = roots.count(jacobians.plan.rest)
@@ -90,27 +88,27 @@ def curvature_rows(given: Pass) -> Iterator[JacobianRows]:
             first = some.stop
 
 
-# How they are caught.
+# Recording calls of layers.
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One use of a layer: what it was given, and where gradients of what it gave arrive."""
+    """One call of a layer: its input, and the edge of the graph at its output."""
 
     module: nn.Module
     x: Tensor
-    edge: GradientEdge  # which stays where the output is written over in place
+    edge: GradientEdge  # which survives in-place writes to the output
     shape: torch.Size
 
 
 @dataclass(frozen=True)
 class RuledLayer:
-    """A weight and its bias, or one of them, and the layers that read it."""
+    """A weight and its bias, or one of them, with the layers that use it and have a rule."""
 
     weight: str | None
     bias: str | None
     modules: tuple[nn.Module, ...]
-    lead: int = 0  # the dimension of the layers' inputs that goes over data
+    lead: int = 0  # the batch dimension of the layers' inputs
 
     @property
     def names(self) -> list[str]:
@@ -119,22 +117,22 @@ class RuledLayer:
 
 @dataclass(frozen=True)
 class JacobianPlan:
-    """Where to listen, and how much is heard."""
+    """The layers with a rule, the parameters without, and the memory that a datum needs."""
 
     ruled: list[RuledLayer]
     plain: list[str]  # parameters without a rule
-    rest: torch.Size  # of one datum's arranged outputs
-    held: int  # numbers a datum
-    of_each: int  # and for each of its cotangents
+    rest: torch.Size  # shape of one datum's arranged outputs
+    numbers_per_datum: int  # independent of the cotangents
+    numbers_per_cotangent: int  # per datum and cotangent
 
 
 PLANS: WeakKeyDictionary[Network, dict[tuple[Any, ...], JacobianPlan]] = (
     WeakKeyDictionary()
-)  # by what is asked and given
+)  # by parameters, event shape and input shapes
 
 
 class LayerJacobians:
-    """A network at w with a plan for inputs of these shapes, made once from the first two rows."""
+    """Jacobians of a network at w, with a plan for inputs of these shapes that is made once from two rows."""
 
     def __init__(
         self,
@@ -147,7 +145,7 @@ class LayerJacobians:
         self.model, self.event, self.w = target.network_model("A Jacobian"), target.event, w
         self.network, self.buffers, self.selection = self.model.network, buffers or {}, selection
         self.among = places_within(target, selection)
-        self.spans: dict[str, slice] = {}  # where each name lies among the coordinates of the parts
+        self.spans: dict[str, slice] = {}  # of each name among the coordinates of the parts
         self.touched = 0
         for block in (self.model.layout[name] for name in selection.names):
             self.spans[block.name] = slice(self.touched, self.touched + block.stop - block.start)
@@ -156,7 +154,7 @@ class LayerJacobians:
         plans = PLANS.setdefault(self.network, {})
         key = (selection.names, self.event, *((x.shape, x.dtype) for x in few))
         if key not in plans:
-            plans[key] = self._examined(few)
+            plans[key] = self._make_plan(few)
         self.plan = plans[key]
 
     def rows(
@@ -166,9 +164,9 @@ class LayerJacobians:
         count: int | None = None,
         limit: int = MEMORY_LIMIT,
     ) -> Iterator[JacobianRows]:
-        """Cotangents (every output's own, if None) times the Jacobian; `count` of them, or as many as outputs."""
+        """Yield `count` cotangents times the Jacobian; one unit cotangent per output if None."""
         n, c = len(inputs[0]), count or self.plan.rest.numel()
-        each = (self.plan.held + c * self.plan.of_each) * self.w.element_size()
+        each = (self.plan.numbers_per_datum + c * self.plan.numbers_per_cotangent) * self.w.element_size()
         at_a_time = max(1, min(limit // each, max(MIN_ROWS_TOGETHER, CACHED_BYTES // each)))
         chunks = -(-n // at_a_time)
         for i in range(chunks):
@@ -178,10 +176,10 @@ class LayerJacobians:
             yield self._pass(part, given)
 
     def _pass(self, inputs: Batch, cotangents: Callable[[Tensor], Tensor]) -> JacobianRows:
-        with self._listening(self.plan.ruled) as calls:
+        with self._recording(self.plan.ruled) as calls:
             outputs = self._forward(inputs)
             given = cotangents(outputs.detach())
-            by_block = self._tapped(outputs, given, calls, self.plan.ruled)
+            by_block = self._backward(outputs, given, calls, self.plan.ruled)
         parts: list[JacobianPart] = [part for found in by_block.values() for part in found]
         outputs = outputs.detach()
         if self.plan.plain:
@@ -197,16 +195,16 @@ class LayerJacobians:
         return self.model.likelihood.arrange(outputs, self.event)
 
     @contextmanager
-    def _listening(self, ruled: list[RuledLayer]) -> Iterator[list[LayerCall]]:
-        """Hooks on the layers, and gradients for their parameters alone; all is put back after."""
+    def _recording(self, ruled: list[RuledLayer]) -> Iterator[list[LayerCall]]:
+        """Hook the layers and enable gradients for their parameters only; restore everything on exit."""
         calls: list[LayerCall] = []
 
-        def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        def record_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
             if not output.requires_grad:
                 return output
             x = args[0] if args else kwargs["input"]
             calls.append(LayerCall(module, x.detach(), get_gradient_edge(output), output.shape))
-            return output.clone() if output._is_view() else output  # writing over a view would move the edge
+            return output.clone() if output._is_view() else output  # an in-place write to a view would move the edge
 
         skeleton = self.network.skeleton
         names = {name for block in ruled for name in block.names}
@@ -216,7 +214,7 @@ class LayerJacobians:
         try:
             for p in others:
                 p.requires_grad_(False)
-            handles = [m.register_forward_hook(hear, prepend=True, with_kwargs=True) for m in modules]
+            handles = [m.register_forward_hook(record_call, prepend=True, with_kwargs=True) for m in modules]
             with torch.enable_grad():
                 yield calls
         finally:
@@ -225,10 +223,10 @@ class LayerJacobians:
             for p in others:
                 p.requires_grad_(True)
 
-    def _tapped(
+    def _backward(
         self, outputs: Tensor, cotangents: Tensor, calls: list[LayerCall], ruled: list[RuledLayer]
     ) -> dict[RuledLayer, list[LayerPart | EmbeddingPart]]:
-        """One backward pass a cotangent to what the layers gave, and the parts that they make."""
+        """Run one backward pass per cotangent to the outputs of the layers, and build their parts."""
         n, lead = len(outputs), {m: block.lead for block in ruled for m in block.modules}
         caught: list[Tensor] = []
         for c, cotangent in enumerate(cotangents if calls and outputs.requires_grad else ()):
@@ -249,7 +247,7 @@ class LayerJacobians:
     def _parts(
         self, block: RuledLayer, n: int, by_module: Mapping[nn.Module, list[tuple[Tensor, Tensor]]]
     ) -> Iterator[LayerPart | EmbeddingPart]:
-        """The parts of one weight and its bias: positions of all calls side by side, one part a group."""
+        """Yield the parts of one weight and its bias, one per group, with the positions of all calls concatenated."""
         uses = [(m, x, g) for m in block.modules for x, g in by_module.get(m, [])]
         if not uses:
             return
@@ -272,7 +270,7 @@ class LayerJacobians:
                 yield LayerPart(place, own, g[..., i * out : (i + 1) * out])
 
     def _place(self, weight: str | None, bias: str | None, rows: int, columns: int, group: int = 0) -> MatrixSlice:
-        """Where a matrix of these parameters, or one of its groups of rows, lies among the parts' coordinates."""
+        """Return the position of a matrix of these parameters, or of one of its groups, among the coordinates."""
 
         def part(name: str | None, size: int) -> slice | None:
             if name is None:
@@ -282,10 +280,10 @@ class LayerJacobians:
 
         return MatrixSlice(part(weight, rows * columns), part(bias, rows), (rows, columns + (bias is not None)))
 
-    # What the first rows tell.
+    # Making the plan from the first rows.
 
-    def _examined(self, few: Batch) -> JacobianPlan:
-        """Find the layers whose rule gives autograd's gradient for the first row, and how much they hold."""
+    def _make_plan(self, few: Batch) -> JacobianPlan:
+        """Find the layers whose rule reproduces autograd's gradient for the first row, and their memory."""
         with torch.no_grad():
             outputs = self._forward(few)
         cotangent = torch.zeros_like(outputs)
@@ -294,24 +292,26 @@ class LayerJacobians:
         believed: dict[RuledLayer, list[LayerPart | EmbeddingPart]] = {}
         for lead in (0, 1):
             if unsure:
-                believed |= self._believed(few, cotangent, [replace(block, lead=lead) for block in unsure])
+                believed |= self._verified(few, cotangent, [replace(block, lead=lead) for block in unsure])
             sure = {(block.weight, block.bias) for block in believed}
             unsure = [block for block in unsure if (block.weight, block.bias) not in sure]
         ruled = {name for block in believed for name in block.names}
         plain = [name for name in self.selection.names if name not in ruled]
         of_plain = sum(self.spans[name].stop - self.spans[name].start for name in plain)
         numbers = [part.numbers for parts in believed.values() for part in parts]
-        held, of_each = (sum(pair[i] for pair in numbers) // len(outputs) for i in (0, 1))
-        held += self.network.activations(few, self.buffers)
-        return JacobianPlan(list(believed), plain, outputs.shape[1:], held, of_each + 3 * of_plain)
+        numbers_per_datum, numbers_per_cotangent = (sum(pair[i] for pair in numbers) // len(outputs) for i in (0, 1))
+        numbers_per_datum += self.network.activations(few, self.buffers)
+        return JacobianPlan(
+            list(believed), plain, outputs.shape[1:], numbers_per_datum, numbers_per_cotangent + 3 * of_plain
+        )
 
-    def _believed(
+    def _verified(
         self, few: Batch, cotangent: Tensor, tried: list[RuledLayer]
     ) -> dict[RuledLayer, list[LayerPart | EmbeddingPart]]:
-        """Those of the layers, with their parts, that tell the rows apart as autograd does."""
+        """Return the layers, with their parts, whose rule reproduces autograd's gradient of the first row."""
         n, leaves = len(few[0]), dict(self.network.skeleton.named_parameters())
         names = [name for block in tried for name in block.names]
-        with self._listening(tried) as calls:
+        with self._recording(tried) as calls:
             outputs = self._forward(few)
             lead = {m: block.lead for block in tried for m in block.modules}
             misfit = {call.module for call in calls if not divides(call, n, lead[call.module])}
@@ -322,10 +322,10 @@ class LayerJacobians:
                 **{"retain_graph": True, "materialize_grads": True},
             )
             calls = [call for call in calls if call.module in modules]
-            found = self._tapped(outputs, cotangent[None], calls, tried)
+            found = self._backward(outputs, cotangent[None], calls, tried)
         jacobian = self.w.new_zeros(n, 1, self.touched)
         for part in (part for parts in found.values() for part in parts):
-            part.put(jacobian)
+            part.add_to(jacobian)
         agree = {
             name: same(jacobian[0, 0, self.spans[name]], right.to_dense().flatten())
             for name, right in zip(names, expected, strict=True)
@@ -334,18 +334,18 @@ class LayerJacobians:
 
 
 def same(found: Tensor, right: Tensor) -> bool:
-    """Whether two gradients are equal but for rounding."""
+    """Whether two gradients are equal up to rounding."""
     off = torch.linalg.vector_norm(found - right, math.inf)
     return float(off) <= 100 * torch.finfo(right.dtype).eps ** 0.75 * float(right.abs().max())
 
 
 def every_output(outputs: Tensor) -> Tensor:
-    """The cotangents that pick one output each, (C, n, *rest)."""
+    """Return the unit cotangents of all outputs, (C, n, *rest)."""
     return picks(outputs, range(outputs[0].numel()))
 
 
 def picks(outputs: Tensor, some: range) -> Tensor:
-    """The cotangents that pick one of some outputs each, (k, n, *rest)."""
+    """Return the unit cotangents of some outputs, (k, n, *rest)."""
     rest = outputs.shape[1:]
     found = outputs.new_zeros(len(some), rest.numel())
     found[range(len(some)), some] = 1
@@ -353,7 +353,7 @@ def picks(outputs: Tensor, some: range) -> Tensor:
 
 
 def layers_with_a_rule(network: Network, names: Sequence[str]) -> list[RuledLayer]:
-    """Weights and biases of known layers, together where they are always used together."""
+    """Return weights and biases of layers with a rule, paired where they are always used together."""
     own = {id(p): name for name, p in network.skeleton.named_parameters() if name in names}
     readers: dict[tuple[str | None, str | None], list[nn.Module]] = defaultdict(list)
     for module in network.skeleton.modules():
@@ -378,28 +378,28 @@ def layers_with_a_rule(network: Network, names: Sequence[str]) -> list[RuledLaye
 
 
 def divides(call: LayerCall, n: int, lead: int) -> bool:
-    """Whether a layer's inputs can be told apart by datum along this dimension."""
-    if isinstance(call.module, CONVOLUTIONS):
+    """Whether a layer's inputs can be split by datum along this dimension."""
+    if isinstance(call.module, CONVOLUTION_LAYERS):
         return lead == 0 and call.x.ndim == len(call.module.kernel_size) + 2 and len(call.x) % n == 0
     size = call.x.shape[lead] if call.x.ndim > lead else 0
     return size == n if lead else size > 0 and size % n == 0
 
 
 def batch_first(x: Tensor, lead: int) -> Tensor:
-    """The dimension over data in front."""
+    """Move the batch dimension to the front."""
     return x.transpose(0, lead) if lead else x
 
 
 def positions_of_output(module: nn.Module, g: Tensor, n: int, lead: int) -> Tensor:
-    """Gradients in a layer's outputs as (n, T, out)."""
-    if isinstance(module, CONVOLUTIONS):
+    """Reshape gradients in a layer's outputs to (n, T, out)."""
+    if isinstance(module, CONVOLUTION_LAYERS):
         return g.flatten(2).mT.reshape(n, -1, g.shape[1])
     return batch_first(g, lead).reshape(n, -1, g.shape[-1])
 
 
 def positions_of_input(module: nn.Module, x: Tensor, n: int, lead: int) -> Tensor:
-    """A layer's inputs as (n, T, groups, in): what each position's outputs are made from."""
-    if not isinstance(module, CONVOLUTIONS):
+    """Reshape or unfold a layer's inputs to (n, T, groups, in), the inputs of each position."""
+    if not isinstance(module, CONVOLUTION_LAYERS):
         return batch_first(x, lead).reshape(n, -1, 1, x.shape[-1])
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     x = pad(x, module._reversed_padding_repeated_twice, mode=mode)
@@ -413,11 +413,11 @@ def positions_of_input(module: nn.Module, x: Tensor, n: int, lead: int) -> Tenso
 
 
 def padding(module: nn.Module) -> int:
-    """The index whose row of an embedding learns nothing; -1, which no input has, for none."""
+    """Return the padding index of an embedding, or -1, which no input has."""
     index = getattr(module, "padding_idx", None)
     return -1 if index is None else index
 
 
 def joined(parts: list[Tensor], dim: int) -> Tensor:
-    """Positions of several calls side by side."""
+    """Concatenate the positions of several calls."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)

@@ -1,20 +1,20 @@
-"""Curvature of low rank, H ~ U diag(s) U' + diag(rest): the r directions that the data say most about.
+"""Low-rank curvature, H ~ U diag(s) U' + diag(rest): the r directions of largest curvature.
 
-The eigenvectors come from products alone, by randomised subspace iteration (Halko, Martinsson and Tropp 2011): start
-from random directions, multiply by H and orthonormalise, a few times; then diagonalise H between them. The Gaussian is
-by Woodbury's identity. With D = diag(precision + scale rest) and D^-1/2 U (scale s) U' D^-1/2 = W diag(g) W', W'W = I,
+The eigenvectors come from products with H, by randomised subspace iteration (Halko, Martinsson and Tropp 2011): start
+from random directions, multiply by H and orthonormalise a few times, then diagonalise H within their span. The Gaussian
+uses Woodbury's identity. With D = diag(precision + scale rest) and D^-1/2 U (scale s) U' D^-1/2 = W diag(g) W',
+W'W = I,
 
     Q = D^1/2 (I + W diag(g) W') D^1/2,    log det Q = log det D + sum log(1 + g)
     (I + W diag(g) W')^-1   = I - W diag(g / (1 + g)) W'
     (I + W diag(g) W')^-1/2 = I - W diag(1 - (1 + g)^-1/2) W'
 
-A Hessian may have negative s; Q is no precision where a g is -1 or less.
+A Hessian may have negative s; Q is not positive definite if any g <= -1.
 
-What lies outside the r directions counts as no curvature, so that variances err to the wide side, unless `rest` is
-kept: what the diagonal of H has beyond them. How much that is, as a share of the trace, comes from a few random
-directions outside (Meyer, Musco, Musco and Woodruff 2021, "Hutch++"). With r = p nothing is left out, and the matrix
-itself is decomposed. Memory p (r + 10) in float64; time that of iterations x (r + 10) products, and p r^2 for a
-Gaussian.
+Outside the r directions the curvature counts as zero, which overestimates variances, unless `rest` is used: the part of
+the diagonal of H that these directions miss. The missing share of the trace is estimated from a few random directions
+outside their span (Meyer, Musco, Musco and Woodruff 2021, "Hutch++"). With r = p nothing is missing, and H itself is
+decomposed. Memory: p (r + 10) numbers in float64. Time: iterations x (r + 10) products, and p r^2 for a Gaussian.
 """
 
 from __future__ import annotations
@@ -37,13 +37,22 @@ if TYPE_CHECKING:
 
     from priory.curvature.jacobian_parts import JacobianRows
 
-RANK = 64
-EXTRA = 10  # directions beyond the rank, which make the wanted ones accurate
-BISECTIONS = 30
+DEFAULT_RANK = 64
+EXTRA_DIRECTIONS = 10  # beyond the rank, for the accuracy of the wanted ones
+BISECTION_STEPS = 30
 
 
 class LowRankCurvature(Curvature):
-    """U (p, r) with orthonormal columns, s (r,), the diagonal of the rest (p,), and the `share` of the trace beyond."""
+    """Low-rank H for structure="lowrank": U diag(s) U' + diag(rest).
+
+    Args:
+        selection: The p coordinates.
+        vectors: U, with orthonormal columns, (p, r).
+        values: s, (r,).
+        rest: Diagonal of the remaining curvature, (p,).
+        kind: Kind of the curvature. Default: "ggn".
+        share: Estimated share of the trace that is left out. Default: 0.
+    """
 
     structure: ClassVar[str] = "lowrank"
 
@@ -61,8 +70,8 @@ class LowRankCurvature(Curvature):
         self.share = share
 
     @classmethod
-    def of(cls, given: Pass, rank: int = RANK, iterations: int = 4, rest: bool = False) -> LowRankCurvature:
-        """H by `iterations` passes over the data; a sampled Fisher has the same labels in each."""
+    def of(cls, given: Pass, rank: int = DEFAULT_RANK, iterations: int = 4, rest: bool = False) -> LowRankCurvature:
+        """Compute H in `iterations` passes over the data; a sampled Fisher uses the same labels in each."""
         w, selection, kind, generator = given.w, given.selection, given.kind, given.generator
         for name, value in (("rank", rank), ("iterations", iterations)):
             require(whole(value, 1), name, "LowRank", "be an integer >= 1", repr(value))
@@ -83,7 +92,7 @@ class LowRankCurvature(Curvature):
 
         noise = stream(0, "low rank")
         directions = lambda k: torch.randn(selection.size, k, dtype=w.dtype, generator=noise).to(w.device)  # noqa: E731
-        basis = torch.linalg.qr(directions(min(selection.size, rank + EXTRA)))[0]
+        basis = torch.linalg.qr(directions(min(selection.size, rank + EXTRA_DIRECTIONS)))[0]
         for _ in range(iterations - 1):
             basis = torch.linalg.qr(multiply(basis))[0]
         between = (basis.mT @ multiply(basis)).double()
@@ -100,9 +109,9 @@ class LowRankCurvature(Curvature):
             return found
         outside = 0.0
         if basis.shape[1] < selection.size:
-            probes = directions(EXTRA)
+            probes = directions(EXTRA_DIRECTIONS)
             probes -= basis @ (basis.mT @ probes)
-            outside = abs(float((probes * multiply(probes)).sum())) / EXTRA
+            outside = abs(float((probes * multiply(probes)).sum())) / EXTRA_DIRECTIONS
         dropped = outside + float(values[kept:].abs().sum())
         if dropped > rounding:
             found.share = dropped / (dropped + float(found.values.abs().sum()))
@@ -138,7 +147,7 @@ class LowRankCurvature(Curvature):
 
     @classmethod
     def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> LowRankCurvature:
-        # copied, as numbers that lie askew in a file's memory give products with other last bits
+        # copied, because unaligned memory of a file gives products that differ in the last bits
         return cls(selection, tensors["vectors"].clone(), tensors["values"], tensors["rest"], **own)
 
     def notes(self) -> list[str]:
@@ -148,7 +157,7 @@ class LowRankCurvature(Curvature):
 
 
 class LowRankGaussian(PrecisionGaussian):
-    """N(0, Q^-1) with Q = diag(d) + U diag(s) U', U (p, r); results are in the model's type."""
+    """N(0, Q^-1) with Q = diag(d) + U diag(s) U', U (p, r); results have the dtype of the model."""
 
     def __init__(self, vectors: Tensor, values: Tensor, diagonal: Tensor, dtype: torch.dtype) -> None:
         self.vectors, self.values, self.scale, self.dtype = vectors, values, diagonal.rsqrt(), dtype
@@ -174,32 +183,32 @@ class LowRankGaussian(PrecisionGaussian):
         return torch.cat([self._between(few.dense()) for few in rows.chunks()])
 
     def _between(self, jacobian: Tensor) -> Tensor:
-        """J Q^-1 J' of a few data, (n, C, p) -> (n, C, C)."""
+        """Return J Q^-1 J' of a few data, (n, C, p) -> (n, C, C)."""
         scaled = jacobian.double() * self.scale
         inner = scaled @ self.basis  # (n, C, r)
         return (scaled @ scaled.mT - (inner * self._known) @ inner.mT).to(jacobian.dtype)
 
     @property
     def _known(self) -> Tensor:
-        """How much of the prior's variance the data take away along each column of W, g / (1 + g), (r,)."""
+        """The share of the prior variance that the data remove along each column of W, g / (1 + g), (r,)."""
         return self.gains / (1 + self.gains)
 
     def _less(self, z: Tensor, weights: Tensor) -> Tensor:
-        """(I - W diag(weights) W') z for z (..., p)."""
+        """Return (I - W diag(weights) W') z for z (..., p)."""
         return z - (weights * (z @ self.basis)) @ self.basis.mT
 
 
 def spectrum(vectors: Tensor, values: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
-    """g (r,) and W (p, r) of D^-1/2 U diag(s) U' D^-1/2 = W diag(g) W'."""
+    """Return g (r,) and W (p, r) of D^-1/2 U diag(s) U' D^-1/2 = W diag(g) W'."""
     basis, inner = torch.linalg.qr(vectors * diagonal.rsqrt()[:, None])
     gains, turn = eigh((inner * values) @ inner.mT)
     return gains, basis @ turn
 
 
 def lowest(vectors: Tensor, values: Tensor, diagonal: Tensor) -> float:
-    """The smallest eigenvalue of D + U diag(s) U' where it is negative: Q - x I is definite for every x below it."""
+    """Return a negative smallest eigenvalue of D + U diag(s) U': Q - x I is definite for every x below it."""
     low, high = float(values.min()), 0.0
-    for _ in range(BISECTIONS):
+    for _ in range(BISECTION_STEPS):
         middle = 0.5 * (low + high)
         definite = bool((spectrum(vectors, values, diagonal - middle)[0] > -1).all())
         low, high = (middle, high) if definite else (low, middle)

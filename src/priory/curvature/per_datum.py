@@ -1,8 +1,8 @@
-"""Gradients of a network's outputs, one for each datum, exact for any module.
+"""Gradients of a network's outputs for each datum, exact for any module.
 
-For each datum n and each cotangent s_cn (the shape of its outputs), the row J_n' s_cn. `vmap` over vector-Jacobian
-products takes most networks; one that it can't take (a recurrence) is looped over with plain autograd. Memory grows as
-n C k for k parameters, beside the activations of n data; time as C backward passes over the data.
+For each datum n and each cotangent s_cn (of the shape of its outputs) this computes the row J_n' s_cn. `vmap` over
+vector-Jacobian products handles most networks; others, such as recurrent ones, are looped over with plain autograd.
+Memory: n C k numbers for k parameters, plus the activations of n data. Time: C backward passes over the data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def gradients(
     arrange: Callable[[Tensor], Tensor],
     buffers: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """J_n' s_cn for the named parameters, each (n, C, *shape), of arranged outputs and cotangents (C, n, *rest)."""
+    """Return J_n' s_cn for the named parameters, each (n, C, *shape), for cotangents (C, n, *rest)."""
     network.use_buffers(buffers or {})
     network.set_mode(train=False)
     params = parameters(network, w)
@@ -65,7 +65,7 @@ def gradients(
 def _pulled_one_by_one(
     outputs: Callable[[dict[str, Tensor]], Tensor], chosen: dict[str, Tensor], some: Tensor
 ) -> dict[str, Tensor]:
-    """J' s_c of one datum, a backward pass for each of its C cotangents."""
+    """Return J' s_c of one datum, with one backward pass per cotangent."""
     free = {name: t.detach().requires_grad_() for name, t in chosen.items()}
     with torch.enable_grad():
         f = outputs(free)
@@ -84,7 +84,7 @@ def _copies(
     rest: torch.Size,
     arrange: Callable[[Tensor], Tensor],
 ) -> int:
-    """How many copies of a datum make a batch: 1, or 2 for a network that squeezes a batch of one away."""
+    """Return the copies of a datum that make a batch: 1, or 2 for a network that squeezes a batch of one."""
     alone = tuple(x[:1] for x in inputs)
     with torch.no_grad():
         found = checked(functional_call(network.skeleton, params, alone))
@@ -94,7 +94,7 @@ def _copies(
 
 
 def parameters(network: Network, w: Tensor) -> dict[str, Tensor]:
-    """The network's parameters by name, parts of w (>= size,) that autograd joins again in one step."""
+    """Return the network's parameters by name, as views of w (>= size,) with one joint backward step."""
     shapes = [param.shape for param in network.params.values()]
     parts = w[: network.size].split([torch.Size(shape).numel() for shape in shapes])
     return {name: part.view(shape) for name, part, shape in zip(network.params, parts, shapes, strict=True)}
@@ -102,9 +102,9 @@ def parameters(network: Network, w: Tensor) -> dict[str, Tensor]:
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Attention by its formula: the fused kernels have neither batching rules nor second derivatives.
+    """Use the math kernel of attention: the fused kernels have neither batching rules nor second derivatives.
 
-    Torch loops over an operation without a batching rule, such as weight_norm's; its word of that is kept back.
+    Torch's warning that it loops over operations without a batching rule, such as weight_norm, is suppressed.
     """
     with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented")
@@ -112,7 +112,7 @@ def twice_differentiable() -> Iterator[None]:
 
 
 def places_within(target: Target, selection: Selection) -> Tensor | None:
-    """Where the selected coordinates lie among all those of the touched parameters; None when they are all."""
+    """Return the positions of the selected coordinates among those of their parameters; None for all."""
     if selection.whole:
         return None
     blocks = [target.model.layout[name] for name in selection.names]

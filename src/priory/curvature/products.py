@@ -1,12 +1,11 @@
-"""Products of the curvature with vectors, without the matrix (Pearlmutter 1994; Schraudolph 2002).
+"""Matrix-free products of the curvature with vectors (Pearlmutter 1994; Schraudolph 2002).
 
     GGN and Fisher:   v -> J v -> s' J v -> s s' J v -> J' s s' J v,    summed over data and columns s
     Hessian:          v -> d/dw (g(w)' v),                              with g the gradient of -log p(D|w)
 
-J v is taken by differentiating J'u, which is linear in u, once more: u -> J'u -> d(v'J'u)/du = J v. So every network
-that autograd can differentiate twice has products, forward mode or not. One pass over the data serves all k vectors.
-Time is that of 3 k passes backward a datum (GGN) or 2 k (Hessian); memory k times the activations of a few data, and
-k p.
+J v comes from differentiating J'u, which is linear in u: u -> J'u -> d(v'J'u)/du = J v. This works for every network
+that autograd can differentiate twice, without forward mode. One pass over the data serves all k vectors. Time: 3 k
+backward passes per datum (GGN) or 2 k (Hessian). Memory: k times the activations of a few data, and k p.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch.func import functional_call
 
 from priory.core.data import split_rows, weighted_sum
 from priory.core.errors import require
-from priory.curvature.base import BLOCK
+from priory.curvature.base import BLOCK_ROWS
 from priory.curvature.per_datum import parameters, twice_differentiable
 from priory.network.skeleton import checked
 
@@ -30,11 +29,21 @@ if TYPE_CHECKING:
     from priory.curvature.base import Pass, Roots, Selection
     from priory.models.target import Target
 
-GRAPH = 8  # numbers held for each activation by a graph that is differentiated again
+NUMBERS_PER_ACTIVATION = 8  # held by a graph that is differentiated twice
 
 
 def product(given: Pass, v: Tensor) -> Tensor:
-    """H v for v (p,) or (k, p). The sampled Fisher draws its labels anew at each call, from the generator."""
+    """Multiply the curvature by vectors without forming the matrix.
+
+    The sampled Fisher draws new labels from its generator at each call.
+
+    Args:
+        given: Target, weights, data, coordinates and kind of the curvature H.
+        v: One vector, (p,), or several, (k, p).
+
+    Returns:
+        H v, in the shape of `v`.
+    """
     target, w, selection, buffers = given.target, given.w, given.selection, given.buffers or {}
     shaped = v.ndim in (1, 2) and v.shape[-1] == selection.size
     require(shaped, "v", "product", f"be ({selection.size},) or (k, {selection.size})", tuple(v.shape))
@@ -42,9 +51,9 @@ def product(given: Pass, v: Tensor) -> Tensor:
     roots, network = given.roots(), target.network_model("Curvature").network
     network.use_buffers(buffers)
     network.set_mode(train=False)
-    for batch in given.data.blocks(BLOCK):
+    for batch in given.data.blocks(BLOCK_ROWS):
         columns = _numbers_of_columns(target, w, batch, roots, buffers)
-        each = (GRAPH * network.activations(batch[:-1], buffers) + columns) * w.element_size()
+        each = (NUMBERS_PER_ACTIVATION * network.activations(batch[:-1], buffers) + columns) * w.element_size()
         rows = max(1, min(len(batch[0]), given.limit // each))
         together = max(1, min(len(vectors), given.limit // (each * rows)))
         for some in split_rows(batch, rows):
@@ -55,7 +64,7 @@ def product(given: Pass, v: Tensor) -> Tensor:
 
 
 def _numbers_of_columns(target: Target, w: Tensor, batch: Batch, roots: Roots, buffers: Mapping[str, Tensor]) -> int:
-    """How many numbers the columns s_c of one datum hold; none for the Hessian."""
+    """Return how many numbers the columns s_c of one datum hold; 0 for the Hessian."""
     if roots.kind == "hessian":
         return 0
     first = target.outputs(w[None], tuple(x[:2] for x in batch[:-1]), buffers)
@@ -66,7 +75,7 @@ def _numbers_of_columns(target: Target, w: Tensor, batch: Batch, roots: Roots, b
 def _of_rows(
     target: Target, w: Tensor, batch: Batch, vectors: Tensor, roots: Roots, selection: Selection, together: int
 ) -> Tensor:
-    """H v of a few data, for each of the vectors (k, p), some of them together."""
+    """Return H v of a few data for the vectors (k, p), `together` of them at a time."""
     model = target.network_model("Curvature")
     inputs, targets = batch[:-1], batch[-1]
     with torch.enable_grad(), twice_differentiable():
@@ -91,7 +100,7 @@ def _of_rows(
 
 
 def _pulled(y: Tensor, x: Tensor, cotangents: Tensor, together: int) -> Tensor:
-    """(dy/dx)' c for each c (k, *y): several at a time by vmap, or one by one where it has no rule."""
+    """Return (dy/dx)' c for each c (k, *y): several at a time by vmap, or one by one where it has no rule."""
     if not y.requires_grad:  # linear in x: its slope is a constant
         return x.new_zeros(len(cotangents), *x.shape)
     found: list[Tensor] = []

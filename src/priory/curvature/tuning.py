@@ -3,16 +3,16 @@
 Type-II maximum likelihood. With Sigma = Q^-1, a factor delta on the precisions tau0 of a group of n weights, and a
 noise of scale s, on which H depends as s^-2:
 
-    gamma   = sum_i (1 - tau_i Sigma_ii)                  how many of the weights the data determine
+    gamma   = sum_i (1 - tau_i Sigma_ii)                  number of weights determined by the data
     delta   = gamma_group / sum_i tau0_i (w_i - m_i)^2
     s^2     = sum_n omega_n r_n^2 / (N d - gamma)         residuals r; omega is 1 for Gaussian noise, and
                                                           (df + 1) / (df + r^2 / s^2) for Student's t
 
-are where the gradients in log delta and log s^2 vanish, and each update moves up its own gradient. All are taken
-together; where the evidence would fall, half of the move in logarithms is tried, and half of that: it never falls by
-more than rounding. For one noise an output, gamma of output d is the trace of J_d Sigma J_d' / s_d^2, and H is computed
-anew. Other parameters of a likelihood stay as they are. Cost of an update: one `Curvature.gaussian` with its variances;
-with one noise an output, two passes over the data beside.
+set the gradients in log delta and log s^2 to zero, and each update moves up its gradient. All are updated together. If
+the evidence would fall, the move in logarithms is halved repeatedly, so the evidence never falls by more than
+rounding. With one noise per output, gamma of output d is the trace of J_d Sigma J_d' / s_d^2, and H is recomputed.
+Other parameters of a likelihood are not changed. Cost of an update: one `Curvature.gaussian` with its variances, and
+two passes over the data with one noise per output.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ if TYPE_CHECKING:
 By = Literal["scalar", "layer", "parameter"]
 BY: tuple[By, ...] = ("scalar", "layer", "parameter")
 LEAST_FACTOR, LARGEST_FACTOR = 1e-8, 1e8  # bounds of a factor, and of the ratio of two variances of a noise
-MAX_HALVINGS = 30  # of a move that lowers the evidence, before none is made
-CONVERGED_MOVE = 1e-6  # of all logarithms, below which nothing moves
-BLOCK_ROWS = 1024  # read at a time
+MAX_HALVINGS = 30  # of a move that lowers the evidence, before tuning stops
+CONVERGED_MOVE = 1e-6  # of all logarithms, below which tuning has converged
+BLOCK_ROWS = 1024  # rows read at a time
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What the evidence chose, and the Gaussian there."""
+    """The prior factors and noise that maximise the evidence, and the Gaussian there."""
 
     target: Target  # with the scaled prior
     w: Tensor  # (P,), with the noise set
-    factors: dict[str, Tensor]  # what `target`'s prior was multiplied by, by the parameter's name
-    noise: dict[str, Tensor]  # what the likelihood learnt, by its name, such as "likelihood.noise"
+    factors: dict[str, Tensor]  # on the prior's precisions, by parameter name
+    noise: dict[str, Tensor]  # learnt values of the likelihood, by name, such as "likelihood.noise"
     curvature: Curvature
-    scale: float  # Q = scale H + diag(precision), with the noise's part and 1/T in it
-    precision: Tensor  # (p,), of the prior, with its temperature
+    scale: float  # Q = scale H + diag(precision); includes 1/T and the effect of the noise
+    precision: Tensor  # (p,), of the prior, tempered
     gaussian: PrecisionGaussian  # N(0, Q^-1)
     log_evidence: float
-    trace: list[float]  # the evidence before, and after each update
-    notes: list[str]  # sentences on what was left as it is
+    trace: list[float]  # the evidence before the first update, and after each
+    notes: list[str]  # on parameters that were not tuned
 
 
 def tune(
@@ -74,12 +74,25 @@ def tune(
     again: Callable[[Tensor], Curvature] | None = None,
     steps: int = 100,
 ) -> Tuned:
-    """Maximise the evidence at the vector w (P,) over factors on the prior's precisions and over a learnt noise.
+    """Maximise the evidence at w over factors on the prior's precisions and over a learnt noise.
 
-    `by` is one factor for all selected weights ("scalar"), one a module ("layer"), one a weight ("parameter", for the
-    structures "diag" and "full"), or None for the prior as it is. `curvature` is H at w of this `kind`; `again`
-    computes it at another vector, which one noise an output needs. Only Gaussian priors are scaled, and only where H
-    has coordinates.
+    Only Gaussian priors are scaled, and only at the coordinates of H.
+
+    Args:
+        target: The target of the fit.
+        w: The weights at the mode, (P,).
+        curvature: H at w.
+        data: The rows.
+        buffers: Buffers of the network, by name. Default: None.
+        by: One factor for all selected weights ("scalar"), one per module ("layer"), one per weight ("parameter", for
+            the structures "diag" and "full"), or None for an unchanged prior. Default: "scalar".
+        noise: Whether to set a learnt noise. Default: True.
+        kind: Kind of the curvature. Default: "ggn".
+        again: Computes H at another vector, which one noise per output needs. Default: None.
+        steps: Largest number of updates. Default: 100.
+
+    Returns:
+        The tuned target, weights, curvature and Gaussian.
     """
     target.network_model("The evidence that tunes a prior", "has its prior inside")
     require(by is None or by in BY, "tune", "Laplace", f"be None or among {', '.join(BY)}", repr(by))
@@ -107,9 +120,9 @@ def tune(
 
 @dataclass(frozen=True)
 class PrecisionGroups:
-    """Which selected coordinates share a factor, and what their weights say of it."""
+    """The groups of selected coordinates that share a factor, with the sums that its update needs."""
 
-    index: Tensor  # (p,), the group of each coordinate; the last one, G, is of those that have no factor
+    index: Tensor  # (p,), the group of each coordinate; G for coordinates without a factor
     count: Tensor  # n, (G,)
     square: Tensor  # sum_i tau0_i (w_i - m_i)^2, (G,)
     tau: Tensor  # tau0 of each coordinate, (p,), float64
@@ -140,7 +153,7 @@ class PrecisionGroups:
 
     @staticmethod
     def _free(target: Target, selection: Selection, tau: Tensor, by: By | None) -> Tensor:
-        """Which coordinates have a factor: those with a Gaussian prior; a learnt precision is one number, or none."""
+        """Return which coordinates have a factor: those with a Gaussian prior, learnt precisions only as a whole."""
         free = (tau > 0) if by is not None else torch.zeros_like(tau, dtype=torch.bool)
         learnt = {b.name: b.stop - b.start for b, d in target.prior.others if isinstance(d, Hierarchical)}
         for name, span in selection.spans().items():
@@ -149,24 +162,24 @@ class PrecisionGroups:
         return free
 
     def each(self, log_factors: Tensor) -> Tensor:
-        """The logarithm of each coordinate's factor, (G,) -> (p,)."""
+        """Return the log factor of each coordinate, (G,) -> (p,)."""
         return torch.cat([log_factors, log_factors.new_zeros(1)])[self.index]
 
     def sums(self, values: Tensor) -> Tensor:
-        """Sums over the coordinates of each group, (p,) -> (G,)."""
+        """Sum over the coordinates of each group, (p,) -> (G,)."""
         return values.new_zeros(len(self.count) + 1).index_add_(0, self.index, values)[:-1]
 
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """A noise that the evidence sets, by the residuals at w; or none, with the log-likelihood as it is."""
+    """A noise that the evidence sets from the residuals at w, or no noise and a constant log-likelihood."""
 
-    name: str | None  # "noise", "scale"; None where there is none to set
-    start: Tensor  # log s^2 at w, (D,): one, or one an output
+    name: str | None  # "noise" or "scale"; None if there is none to set
+    start: Tensor  # log s^2 at w, (D,): one value, or one per output
     residuals: Tensor  # (n, D), float64
-    weights: Tensor  # (n,), how often each row counts: N / rows seen, times the row's own weight
+    weights: Tensor  # (n,), N / rows seen times the weight of the row
     likelihood: LocationScale | None
-    constant: float  # log p(D|w) where nothing is set
+    constant: float  # log p(D|w) if no noise is set
     power: float  # k in H proportional to s^-2k
     note: str | None = None
 
@@ -174,7 +187,7 @@ class NoiseScale:
     def none(
         cls, target: Target, w: Tensor, data: Data, buffers: Mapping[str, Tensor] | None, note: str | None = None
     ) -> NoiseScale:
-        """Nothing to set."""
+        """Return a NoiseScale without a noise to set."""
         value = float(target.log_likelihood(w, data, buffers).double())
         empty = torch.zeros(0, dtype=torch.float64, device=w.device)
         return cls(None, empty, empty[None], empty, None, value, 1.0, note)
@@ -189,7 +202,7 @@ class NoiseScale:
         kind: Kind,
         again: Callable[[Tensor], Curvature] | None,
     ) -> NoiseScale:
-        """What the likelihood learns, if it is a scale and H is a power of it."""
+        """Return the learnt scale of the likelihood, if H is proportional to a power of it."""
         model = target.network_model("The evidence")
         likelihood = model.likelihood
         if not likelihood.declared:
@@ -205,13 +218,16 @@ class NoiseScale:
             note = f"{names}: left as it is, for the curvature {kind!r} is no multiple of one at another noise."
             return cls.none(target, w, data, buffers, note)
         if len(value) > 1 and again is None:
-            return cls.none(target, w, data, buffers, f"{names}: left as it is, one noise an output needs `again`.")
+            return cls.none(target, w, data, buffers, f"{names}: left as it is, one noise per output needs `again`.")
         pieces, counts, seen = [], [], 0
         for batch in data.blocks(BLOCK_ROWS):
             with torch.no_grad():
                 outputs = model.outputs(w[None], batch[:-1], buffers or {}, batch[-1].shape[1:])[0]
             residuals = (batch[-1].double() - outputs.double()).reshape(-1, len(value))
-            own, each = target.row_weights(batch), len(residuals) // len(batch[0])  # values with one noise per row
+            own, each = (
+                target.row_weights(batch),
+                len(residuals) // len(batch[0]),
+            )  # values per row that share one noise
             pieces.append(residuals)
             counts.append(w.new_ones(len(residuals)) if own is None else own.repeat_interleave(each))
             seen += len(batch[0])
@@ -220,14 +236,14 @@ class NoiseScale:
         return cls(name, 2 * value.log(), torch.cat(pieces), weights, likelihood, 0.0, power)
 
     def log_likelihood(self, log_square: Tensor) -> float:
-        """log p(D|w) at the noise exp(log_square / 2)."""
+        """Return log p(D|w) at the noise exp(log_square / 2)."""
         if self.likelihood is None:
             return self.constant
         values = self.likelihood.log_prob(*self._as_data(log_square))
         return float((self.weights * values).sum())
 
     def update(self, log_square: Tensor, gamma: Tensor) -> Tensor:
-        """The next log s^2, (D,), where gamma of the weights, (D,), are determined by each output."""
+        """Return the next log s^2, (D,), given the numbers gamma, (D,), of weights that each output determines."""
         if self.likelihood is None:
             return log_square
         outputs, targets, learnt = self._as_data(log_square)
@@ -237,7 +253,7 @@ class NoiseScale:
         return _log_ratio(square, rest)
 
     def _as_data(self, log_square: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Residuals as targets of outputs that are zero, for the likelihood's own functions."""
+        """Return zero outputs, the residuals as targets, and the noise, for the functions of the likelihood."""
         assert self.name is not None
         one = len(log_square) == 1
         r, s = (self.residuals[:, 0], log_square[0]) if one else (self.residuals, log_square)
@@ -246,7 +262,7 @@ class NoiseScale:
 
 @dataclass(frozen=True)
 class EvidencePoint:
-    """Hyper-parameters, the Gaussian there, and the evidence."""
+    """Hyper-parameters with the Gaussian and the evidence there."""
 
     theta: Tensor  # log delta of each group, then log s^2 of each noise
     curvature: Curvature
@@ -264,13 +280,13 @@ class EvidenceAscent:
     curvature: Curvature
     groups: PrecisionGroups
     noise: NoiseScale
-    fixed: Tensor  # the prior's precision at each selected coordinate before any factor, (p,)
+    fixed: Tensor  # prior precision of each selected coordinate before scaling, (p,)
     data: Data
     buffers: Mapping[str, Tensor] | None
     again: Callable[[Tensor], Curvature] | None
 
     def start(self) -> Tensor:
-        """The hyper-parameters as they are."""
+        """Return the initial hyper-parameters."""
         return torch.cat([torch.zeros_like(self.groups.count), self.noise.start])
 
     def at(self, theta: Tensor) -> EvidencePoint:
@@ -284,7 +300,7 @@ class EvidenceAscent:
             assert self.again is not None
             curvature = self.again(self.at_noise(log_square))
         gaussian = curvature.gaussian((b * self.fixed * factors.exp()).to(self.w.dtype), scale)
-        # log p(w) changes by the factors' normalisers and squares alone
+        # log p(w) changes only by the normalisers and squares of the factors
         change = 0.5 * (self.groups.count * log_delta - self.groups.square * log_delta.expm1()).sum()
         value = log_evidence(
             self.target, self.w, gaussian, self.noise.log_likelihood(log_square), self.curvature.selection
@@ -292,7 +308,7 @@ class EvidenceAscent:
         return EvidencePoint(theta, curvature, scale, gaussian, value + b * change.cpu())
 
     def update(self, here: EvidencePoint) -> Tensor:
-        """Where MacKay's formulas lead from here."""
+        """Apply MacKay's update to the hyper-parameters."""
         log_delta, log_square = self.cut(here.theta)
         a, b = self.target.likelihood_power, self.target.prior_power
         variance = here.gaussian.variance().double()
@@ -309,7 +325,7 @@ class EvidenceAscent:
         return torch.cat([delta, square]).clamp(bounds + math.log(LEAST_FACTOR), bounds + math.log(LARGEST_FACTOR))
 
     def per_output(self, here: EvidencePoint, log_square: Tensor) -> Tensor:
-        """How many of the weights each output determines: the trace of J_d Sigma J_d' L_dd over the data, (D,)."""
+        """Return the number of weights that each output determines, the trace of J_d Sigma J_d' L_dd, (D,)."""
         model, w = self.target.network_model("The evidence"), self.at_noise(log_square)
         total, seen = torch.zeros_like(log_square), 0
         for batch in self.data.blocks(BLOCK_ROWS):
@@ -325,7 +341,7 @@ class EvidenceAscent:
         return self.target.scale(seen) * total
 
     def better(self, here: EvidencePoint, move: Tensor) -> EvidencePoint | None:
-        """The place after a move, or the first of its halves, from which the evidence is no lower."""
+        """Return the point after the move, halved until the evidence doesn't fall; None if it always does."""
         for half in range(MAX_HALVINGS):
             there = self.at(here.theta + move / 2**half)
             if bool(there.value >= here.value - self.rounding(here)):
@@ -333,15 +349,15 @@ class EvidenceAscent:
         return None
 
     def rounding(self, here: EvidencePoint) -> float:
-        """A difference of the evidence that means nothing in the weights' type."""
+        """Return the rounding error of the evidence in the dtype of the weights."""
         return 4 * torch.finfo(self.w.dtype).eps * (1 + abs(float(here.value)))
 
     def cut(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """The logarithms of factors (G,), and of squared noises (D,)."""
+        """Split theta into the logarithms of factors (G,) and of squared noises (D,)."""
         return theta[: len(self.groups.count)], theta[len(self.groups.count) :]
 
     def at_noise(self, log_square: Tensor) -> Tensor:
-        """W with the noise set."""
+        """Return w with this noise."""
         if self.noise.name is None:
             return self.w
         block, w = self.target.model.layout[f"likelihood.{self.noise.name}"], self.w.clone()
@@ -350,7 +366,7 @@ class EvidenceAscent:
         return w
 
     def result(self, here: EvidencePoint, trace: list[float]) -> Tuned:
-        """What was found, with the Gaussian as the scaled target makes it."""
+        """Return the result, with the Gaussian of the scaled target."""
         log_delta, log_square = self.cut(here.theta)
         w, model = self.at_noise(log_square), self.target.network_model("The evidence")
         factors: dict[str, Tensor] = {}
@@ -381,6 +397,6 @@ class EvidenceAscent:
 
 
 def _log_ratio(top: Tensor, bottom: Tensor) -> Tensor:
-    """log(top / bottom), far down where top is not positive, far up where bottom is not: the update's bounds cut it."""
+    """Return log(top / bottom), very small or infinite where one of them is not positive; the caller clamps it."""
     tiny = torch.finfo(torch.float64).tiny
     return torch.where(bottom > 0, top.clamp_min(tiny).log() - bottom.clamp_min(tiny).log(), math.inf)

@@ -162,7 +162,7 @@ def test_what_has_no_last_layer_is_refused_in_a_sentence():
     with pytest.raises(pr.InputError, match="'at' argument of LastLayer must be a method, a posterior, or 'network'"):
         pr.LastLayer(at="map")
     soft = pr.Model(nn.Sequential(nn.Linear(2, 1), nn.Softplus()).double(), pr.Gaussian(0.3))
-    with pytest.raises(pr.InputError, match="give the output of its last linear layer as its own"):
+    with pytest.raises(pr.InputError, match="return the output of its last linear layer unchanged"):
         pr.fit(soft, (X, y), pr.LastLayer(at="network"))
     flat = pr.Model(model.net, pr.Gaussian(0.3), prior="flat")
     with pytest.raises(pr.InputError, match="needs a Gaussian prior over every weight of the last layer"):
