@@ -154,10 +154,10 @@ def test_a_sample_of_the_rows_is_all_of_few_and_spread_over_many():
         (
             GaussianMixture(2, given="weights"),
             (torch.ones(2, 1), torch.tensor([1.0, -1.0])),
-            "finite numbers from 0, one a row",
+            "finite numbers >= 0, one per row",
         ),
         (GaussianMixture(2, given="weights"), (torch.ones(2, 1), torch.zeros(2)), "be above 0 for some row"),
-        (GaussianMixture(2, given="z"), (torch.ones(2, 1), torch.tensor([0.0, 1.0])), "be integers, one a row"),
+        (GaussianMixture(2, given="z"), (torch.ones(2, 1), torch.tensor([0.0, 1.0])), "be integers, one per row"),
         (GaussianMixture(2, given="z"), (torch.ones(2, 1), torch.tensor([0, 2])), "be from 0 to 1, or -1"),
     ],
 )

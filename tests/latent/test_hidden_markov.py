@@ -618,9 +618,9 @@ TOLD = HiddenMarkov(2, given="z")
             lambda: HiddenMarkov(2, given="x"),
             "The 'given' argument of HiddenMarkov must be 'weights', 'z' or both, got 'x'",
         ),
-        (lambda: TOLD.meet((WHOLE, torch.zeros(3).long())), "must be integers, one a step, -1 where it is hidden"),
-        (lambda: TOLD.meet((WHOLE, torch.zeros(3, 4))), "must be integers, one a step, -1 where it is hidden"),
-        (lambda: TOLD.meet(([torch.ones(2)], [[0.5, 1.0]])), "must be integers, one a step"),
+        (lambda: TOLD.meet((WHOLE, torch.zeros(3).long())), "must be integers, one per step, -1 where it is hidden"),
+        (lambda: TOLD.meet((WHOLE, torch.zeros(3, 4))), "must be integers, one per step, -1 where it is hidden"),
+        (lambda: TOLD.meet(([torch.ones(2)], [[0.5, 1.0]])), "must be integers, one per step"),
         (
             lambda: TOLD.meet((torch.ones(1, 2), torch.tensor([[0, 2]]))),
             "must be from 0 to 1, or -1 where it is hidden",
@@ -643,7 +643,10 @@ TOLD = HiddenMarkov(2, given="z")
             lambda: HiddenMarkov(2, emissions="categorical", categories=3).meet(WHOLE),
             "The 'y' argument of HiddenMarkov(2, emissions='categorical', categories=3) must be integers from 0 to 2",
         ),
-        (lambda: HiddenMarkov(2, emissions="categorical", categories=3).meet(PAIRS), "must be (n, T), a number a step"),
+        (
+            lambda: HiddenMarkov(2, emissions="categorical", categories=3).meet(PAIRS),
+            "must be (n, T), one number per step",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(make, sentence):

@@ -95,7 +95,7 @@ def test_a_latent_model_has_a_density_from_when_it_is_bound_and_stays_as_it_was(
     assert not isinstance(model, pr.Density)
     assert isinstance(model.density, pr.Density)
     assert model.layout is model.density.layout
-    with pytest.raises(InputError, match=r"GaussianMixture\(2.*\) has no parameters before it has met data"):
+    with pytest.raises(InputError, match=r"GaussianMixture\(2.*\) has no parameters before it is bound to data"):
         given.bound()
     theta = model.begin(model.rows(rows.tensors), "k-means++", stream(0))
     w = model.layout.unconstrain(theta)

@@ -1,4 +1,4 @@
-"""Latent-variable models: what EM and variational EM fit, one a file."""
+"""Latent-variable models, which EM, variational EM and amortised EM fit."""
 
 from priory.latent.base import Expectation, Generated, Latent, Rows, expect, score
 from priory.latent.bayesian_mixture import BayesianGaussianMixture

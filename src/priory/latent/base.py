@@ -6,20 +6,21 @@ For data y, hidden z and parameters theta, and any distribution q of z, Jensen's
 
     L(q, theta)       =  E_q[log p(y, z | theta)] + H(q)         =  Q + H
 
-EM climbs L in turns (Dempster, Laird and Rubin, 1977; the bound is Neal and Hinton's, 1998): the E-step sets q to
-p(z | y, theta), where L touches the log-likelihood; the M-step raises Q over theta. Q needs the data only through
-expected statistics S = E_q[sum_n s(y_n, z_n)], which add up over rows:
+EM maximises L in turns (Dempster, Laird and Rubin, 1977; in this form Neal and Hinton, 1998). The E-step sets q to
+p(z | y, theta), where L equals the log-likelihood; the M-step increases Q over theta. Q depends on the data only
+through expected statistics S = E_q[sum_n s(y_n, z_n)], which are sums over rows:
 
     Q(theta, theta_t) = complete(theta, S(theta_t))
 
-So a model is two equations, `e_step` (S and the bound, for a block of rows) and `complete` (Q from S). One mechanism
-then does full passes, blocks streamed from disk, minibatches (S is averaged over steps), weighted rows (each row of S
-counts so often), missing values and known z (q is narrower there). Without an `m_step` of its own a model has Q climbed
-by L-BFGS: generalised EM. And because p(z | y, theta) makes KL zero and flat, Fisher's identity holds,
+So a model consists of two equations, `e_step` (S and the bound, for a block of rows) and `complete` (Q from S). They
+suffice for full passes, blocks streamed from disk, minibatches (S is averaged over steps), weighted rows (each row's
+statistics are multiplied by its weight), missing values and known z. For a model without an `m_step`, L-BFGS maximises
+Q, which is generalised EM. At q = p(z | y, theta) the KL divergence and its gradient are zero, so Fisher's identity
+holds,
 
-    d/dtheta log p(y | theta) = d/dtheta complete(theta, S)   at the theta that S is of
+    d/dtheta log p(y | theta) = d/dtheta complete(theta, S)   with S computed at theta
 
-A latent model that has met data has a `Density` with z summed out, so that MAP, Laplace and MCMC fit it as well.
+A latent model that is bound to data also has a `Density` with z summed out, so MAP, Laplace and MCMC can fit it.
 """
 
 from __future__ import annotations
@@ -45,116 +46,173 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeIs
 
-CHECKED = 1 << 16  # rows that are looked at together, so that data on disk are never in memory whole
+ROWS_PER_CHECK = 1 << 16  # rows that are checked together, so that data on disk are never in memory at once
 CAPABILITIES = Capabilities(latent=True)
-CLIMBS = 20  # iterations of L-BFGS in an M-step without a closed form
+M_STEP_ITERATIONS = 20  # of L-BFGS in an M-step without a closed form
 
 
 class Latent(BaseModel):
-    """A model of data with hidden variables. A person's own says `params`, `e_step` and `complete`.
+    """Base class of models with hidden variables z.
 
-    A model knows its options when it is made, and its shapes when it has met data: `fit` lets it. `given` names what
-    the data hold after the model's own parts: "weights", one a row, or "z", integers, -1 where it is hidden.
+    A subclass implements `params`, `e_step` and `complete`. Its constructor takes the options; the shapes are set when
+    the model is bound to data, which `fit` does.
+
+    Attributes:
+        parts: Names of the tensors that the data consist of.
+        starts: Names of the ways to initialise theta, the default first.
+        sample: Maximal number of rows that the shapes, the frame and the initialisation are computed from (about).
+        whole: Parts that keep their own type, such as lengths and categories.
+        missing: Whether NaN marks a missing value.
+        labels: Whether the E-step uses known z, `rows.z`.
+        weighs: Whether the E-step uses weights, `rows.weights`.
+        tempers: Whether the E-step uses a temperature, `rows.temperature`.
+        samples: Whether the E-step can replace q by draws, `rows.draws`.
+        sequences: Whether a row is a sequence, of any length.
+        block: Rows per call of `e_step`.
+        exact: Whether the E- and M-step never decrease the bound.
+        given: The parts that follow the model's parts in the data: "weights", one per row, or "z", integers, -1 where
+            z is hidden.
+        shapes: The shape of one row of each part; None before the model is bound to data.
+        density: The density of theta with z summed out; None before the model is bound to data.
+        frame: The tensors that `look` returned, such as centres and scales.
     """
 
-    parts: ClassVar[tuple[str, ...]] = ("y",)  # what a row of the data consists of
-    starts: ClassVar[tuple[str, ...]] = ("random",)  # the ways to begin, the usual one first
-    sample: ClassVar[int] = 1 << 14  # rows that the model is shaped by and a fit begins from, about, at most
-    whole: ClassVar[tuple[str, ...]] = ()  # parts that stay in their own type, as lengths and categories do
-    missing: ClassVar[bool] = False  # whether NaN in the data is a value that wasn't seen
-    labels: ClassVar[bool] = False  # whether the E-step reads `rows.z`
-    weighs: ClassVar[bool] = False  # whether it reads `rows.weights`
-    tempers: ClassVar[bool] = False  # whether it reads `rows.temperature`
-    samples: ClassVar[bool] = False  # whether it reads `rows.draws`
-    sequences: ClassVar[bool] = False  # whether a row is a sequence, of any length
+    parts: ClassVar[tuple[str, ...]] = ("y",)
+    starts: ClassVar[tuple[str, ...]] = ("random",)
+    sample: ClassVar[int] = 1 << 14
+    whole: ClassVar[tuple[str, ...]] = ()
+    missing: ClassVar[bool] = False
+    labels: ClassVar[bool] = False
+    weighs: ClassVar[bool] = False
+    tempers: ClassVar[bool] = False
+    samples: ClassVar[bool] = False
+    sequences: ClassVar[bool] = False
 
-    block: int = 4096  # rows that an E-step is given at a time
-    exact: bool = True  # whether E- and M-step never let the bound fall
+    block: int = 4096
+    exact: bool = True
     given: tuple[str, ...] = ()
-    shapes: tuple[tuple[int, ...], ...] | None = None  # of one row of each part, once the model has met data
-    density: Density | None = None  # of theta, z summed out, once the model has met data
-    frame: Mapping[str, Tensor]  # what `look` found
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    density: Density | None = None
+    frame: Mapping[str, Tensor]
 
     def __init__(self) -> None:
-        """A model without options."""
+        """Make a model without options."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
-    # What an author writes.
+    # Methods that a subclass must implement.
 
     def params(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
-        """Theta: each parameter's shape and support, for rows of these shapes, one of each part."""
+        """Declare theta: the shape and support of each parameter.
+
+        Args:
+            *shapes: The shape of one row of each part.
+
+        Returns:
+            The parameters by name.
+        """
         raise NotImplementedError
 
     def e_step(self, theta: Theta, rows: Rows) -> Expectation:
-        """q(z) = p(z | y, theta): its expected statistics, and log p(y_n | theta) a row."""
+        """Compute q(z) = p(z | y, theta) for a block of rows.
+
+        Args:
+            theta: The parameters by name.
+            rows: The block of rows.
+
+        Returns:
+            The expected statistics of q, summed over rows, and log p(y_n | theta) per row.
+        """
         raise NotImplementedError
 
     def complete(self, theta: Theta, statistics: Mapping[str, Tensor]) -> Tensor:
-        """Q: E_q[log p(y, z | theta)] from the statistics of q. Autograd goes through it."""
+        """Return Q = E_q[log p(y, z | theta)], differentiable by autograd.
+
+        Args:
+            theta: The parameters by name.
+            statistics: The expected statistics of q, as `e_step` returns them.
+
+        Returns:
+            Q, a scalar.
+        """
         raise NotImplementedError
 
-    # What an author may write.
+    # Methods that a subclass may override.
 
     def m_step(self, statistics: Mapping[str, Tensor], theta: Theta) -> Theta:
-        """The theta where `complete` and `log_prior` are highest together, or at least higher than at this one."""
-        return climbed(self, statistics, theta, CLIMBS)
+        """Return the theta that maximises `complete` plus `log_prior`, or one that increases it. Default: L-BFGS.
+
+        Args:
+            statistics: The expected statistics of q.
+            theta: The current parameters.
+
+        Returns:
+            The new parameters.
+        """
+        return climbed(self, statistics, theta, M_STEP_ITERATIONS)
 
     def log_prior(self, theta: Theta) -> Tensor:
-        """What the bound has beside its rows: log p(theta), or -KL(q(theta) || p(theta)) where theta is of a q."""
+        """Return the part of the bound that is not a sum over rows: log p(theta), or -KL(q(theta) || p(theta))."""
         return next(iter(theta.values())).new_zeros(())
 
     def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
-        """A theta to begin from, by one of the ways in `starts`, from some rows."""
+        """Initialise theta from some rows, in one of the ways listed in `starts`."""
         u = torch.rand(self.layout.size, generator=generator, dtype=self.dtype, device=self.device)
         return self.layout.constrain(2 * u - 1)
 
     def look(self, rows: Rows) -> dict[str, Tensor]:
-        """What a model keeps of some rows before a fit, such as their centre and scale."""
+        """Return the tensors that the model keeps of some rows before a fit, such as their centre and scale."""
         return {}
 
     def check_rows(self, rows: Rows) -> None:
-        """Refuse, in one sentence, rows that the model can't have made."""
+        """Raise an error for rows that are impossible under the model."""
 
     def allows(self, theta: Theta) -> bool:
-        """Whether theta lies where M-steps may lead: a bound on parameters makes others unreachable."""
+        """Whether theta satisfies the model's bounds, such as the floor of a variance."""
         return True
 
     def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
-        """What a person should be warned of when theta is the end of a fit, a sentence each."""
+        """Return the warnings for a fit that ended at theta, one sentence each."""
         return []
 
     def log_marginal(self, theta: Theta, rows: Rows) -> Tensor:
-        """log p(y_n | theta) a row, (n,), as a function that autograd goes through."""
+        """Return log p(y_n | theta) per row, (n,), differentiable by autograd."""
         return self.e_step(theta, rows).log_likelihood
 
     def responsibilities(self, theta: Theta, rows: Rows) -> Tensor:
-        """q(z_n = k), (n, ..., K), where z is one of K."""
+        """Return q(z_n = k), (n, ..., K), for a categorical z."""
         raise InputError(f"{self!r} has no responsibilities: its z is not one of K components.")
 
     def most_likely(self, theta: Theta, rows: Rows) -> Tensor:
-        """The z of each row that is most likely, (n, ...)."""
+        """Return the most probable z of each row, (n, ...)."""
         return self.responsibilities(theta, rows).argmax(-1)
 
     def hidden(self, theta: Theta, rows: Rows) -> dict[str, Tensor]:
-        """What is known of z given y, by name: for mixtures the responsibilities."""
+        """Return the posterior of z given y, as tensors by name; for mixtures the responsibilities."""
         return {"responsibilities": self.responsibilities(theta, rows)}
 
     def generate(self, theta: Theta, n: int, generator: torch.Generator, steps: int | None = None) -> Generated:
-        """n rows from p(y, z | theta); sequences of so many steps, or as many as those of the fit had."""
+        """Draw n rows from p(y, z | theta); for sequences, `steps` is their length (default: that of the data)."""
         raise InputError(f"{self!r} can't make rows: it has no 'generate'.")
 
     def predictive(self, theta: Theta, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """p(y | x, theta) as a mixture of Gaussians: weights, means and variances, each (n, K)."""
+        """Return p(y | x, theta) as a mixture of Gaussians: weights, means and variances, each (n, K)."""
         raise InputError(f"{self!r} has no inputs to predict from.")
 
-    # Meeting the data.
+    # Binding the model to data.
 
     def bind(self, data: Any, batch_size: int | None = None, weights: Any = None) -> tuple[Self, Data]:
-        """The model in the data's shapes and type, with its density, and the data as it reads them.
+        """Bind the model to data: set its shapes and type, and convert the data.
 
-        `weights` become a part of the rows, which is what `given="weights"` says of them.
+        Args:
+            data: The parts of the rows, as tensors, arrays, a Dataset or a DataLoader.
+            batch_size: Rows per minibatch.
+            weights: One weight >= 0 per row, (N,), which becomes a part of the rows as with `given="weights"`.
+                Default: None, every row counts once.
+
+        Returns:
+            The bound model, with its density, and the rows.
         """
         if weights is not None and not self._all_one(weights):
             model = copy.copy(self)
@@ -165,14 +223,14 @@ class Latent(BaseModel):
         return model, rows if rows is data else rows.prepared(model.prepare)
 
     def _all_one(self, weights: Any) -> bool:
-        """Whether weights change nothing; refuses them where the model or its data can't have them."""
+        """Whether all weights are one; raise an error if the model or its data can't have weights."""
         require(self.weighs, "weights", "fit", f"be left out for {self!r}, whose E-step reads none", "some")
         once = "weights" not in self.given
         require(once, "weights", "fit", "be left out for a model with given='weights', whose data hold them", "both")
         return bool((tensor_of(weights, "The 'weights' argument of fit") == 1).all())
 
     def parts_of(self, data: Any) -> tuple[Any, ...]:
-        """The parts of data in memory, before weights are put behind them."""
+        """Return the parts of data in memory, before weights are appended."""
         if isinstance(data, TensorDataset):
             return data.tensors
         ok = data is not None and not isinstance(data, (Dataset, DataLoader, Data))
@@ -181,17 +239,17 @@ class Latent(BaseModel):
         return tuple(data) if isinstance(data, (tuple, list)) else (data,)
 
     def meet(self, data: Any, batch_size: int | None = None) -> tuple[Self, Data]:
-        """The same as `bind`."""
+        """Bind the model to data; an alias of `bind`."""
         return self.bind(data, batch_size)
 
     def read(self, data: Any, batch_size: int | None = None) -> Data:
-        """Data in whatever form the user has them, as rows."""
+        """Read data in any supported form as rows."""
         require(data is not None, "data", "fit", "be given to a latent model", None)
         rows = Data.of(data, batch_size, check_values=False)
         return rows if rows is data else replace(rows, holes=self.missing)
 
     def blocks(self, data: Any) -> Iterator[Rows]:
-        """Rows of other data than those of the fit, whose weights and z may be left out."""
+        """Iterate over blocks of new data, in which weights and z may be left out."""
         rows, model = self.read(data), copy.copy(self)
         if len(rows.some(1)) == len(model.parts):
             model.given = ()
@@ -199,7 +257,7 @@ class Latent(BaseModel):
             yield model.rows(batch)
 
     def shaped(self, data: Data) -> Self:
-        """A copy of the model in the shapes, the type and the frame of some data."""
+        """Return a copy of the model with the shapes, the type and the frame of some data."""
         require(data.num_data is not None, "data", "fit", "be given to a latent model", None)
         batch = data.random_rows(self.sample, self.block, stream(0, "frame"))
         self._check_parts(batch)
@@ -216,7 +274,7 @@ class Latent(BaseModel):
     def in_shapes(
         self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device, **frame: Tensor
     ) -> Self:
-        """A copy of the model for rows of these shapes."""
+        """Return a copy of the model for rows of these shapes."""
         model = copy.copy(self)
         model.shapes = tuple(tuple(shape) for shape in shapes)
         model.frame = frame
@@ -226,7 +284,7 @@ class Latent(BaseModel):
         return model
 
     def marginal(self, dtype: torch.dtype, device: torch.device) -> Density:
-        """log p(theta) + sum_n log p(y_n | theta): the density of a model that has shapes, z summed out."""
+        """Return the density log p(theta) + sum_n log p(y_n | theta), with z summed out."""
         assert self.shapes is not None
         return Density(
             params=self.params(*self.shapes),
@@ -237,13 +295,13 @@ class Latent(BaseModel):
         )
 
     def like(self, described: Mapping[str, Any]) -> Self:
-        """The model in the shapes that `describe` wrote; itself, if it has shapes."""
+        """Return the model in the shapes that `describe` recorded; itself if it has shapes already."""
         if self.density is not None or "shapes" not in described:
             return self
         return self.in_shapes(described["shapes"], getattr(torch, described["type"]), torch.device("cpu"))
 
     def prepare(self, batch: Batch) -> Batch:
-        """A batch in the model's type, on its device, with its checks."""
+        """Check a batch and convert it to the model's type and device."""
         self._check_parts(batch)
         assert self.shapes is not None
         for name, t, shape in zip(self.parts, batch, self.shapes, strict=False):
@@ -253,14 +311,14 @@ class Latent(BaseModel):
         names = [*self.parts, *self.given]
         batch = tuple(t.to(self.device, None if n in keep else self.dtype) for n, t in zip(names, batch, strict=True))
         rows = self.rows(batch)
-        for start in range(0, len(rows), CHECKED):
-            part = rows.at(slice(start, start + CHECKED))
+        for start in range(0, len(rows), ROWS_PER_CHECK):
+            part = rows.at(slice(start, start + ROWS_PER_CHECK))
             self._check_numbers(part, start)
             self.check_rows(part)
         return batch
 
     def rows(self, batch: Batch, **asked: Any) -> Rows:
-        """A batch by the names of its parts."""
+        """Return a batch as `Rows`, with its parts by name."""
         own = len(self.parts)
         others = dict(zip(self.given, batch[own:], strict=True))
         weights = others.get("weights")
@@ -268,7 +326,7 @@ class Latent(BaseModel):
         return Rows(dict(zip(self.parts, batch, strict=False)), weights, others.get("z"), **asked)
 
     def weighted_rows(self, batch: Batch, **asked: Any) -> Rows:
-        """A batch by the names of its parts, each row counted as often as the data's own weights say too."""
+        """Return a batch as `Rows`, with the weights of the data multiplied into those of the rows."""
         rows = self.rows(batch, **asked)
         if not isinstance(batch, WeightedBatch):
             return rows
@@ -276,7 +334,7 @@ class Latent(BaseModel):
         return replace(rows, weights=weights if rows.weights is None else rows.weights * weights)
 
     def z_shape(self, rows: Rows) -> tuple[tuple[int, ...], str]:
-        """The shape of known z, and what has one of them."""
+        """Return the shape of known z, and the noun for the unit that has one z: "row" or "step"."""
         return (len(rows),), "row"
 
     def _check_parts(self, batch: Batch) -> None:
@@ -297,27 +355,27 @@ class Latent(BaseModel):
             ok = (
                 rows.weights.shape == n and bool(torch.isfinite(rows.weights).all()) and bool((rows.weights >= 0).all())
             )
-            require(ok, "weights", repr(self), "be finite numbers from 0, one a row", rows.weights)
+            require(ok, "weights", repr(self), "be finite numbers >= 0, one per row", rows.weights)
         if rows.z is not None:
             shape, each = self.z_shape(rows)
             whole_numbers = rows.z.shape == shape and not rows.z.is_floating_point() and rows.z.dtype != torch.bool
-            require(whole_numbers, "z", repr(self), f"be integers, one a {each}, -1 where it is hidden", rows.z)
+            require(whole_numbers, "z", repr(self), f"be integers, one per {each}, -1 where it is hidden", rows.z)
 
     # As a density, z summed out.
 
     def bound(self) -> Density:
-        """The density that was made when the model met data."""
+        """Return the density of the bound model."""
         if self.density is None:
-            raise InputError(f"{self!r} has no parameters before it has met data: fit it, or call bind(data).")
+            raise InputError(f"{self!r} has no parameters before it is bound to data: fit it, or call bind(data).")
         return self.density
 
     @property
     def capabilities(self) -> Capabilities:
-        """Hidden variables, which EM needs."""
+        """A model with hidden variables, which EM needs."""
         return CAPABILITIES
 
     def start(self, targets: Tensor | None, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Where EM would begin, (*shape, P), as zero is often where all components are the same."""
+        """Return starting vectors, (*shape, P): EM's initialisation, because at zero all components are often equal."""
         alone = targets is not None and len(self.parts) == 1 and not self.given
         rows = Rows({self.parts[0]: targets}) if alone and targets is not None else None
         if rows is None:
@@ -327,25 +385,25 @@ class Latent(BaseModel):
         return torch.stack([self.layout.unconstrain(theta) for theta in many]).reshape(*shape, self.layout.size)
 
     def log_likelihood(self, w: Tensor, batch: Any, buffers: Mapping[str, Tensor]) -> Tensor:
-        """log p(y_n | theta) for each row, times its weight: (*B, P) -> (*B, n)."""
+        """Return log p(y_n | theta) for each row, times its weight: (*B, P) -> (*B, n)."""
         return self.bound().log_likelihood(w, batch, buffers)
 
     def log_likelihood_and_grad(
         self, w: Tensor, batch: Any, factor: float | Tensor, buffers: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """sum_n factor_n log p(y_n | theta) and its gradient: (*B, P) -> (*B,), (*B, P)."""
+        """Return sum_n factor_n log p(y_n | theta) and its gradient: (*B, P) -> (*B,), (*B, P)."""
         return self.bound().log_likelihood_and_grad(w, batch, factor, buffers)
 
     def log_likelihood_sum(self, w: Tensor, batch: Any, weights: Tensor | None = None) -> Tensor:
-        """sum_n weights_n log p(y_n | theta) for one vector (P,), differentiable by autograd."""
+        """Return sum_n weights_n log p(y_n | theta) for one vector (P,), differentiable by autograd."""
         return self.bound().log_likelihood_sum(w, batch, weights)
 
     def trial(self, w: Tensor) -> None:
-        """Call `log_prior` once at w (P,), for what it raises."""
+        """Call `log_prior` once at w (P,), so that its errors surface."""
         self.bound().trial(w)
 
     def describe(self) -> dict[str, Any]:
-        """What a stored posterior must agree with."""
+        """Return the properties that must match those of a stored posterior."""
         return {
             "layout": self.layout.signature(),
             "likelihood": repr(self),
@@ -370,9 +428,17 @@ def has_latent(model: object) -> TypeIs[Latent]:
 def expect(
     model: Latent, thetas: Sequence[Theta], batches: Iterable[Batch], factor: float = 1.0, **asked: Any
 ) -> list[Expectation]:
-    """The E-step at each theta over some batches, read once: S and the bound in float64, log p(theta) included.
+    """Run the E-step at each theta over some batches, which are read once.
 
-    `factor` is how many rows each row stands for.
+    Args:
+        model: A latent model that is bound to data.
+        thetas: The parameters, one dict per E-step.
+        batches: The batches of rows.
+        factor: The number of rows that each row stands for. Default: 1.
+        **asked: Further fields of `Rows`, such as `temperature` or `draws`.
+
+    Returns:
+        For each theta the statistics and the bound, in float64, with log p(theta) included in the bound.
     """
     sums: list[dict[str, Tensor]] = [{} for _ in thetas]
     bounds, gaps = [0.0] * len(thetas), [0.0] * len(thetas)
@@ -398,17 +464,24 @@ def expect(
 
 
 def score(model: Latent, theta: Theta, data: Data) -> Tensor:
-    """The gradient of log p(y | theta) p(theta) in unconstrained coordinates, (P,), by Fisher's identity: one "
-    "E-step.
+    """Return the gradient of log p(y | theta) p(theta) in unconstrained coordinates, by one E-step.
+
+    Fisher's identity makes it the gradient of Q.
+
+    Args:
+        model: A latent model that is bound to data.
+        theta: The parameters by name.
+        data: The rows.
+
+    Returns:
+        The gradient, (P,).
     """
     (found,) = expect(model, [theta], data.blocks(model.block))
     return _slope(model, found.statistics, model.layout.unconstrain(theta))[1]
 
 
 def climbed(model: Latent, statistics: Mapping[str, Tensor], theta: Theta, steps: int) -> Theta:
-    """A theta where Q is higher, by so many iterations of L-BFGS in unconstrained coordinates; the first is "
-    "along the score.
-    """
+    """Increase Q by `steps` iterations of L-BFGS in unconstrained coordinates; the first is along the gradient."""
     begin = model.layout.unconstrain(theta).double()
     u = begin.clone().requires_grad_()
     scale = 1 / max(1.0, float(_slope(model, statistics, begin)[1].abs().max()))  # Q grows with N, L-BFGS expects unit
@@ -433,7 +506,7 @@ def climbed(model: Latent, statistics: Mapping[str, Tensor], theta: Theta, steps
 
 
 def _slope(model: Latent, statistics: Mapping[str, Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
-    """Q + log p(theta) and its gradient at unconstrained coordinates u (P,)."""
+    """Return Q + log p(theta) and its gradient at unconstrained coordinates u (P,)."""
     leaf = u.detach().requires_grad_()
     with torch.enable_grad():
         theta = model.layout.constrain(leaf)
@@ -443,7 +516,7 @@ def _slope(model: Latent, statistics: Mapping[str, Tensor], u: Tensor) -> tuple[
 
 
 def warn_of_silent(count: int, owner: str, each: str = "row") -> None:
-    """Say how many rows have no value at all."""
+    """Warn about rows that have no value at all."""
     if count:
         which = f"{count} {each}s have no value, and say" if count > 1 else f"1 {each} has no value, and says"
         warn(f"{which} nothing of {owner}.")

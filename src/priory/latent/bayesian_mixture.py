@@ -9,18 +9,18 @@ of the rows of component k, each row counted by its responsibility:
     m_k     = (beta_0 m_0 + N_k ybar_k) / beta_k
     V_k     = V_0 + N_k S_k + beta_0 N_k / beta_k (ybar_k - m_0)(ybar_k - m_0)'
 
-The E-step is that of EM, at a mixture with the means m_k, the covariances V_k / nu_k, and weights that are discounted
-for what is not known of the component, as its expected log density is below the log density at its centre:
+The E-step is that of EM for a mixture with means m_k, covariances V_k / nu_k and discounted weights. The discount
+accounts for the uncertainty about the component, whose expected log density is below the log density at its mean:
 
     q(z_n = k)  ~  pi~_k N(y_n; m_k, V_k / nu_k),      log pi~_k = E[log pi_k] + discount_k
     discount_k  =  ( E[log |Lambda_k|] - log |nu_k V_k^-1| - D / beta_k ) / 2      (Bishop, 10.64 to 10.66)
 
-The bound has every constant, so that it can choose the number of components: too many are paid for in
-KL(q(theta) || p(theta)). q sits at one of the k! ways to number the components. The posterior's
-`log_evidence_of_labels` adds log k!, and is what numbers of components are compared by.
+The bound includes every constant, so it can be used to choose the number of components: superfluous ones increase
+KL(q(theta) || p(theta)). q covers one of the k! equivalent labellings of the components. The posterior's
+`log_evidence_of_labels` adds log k!; use it to compare numbers of components.
 
-With the covariance "diagonal" each column of a component has a Wishart of one dimension, a Gamma, of its own. Below,
-numbers of q stand in blocks: one block of D columns, or D blocks of one.
+With covariance "diagonal", each column of a component has its own one-dimensional Wishart distribution, a Gamma. In the
+code, the parameters of q are arranged in blocks: one block of D columns, or D blocks of one column.
 """
 
 from __future__ import annotations
@@ -58,21 +58,35 @@ from priory.latent.starts import clusters
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-UNUSED = 1e-3  # rows' worth of responsibility below which a component's q is the prior
+UNUSED_COMPONENT_ROWS = 1e-3  # sum of responsibilities below which a component's q equals the prior
 
 
 class BayesianGaussianMixture(Conjugate, GaussianMixture):
-    """K Gaussians with priors. `covariance` is "full" or "diagonal" ("diag"); parameters as in GaussianMixture.
+    """A mixture of K Gaussians with Dirichlet weights and Normal-Wishart components.
 
-    `concentration` is alpha_0. A component's mean is believed as strongly as `strength` rows (beta_0) to be at `mean`
-    (D,), its covariance as strongly as `freedom` rows (nu_0) to be about `spread`, (D, D) or (D,), which is its prior
-    mean. Left out, `mean` and `spread` are the mean and the variances of the data, and `freedom` is as weak as allows
-    covariances a mean.
+    Data and parameters are those of `GaussianMixture`. `VariationalEM` fits q(theta); EM fits the mode.
 
-    >>> BayesianGaussianMixture(3, strength=-1)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'strength' argument of BayesianGaussianMixture must be a positive number, got -1.
+    Args:
+        k: Number of components K.
+        covariance: "full" or "diagonal" (or "diag"). Default: "full".
+        concentration: Concentration alpha_0 of the Dirichlet prior of the weights. Default: 1.0.
+        mean: Prior mean m_0 of the components' means, (D,). Default: None, the mean of the data.
+        strength: Weight beta_0 of the prior mean, in rows. Default: 0.01.
+        spread: Prior mean of a component's covariance, (D, D), or variances (D,). Default: None, the variances of the
+            data.
+        freedom: Degrees of freedom nu_0, the weight of the prior covariance in rows. Default: None, the smallest
+            integer for which covariances have a prior mean.
+        given: The parts that follow the rows in the data: "weights", one per row; "z", the known component of each row,
+            -1 where it is hidden; or both. Default: ().
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> BayesianGaussianMixture(3, strength=-1)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'strength' argument of BayesianGaussianMixture must be a positive number, got -1.
     """
 
     def __init__(
@@ -100,7 +114,7 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         return f"{type(self).__name__}({self.k}, covariance={self.covariance!r})"
 
     def components(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
-        """Means and covariances, once the prior is known to fit the data's shape."""
+        """Declare the means and covariances, after checking the prior against the shape of the data."""
         found = super().components(*shapes)
         (d,) = shapes[0] or (1,)
         size = d if self._crossed else 1
@@ -118,7 +132,7 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         return found
 
     def neutral(self) -> dict[str, Tensor]:
-        """A frame that does nothing."""
+        """Return the frame that changes nothing."""
         assert self.shapes is not None
         (d,) = self.shapes[0] or (1,)
         zero = torch.zeros(d, dtype=self.dtype, device=self.device)
@@ -128,12 +142,12 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many blocks a component has, and of how many columns."""
+        """Number of blocks of a component, and columns per block."""
         d = len(self.frame["scale"])
         return (1, d) if self._crossed else (d, 1)
 
     def prior_q(self, like: Tensor) -> Phi:
-        """The numbers of the prior, as those of a q of one component: each (blocks, ...), in the type of a tensor."""
+        """Return the parameters of the prior in the form of q of one component, each (blocks, ...)."""
         blocks, size = self.sizes
         centre, scale = self.frame["centre"].to(like), self.frame["scale"].to(like)
         mean = centre if self.mean0 is None else self.mean0.to(like).reshape(-1)
@@ -148,14 +162,14 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         }
 
     def blocked(self, theta: Theta) -> tuple[Tensor, Tensor]:
-        """Means (*B, K, blocks, d) and covariances (*B, K, blocks, d, d) of theta, with any leading dimensions."""
+        """Return means (*B, K, blocks, d) and covariances (*B, K, blocks, d, d) of theta (*B, ...)."""
         blocks, size = self.sizes
         lead = theta["weights"].shape[:-1]
         means = theta["means"].reshape(*lead, self.k, blocks, size)
         return means, theta["covariances"].reshape(*lead, self.k, blocks, size, size)
 
     def named(self, means: Tensor, spread: Tensor) -> Theta:
-        """Means and covariances in the shapes of theta, from blocks with any leading dimensions."""
+        """Return means and covariances in the shapes of theta, from blocks with any leading dimensions."""
         shapes = {block.name: block.shape for block in self.layout.blocks}
         lead = means.shape[:-3]
         return {
@@ -186,7 +200,7 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         return phi["alpha"] / phi["alpha"].sum()
 
     def weight_mode(self, phi: Phi) -> Tensor:
-        """The pi where q is highest, (K,); of those with alpha below 1, none."""
+        """Return the mode of q(pi), (K,), in which components with alpha below 1 have weight zero."""
         above = (phi["alpha"] - 1).clamp_min(0.0)
         return above / above.sum() if bool(above.sum() > 0) else self.weight_mean(phi)
 
@@ -200,35 +214,35 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         return torch.xlogy(phi["alpha"] - 1, weights).sum(-1) - log_beta(phi["alpha"])
 
     def weight_prior(self, like: Tensor) -> Phi:
-        """The numbers of the prior of pi."""
+        """Return the parameters of the prior of pi."""
         return {"alpha": torch.full_like(like, self.concentration)}
 
-    # At a point: what EM, MAP and samplers see.
+    # Point estimates, for EM, MAP and samplers.
 
     def log_prior(self, theta: Theta) -> Tensor:
-        """log p(theta): the density of q, at the prior's numbers."""
+        """Return log p(theta): the density of q with the parameters of the prior."""
         weights = theta["weights"]
         return self.log_q({**self.weight_prior(weights), **self.prior_q(weights)}, theta)
 
     def m_step(self, statistics: Mapping[str, Tensor], theta: Theta) -> Theta:
-        """The mode of the q that these statistics give: exact, as the prior is conjugate."""
+        """Return the mode of q for these statistics, which is exact because the prior is conjugate."""
         phi = self.m_step_q(statistics, {})
         spread = phi["scatter"] / (phi["nu"] + phi["scatter"].shape[-1] + 2)[..., None, None]
         fresh = {"weights": self.weight_mode(phi), **self.named(phi["means"], spread)}
         return {name: fresh[name].to(self.dtype) for name in self.layout.names}
 
     def allows(self, theta: Theta) -> bool:
-        """Any theta: the prior keeps covariances from collapsing."""
+        """True for any theta: the prior prevents covariances from collapsing."""
         return True
 
     def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
-        """None."""
+        """Return no warnings: the prior prevents the problems of a Gaussian mixture."""
         return []
 
     # As q(theta).
 
     def params_q(self) -> dict[str, Param]:
-        """The numbers of q(pi), and m, beta, nu, V of each component."""
+        """Declare the parameters of q(pi), and m, beta, nu and V of each component."""
         blocks, size = self.sizes
         above = torch_constraints.positive
         return {
@@ -240,18 +254,18 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         }
 
     def begin_q(self, rows: Rows, how: str, generator: torch.Generator) -> Phi:
-        """The M-step of a first split into clusters."""
+        """Initialise by clustering the rows and taking the M-step of the clusters."""
         labels = clusters(self.coordinates(rows), self.k, how, generator, rows.weights, rows.z)
         q = torch.nn.functional.one_hot(labels, self.k).T.to(self.dtype)
         sums = self.split_statistics(q if rows.weights is None else q * rows.weights, rows)
         return {name: t.to(self.dtype) for name, t in self.m_step_q({"sums": sums.double()}, {}).items()}
 
     def e_step_q(self, phi: Phi, rows: Rows) -> Expectation:
-        """EM's E-step, at the centre of q with discounted weights."""
+        """Run EM's E-step at the centre of q with discounted weights."""
         return self.e_step(self.centre(phi), rows)
 
     def complete_q(self, phi: Phi, statistics: Mapping[str, Tensor]) -> Tensor:
-        """EM's Q, likewise."""
+        """Return EM's Q at the centre of q with discounted weights."""
         return self.complete(self.centre(phi), statistics)
 
     def responsibilities_q(self, phi: Phi, rows: Rows) -> Tensor:
@@ -259,7 +273,7 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         return self.responsibilities(self.centre(phi), rows)
 
     def centre(self, phi: Phi) -> Theta:
-        """m_k, V_k / nu_k and pi~_k; the discount of a column of its own is paid where the column is seen."""
+        """Return m_k, V_k / nu_k and pi~_k; for diagonal covariances the discounts apply per observed column."""
         discount = discounts(phi, self.sizes[1])  # (K, blocks)
         theta = self.named(phi["means"], phi["scatter"] / phi["nu"][..., None, None])
         log_weights = self.log_weights_q(phi)
@@ -268,7 +282,7 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         return {"weights": log_weights.exp(), **theta, "discounts": discount}
 
     def natural(self, theta: Theta) -> Tensor:
-        """eta, (K, F), with discounts in the place of the columns that were seen."""
+        """Return eta, (K, F), with the discounts added to the coefficients of the observed columns."""
         eta = super().natural(theta)
         if "discounts" not in theta:
             return eta
@@ -276,7 +290,7 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         return torch.cat([eta[:, : 2 * d], eta[:, 2 * d : 3 * d] + theta["discounts"], eta[:, 3 * d :]], 1)
 
     def direct(self, theta: Theta, rows: Rows, which: Tensor) -> Tensor:
-        """The log density of narrow components, discounted."""
+        """Return the discounted log density of narrow components."""
         found = super().direct(theta, rows, which)
         if "discounts" not in theta:
             return found
@@ -284,7 +298,7 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         return found + theta["discounts"][which] @ seen.T
 
     def m_step_q(self, statistics: Mapping[str, Tensor], phi: Phi) -> Phi:
-        """alpha, beta, nu, m and V from the counts, means and covariances of the components."""
+        """Compute alpha, beta, nu, m and V from the counts, means and covariances of the components."""
         sums = statistics["sums"]
         n, mean, around = self.moments(sums)
         prior = self.prior_q(sums)
@@ -300,7 +314,7 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         }
 
     def moments(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """N_k (K, blocks), ybar_k (K, blocks, d) and N_k S_k (K, blocks, d, d), out of the frame."""
+        """Return N_k (K, blocks), ybar_k (K, blocks, d) and N_k S_k (K, blocks, d, d) in the units of the data."""
         blocks, size = self.sizes
         d = blocks * size
         if self._crossed:
@@ -356,7 +370,7 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         return self.log_weight_q(phi, theta["weights"]) + (normal + inverse).expand(means.shape[:-1]).sum((-2, -1))
 
     def predictive_q(self, phi: Phi, rows: Rows) -> Tensor:
-        """log of a mixture of Student's t (Bishop, 10.81), (n,): what a new row's density is under q."""
+        """Return the log predictive density of each row under q, (n,): a mixture of Student's t (Bishop, 10.81)."""
         blocks, size = self.sizes
         y = columns(rows["y"])
         x = y.reshape(len(y), 1, blocks, size) - phi["means"]  # (n, K, blocks, d)
@@ -370,7 +384,7 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         return restricted((logits + self.weight_mean(phi).log()).T, rows.z).logsumexp(0)
 
     def generate_q(self, phi: Phi, n: int, generator: torch.Generator) -> Generated:
-        """z by E[pi], and Student's t of its component: a normal draw over the root of a chi-squared one."""
+        """Draw z from E[pi], and y from Student's t of its component: a normal over the root of a chi-squared draw."""
         assert self.shapes is not None
         z = torch.multinomial(self.weight_mean(phi), n, replacement=True, generator=generator)
         freedom, root = phi["nu"] + 1 - self.sizes[1], torch.linalg.cholesky(self.student_scale(phi))
@@ -386,8 +400,8 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         return phi["scatter"] * ((1 + phi["beta"]) / (phi["beta"] * freedom))[..., None, None]
 
     def symmetry(self, phi: Phi) -> float:
-        """log k!, less what exchanging components without rows does not change."""
-        unused = int((phi["nu"].amax(1) - self.prior_q(phi["nu"])["nu"].amax() < UNUSED).sum())
+        """Return log k!, less the log number of permutations of components without rows, which change nothing."""
+        unused = int((phi["nu"].amax(1) - self.prior_q(phi["nu"])["nu"].amax() < UNUSED_COMPONENT_ROWS).sum())
         return math.lgamma(self.k + 1) - math.lgamma(unused + 1)
 
 
@@ -398,7 +412,7 @@ def discounts(phi: Phi, size: int) -> Tensor:
 
 
 def log_student(away: Tensor, freedom: Tensor, scale: Tensor) -> Tensor:
-    """log of Student's t in d dimensions, at a distance (*, d) from its centre, with the scale matrix (*, d, d)."""
+    """Return the log density of a d-dimensional Student's t at deviation (*, d), with scale matrix (*, d, d)."""
     d = away.shape[-1]
     white = torch.linalg.solve_triangular(torch.linalg.cholesky(scale), away[..., None], upper=False)
     constant = (0.5 * (freedom + d)).lgamma() - (0.5 * freedom).lgamma() - 0.5 * d * (freedom * math.pi).log()
@@ -406,11 +420,11 @@ def log_student(away: Tensor, freedom: Tensor, scale: Tensor) -> Tensor:
 
 
 def _patterns(y: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Rows that have values in the same columns: which rows, and which columns."""
+    """Group rows by observed columns: indices of the rows, and indices of the columns."""
     kinds, kind = torch.unique(~y.isnan(), dim=0, return_inverse=True)
     return [((kind == i).nonzero()[:, 0], seen.nonzero()[:, 0]) for i, seen in enumerate(kinds)]
 
 
 def _square(spread: Tensor, d: int) -> Tensor:
-    """A covariance (D, D), from variances or from itself."""
+    """Return a covariance (D, D) from variances or from a covariance."""
     return spread if spread.ndim == 2 else spread.reshape(-1).expand(d).diag()

@@ -34,15 +34,25 @@ FAR = 1e4  # times its spread: an input whose mean is further from zero has a Gr
 
 
 class BayesianRegression(Conjugate):
-    """Linear regression with automatic relevance determination; data are inputs (n, D) and targets (n,).
+    """Bayesian linear regression with automatic relevance determination, fitted by `VariationalEM`.
 
-    Parameters are `weights` (D,), `relevance` (D,), which is alpha, and `precision`, which is tau. `shape` and `rate`
-    are a_0 and b_0 of the noise, `relevance_shape` and `relevance_rate` c_0 and d_0 of the weights' precisions.
+    Data are inputs (n, D) and targets (n,). The parameters are `weights` (D,), `relevance` alpha (D,), the precision of
+    each weight, and `precision` tau, that of the noise.
 
-    >>> BayesianRegression(shape=0.0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'shape' argument of BayesianRegression must be a positive number, got 0.0.
+    Args:
+        shape: Shape a_0 of the Gamma prior of tau. Default: 0.01.
+        rate: Rate b_0 of the Gamma prior of tau. Default: 0.01.
+        relevance_shape: Shape c_0 of the Gamma prior of each alpha_d. Default: 0.01.
+        relevance_rate: Rate d_0 of the Gamma prior of each alpha_d. Default: 0.0001.
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> BayesianRegression(shape=0.0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'shape' argument of BayesianRegression must be a positive number, got 0.0.
     """
 
     parts: ClassVar[tuple[str, ...]] = ("x", "y")

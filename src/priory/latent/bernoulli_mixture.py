@@ -22,12 +22,23 @@ CLOSEST = 1e-12  # to 0 and 1: a probability of exactly 0 could never change aga
 
 
 class BernoulliMixture(ColumnMixture):
-    """K components of independent yes and no, `probs` (K, D). Data are 0 and 1, or NaN where a value is missing.
+    """A mixture of K components of independent binary columns (latent class analysis).
 
-    >>> BernoulliMixture(0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'k' argument of BernoulliMixture must be an integer >= 1, got 0.
+    Data are 0 and 1, (n, D) or (n,); NaN marks a missing value. The parameters are `weights` (K,) and `probs` (K, D).
+
+    Args:
+        k: Number of components K.
+        given: The parts that follow the rows in the data: "weights", one per row; "z", the known component of each row,
+            -1 where it is hidden; or both. Default: ().
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> BernoulliMixture(0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'k' argument of BernoulliMixture must be an integer >= 1, got 0.
     """
 
     parameter: ClassVar[str] = "probs"

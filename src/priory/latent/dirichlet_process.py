@@ -2,14 +2,15 @@
 
     v_k ~ Beta(1, alpha),      pi_k = v_k prod_{j<k} (1 - v_j),      components as in the Bayesian mixture
 
-There are as many components as the data need: each takes its share v_k of what the ones before it have left of the
-unit stick. q is cut off at K components, q(v_K = 1) = 1, the model is not; K only has to be large enough. With N_k the
-rows of component k:
+The number of components is unbounded: component k takes the share v_k of the rest of the unit stick that components
+1 to k - 1 have left. q is truncated at K components, q(v_K = 1) = 1, but the model is not, so K only has to be large
+enough. With N_k the number of rows of component k:
 
     q(v_k) = Beta(1 + N_k, alpha + sum_{j>k} N_j),      E[log pi_k] = E[log v_k] + sum_{j<k} E[log (1 - v_j)]
 
-All else, the E-step, the components and the bound, is as in `bayesian_mixture`. Sticks put large components first;
-clusters are sorted by size before the first M-step, for which the bound is highest (Kurihara, Welling and Teh, 2007).
+The E-step, the components and the bound are those of `bayesian_mixture`. Stick-breaking favours an order with large
+components first, so clusters are sorted by size at initialisation, which maximises the bound (Kurihara, Welling and
+Teh, 2007).
 """
 
 from __future__ import annotations
@@ -31,12 +32,30 @@ if TYPE_CHECKING:
 
 
 class DirichletProcessMixture(BayesianGaussianMixture):
-    """A mixture of as many Gaussians as the data need, and at most k. The larger `concentration`, the more.
+    """A mixture of as many Gaussians as the data need, at most k: a truncated Dirichlet process.
 
-    >>> DirichletProcessMixture(1)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'k' argument of DirichletProcessMixture must be an integer >= 2, got 1.
+    Data and parameters are those of `GaussianMixture`. It is fitted by `VariationalEM`.
+
+    Args:
+        k: Truncation, the largest number of components, an integer >= 2. Default: 20.
+        covariance: "full" or "diagonal" (or "diag"). Default: "full".
+        concentration: Concentration alpha of the process; larger values favour more components. Default: 1.0.
+        mean: Prior mean m_0 of the components' means, (D,). Default: None, the mean of the data.
+        strength: Weight beta_0 of the prior mean, in rows. Default: 0.01.
+        spread: Prior mean of a component's covariance, (D, D), or variances (D,). Default: None, the variances of the
+            data.
+        freedom: Degrees of freedom nu_0, the weight of the prior covariance in rows. Default: None, the smallest
+            integer for which covariances have a prior mean.
+        given: "weights" if the data end with one weight per row. Default: ().
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> DirichletProcessMixture(1)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'k' argument of DirichletProcessMixture must be an integer >= 2, got 1.
     """
 
     def __init__(
@@ -54,14 +73,14 @@ class DirichletProcessMixture(BayesianGaussianMixture):
         super().__init__(k, covariance, concentration, mean, strength, spread, freedom, given)
         require("z" not in self.given, "given", "DirichletProcessMixture", "be 'weights' or nothing", repr(given))
 
-    # The weights: sticks, whose shares (taken, left) are Beta, a Dirichlet of two.
+    # The weights: (v_k, 1 - v_k) is Beta, a Dirichlet with two entries.
 
     def weight_params(self) -> dict[str, Param]:
-        """The numbers of each stick's Beta, (K - 1, 2)."""
+        """Declare the parameters of each stick's Beta distribution, (K - 1, 2)."""
         return {"sticks": Param((self.k - 1, 2), torch_constraints.positive)}
 
     def weight_step(self, counts: Tensor) -> Phi:
-        """Beta(1 + N_k, alpha + the rows of later components)."""
+        """Return the parameters 1 + N_k and alpha + sum_{j>k} N_j of q(v_k)."""
         later = counts.flip(0).cumsum(0).flip(0)[1:]
         return {"sticks": torch.stack([1 + counts[:-1], self.concentration + later], 1)}
 
@@ -84,7 +103,7 @@ class DirichletProcessMixture(BayesianGaussianMixture):
         return broken(*shares.log().unbind(-1)).exp()
 
     def weight_mode(self, phi: Phi) -> Tensor:
-        """None: the density of the weights has no upper end."""
+        """Raise an error, because the density of the weights is unbounded."""
         raise InputError(f"{self!r} has no mode: fit it by VariationalEM.")
 
     def weight_sample(self, phi: Phi, n: int, generator: torch.Generator) -> Tensor:
@@ -93,7 +112,7 @@ class DirichletProcessMixture(BayesianGaussianMixture):
         return broken(*drawn.log_softmax(-1).unbind(-1)).exp()
 
     def log_weight_q(self, phi: Phi, weights: Tensor) -> Tensor:
-        """log q of the sticks that make pi, and of the change of variables from v to pi."""
+        """Return log q(pi): the log density of the sticks v plus the log-determinant of the map from pi to v."""
         left = (1 - weights.cumsum(-1)).clamp_min(torch.finfo(weights.dtype).tiny)[..., :-1]
         before = torch.cat([torch.ones_like(left[..., :1]), left[..., :-1]], -1)
         a, b = phi["sticks"].unbind(-1)
@@ -102,7 +121,7 @@ class DirichletProcessMixture(BayesianGaussianMixture):
         return (beta - before.log()).sum(-1)
 
     def begin_q(self, rows: Rows, how: str, generator: torch.Generator) -> Phi:
-        """The M-step of a first split into clusters, the largest first."""
+        """Initialise by the M-step of clusters, sorted by size with the largest first."""
         phi = super().begin_q(rows, how, generator)
         order = phi["nu"].amax(1).argsort(descending=True)
         sorted_ = {name: t[order] for name, t in phi.items() if name != "sticks"}
@@ -110,7 +129,7 @@ class DirichletProcessMixture(BayesianGaussianMixture):
         return {**self.weight_step(counts.clamp_min(0.0)), **sorted_}
 
     def symmetry(self, phi: Phi) -> float:
-        """0: sticks say which component is which."""
+        """Return 0, because the order of the sticks identifies the components."""
         return 0.0
 
 

@@ -33,12 +33,24 @@ if TYPE_CHECKING:
 
 
 class FactorAnalysis(Latent):
-    """k factors behind D columns: `mean` (D,), `loadings` (D, k) and `variances` (D,). Data are (n, D), NaN missing.
+    """Factor analysis: y = mu + W z + noise with k hidden factors z ~ N(0, I).
 
-    >>> FactorAnalysis(0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'k' argument of FactorAnalysis must be an integer >= 1, got 0.
+    Data are (n, D); NaN marks a missing value. The parameters are `mean` (D,), `loadings` W (D, k) and `variances` psi
+    (D,).
+
+    Args:
+        k: Number of factors, less than D.
+        floor: Smallest noise variance of a column, as a fraction of the column's variance. Default: 1e-6.
+        given: "weights" if the data end with one weight per row. Default: ().
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> FactorAnalysis(0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'k' argument of FactorAnalysis must be an integer >= 1, got 0.
     """
 
     weighs: ClassVar[bool] = True

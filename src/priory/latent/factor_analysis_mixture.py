@@ -35,14 +35,26 @@ BEGIN = 1e-3  # of the data's variance: the least noise to begin with, so that a
 
 
 class FactorAnalysisMixture(GaussianMixture):
-    """K components of D columns, with `factors` behind the columns of each. Data are (n, D), NaN missing.
+    """A mixture of K factor analysers.
 
-    Parameters are `weights` (K,), `means` (K, D), `loadings` (K, D, `factors`) and `variances` (K, D).
+    Data are (n, D); NaN marks a missing value. The parameters are `weights` (K,), `means` (K, D), `loadings`
+    (K, D, factors) and `variances` (K, D).
 
-    >>> FactorAnalysisMixture(2, factors=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'factors' argument of FactorAnalysisMixture must be an integer >= 1, got 0.
+    Args:
+        k: Number of components K.
+        factors: Number of factors of each component, less than D.
+        floor: Smallest noise variance of a column, as a fraction of the column's variance. Default: 1e-6.
+        given: The parts that follow the rows in the data: "weights", one per row; "z", the known component of each row,
+            -1 where it is hidden; or both. Default: ().
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> FactorAnalysisMixture(2, factors=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'factors' argument of FactorAnalysisMixture must be an integer >= 1, got 0.
     """
 
     def __init__(self, k: int, factors: int, floor: float = 1e-6, given: str | Sequence[str] = ()) -> None:

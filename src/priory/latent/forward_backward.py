@@ -1,4 +1,4 @@
-"""Forward and backward through a hidden Markov chain, for all sequences at once.
+"""The forward-backward recursions of a hidden Markov model, for all sequences at once.
 
 With b_t(k) = p(y_t | theta_k), scaled as in Rabiner (1989):
 
@@ -6,10 +6,10 @@ With b_t(k) = p(y_t | theta_k), scaled as in Rabiner (1989):
     backward   d_{t-1} = A (b_t * d_t) / c_t,        p(z_t = k | y) = a_t(k) d_t(k)
     pairs      sum_t p(z_{t-1} = i, z_t = j | y) = A_ij sum_t a_{t-1}(i) [b_t(j) d_t(j) / c_t]
 
-A step of the recursion is a small product of matrices for all sequences at once. A few long sequences are cut into
-chunks that become sequences of their own (Blelloch's scan, 1990, in two levels): the transfer of a chunk,
-diag(b_1) A diag(b_2) A ... diag(b_L), K x K, is found for all chunks at once; messages are handed from chunk to chunk;
-and then they run inside all chunks at once. About 2 sqrt(T) sequential steps take the place of T.
+A step of the recursion is a small matrix product for all sequences at once. A few long sequences are cut into chunks,
+which are processed in parallel (Blelloch's scan, 1990, in two levels). First the transfer matrix of each chunk,
+diag(b_1) A diag(b_2) A ... diag(b_L), K x K, is computed for all chunks at once. Then messages are passed from chunk to
+chunk, and finally the recursions run inside all chunks at once. About 2 sqrt(T) sequential steps replace T.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-REST = {torch.float64: 4, torch.float32: 2}  # steps after which a transfer is scaled: LEAST^REST is still a number
-WIDE = 1 << 16  # operations for a step of all transfers, from which on cutting costs more than it saves
-SHORT = 256  # steps that are not worth cutting
+RESCALE_STEPS = {torch.float64: 4, torch.float32: 2}  # steps between rescalings: MIN_PROBABILITY^steps is not zero
+MAX_PARALLEL_OPERATIONS = 1 << 16  # per step of all transfers; with more, cutting costs more than it saves
+MAX_UNCUT_STEPS = 256  # shorter sequences are not cut
 
 
 @dataclass
 class Smoothed:
-    """Messages over L steps of B = chunks * n columns, the chunks of a sequence n columns apart."""
+    """Messages over L steps of B = chunks * n columns; the chunks of a sequence are n columns apart."""
 
     transitions: Tensor  # A, (K, K)
     ahead: Tensor  # a_t, (K, L, B)
     back: Tensor  # d_t, (K, L, B)
     lead: Tensor  # b_t d_t / c_t, (K, L, B)
-    evidence: Tensor  # log c_t, with what b_t was divided by, (L, B)
+    evidence: Tensor  # log c_t plus the log of the largest entry that b_t was divided by, (L, B)
     chunks: int
 
     def marginals(self) -> Tensor:
@@ -41,7 +41,7 @@ class Smoothed:
         return self.ahead * self.back
 
     def pairs(self) -> Tensor:
-        """sum_t a_{t-1} lead_t', (K, K), over all pairs of steps, those across chunks among them."""
+        """Return sum_t a_{t-1} lead_t', (K, K), over all pairs of steps, including pairs across chunks."""
         columns = self.ahead.shape[2]
         n = columns // self.chunks
         inside = self.ahead.flatten(1)[:, :-columns] @ self.lead.flatten(1)[:, columns:].mT
@@ -61,12 +61,12 @@ class Smoothed:
 
 
 def cuts(n: int, steps: int, k: int) -> int:
-    """Into how many chunks each of n sequences is cut."""
-    return 1 if steps <= SHORT or n * k**3 > WIDE else math.isqrt(steps)
+    """Return the number of chunks into which each of n sequences is cut."""
+    return 1 if steps <= MAX_UNCUT_STEPS or n * k**3 > MAX_PARALLEL_OPERATIONS else math.isqrt(steps)
 
 
 def laid(y: Tensor, chunks: int) -> Tensor:
-    """Sequences (n, T, ...) as steps of chunks, (L, chunks * n, ...), NaN after the end of the last."""
+    """Arrange sequences (n, T, ...) as steps of chunks, (L, chunks * n, ...), padded with NaN."""
     n, steps = y.shape[:2]
     length = -(-steps // chunks)
     if length * chunks > steps:
@@ -75,7 +75,7 @@ def laid(y: Tensor, chunks: int) -> Tensor:
 
 
 def smooth(initial: Tensor, transitions: Tensor, log_b: Tensor, chunks: int, faint: float) -> Smoothed:
-    """Forward and backward from log b_t (K, L, B), which is overwritten."""
+    """Run forward and backward from log b_t (K, L, B), which is overwritten."""
     top = log_b.amax(0)
     b = log_b.sub_(top).exp_().clamp_min_(faint)
     k, _, columns = b.shape
@@ -116,7 +116,7 @@ def backward(last: Tensor, transitions: Tensor, scaled: Tensor) -> tuple[Tensor,
 
 
 def handed(initial: Tensor, transitions: Tensor, b: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
-    """What chunks are handed, (K, B): p(z | all before) at their first step, and d, up to scale, at their last."""
+    """Return the messages into each chunk, (K, B): p(z | all before) at its first step, and d at its last, scaled."""
     k, _, columns = b.shape
     n = columns // chunks
     through = transfers(transitions, b)
@@ -134,11 +134,11 @@ def handed(initial: Tensor, transitions: Tensor, b: Tensor, chunks: int) -> tupl
 
 
 def transfers(transitions: Tensor, b: Tensor) -> Tensor:
-    """diag(b_1) A diag(b_2) ... A diag(b_L) of each column, (to, from, B), the largest of its rows' sums one."""
+    """Return diag(b_1) A diag(b_2) ... A diag(b_L) of each column, (to, from, B), its largest row sum 1."""
     k, steps, columns = b.shape
     through = torch.eye(k, dtype=b.dtype, device=b.device)[:, :, None].expand(k, k, columns).contiguous()
-    size, moved = b[:, 0].log(), torch.empty_like(through)  # log of what each row, a state to begin in, was divided by
-    onward, rest = transitions.mT.contiguous(), REST[b.dtype]
+    size, moved = b[:, 0].log(), torch.empty_like(through)  # log scale of each row, a first state
+    onward, rest = transitions.mT.contiguous(), RESCALE_STEPS[b.dtype]
     for t in range(1, steps):
         torch.mm(onward, through.view(k, -1), out=moved.view(k, -1))
         torch.mul(moved, b[:, t, None], out=through)

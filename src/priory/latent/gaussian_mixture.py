@@ -4,14 +4,15 @@
 
     M-step:   N_k = sum_n q_nk,   mu_k = sum_n q_nk y_n / N_k,   Sigma_k = sum_n q_nk y_n y_n' / N_k - mu_k mu_k'
 
-Data are centred and scaled first, by a frame that stays, because the last line subtracts two numbers that are large
-where the data are far from zero. The likelihood has no upper end: a component that sits on one row, or on a plane,
-wants no variance at all. Covariances are therefore kept above `floor`, relative to the data's own variance. The M-step
-is exact under that constraint (the eigenvalues of the unconstrained one, raised to the floor), so that the bound still
-never falls; adding the floor instead, as is often done, is no maximum of anything.
+Data are first centred and scaled by a fixed frame, because the last equation subtracts two numbers that are large where
+the data are far from zero. The likelihood is unbounded: it grows without limit as a component collapses onto one row or
+onto a plane. Covariances are therefore kept above `floor`, relative to the variance of the data. The M-step is exact
+under that constraint (the eigenvalues of the unconstrained solution are raised to the floor), so the bound never
+decreases. The common alternative of adding the floor to the variances does not maximise the bound.
 
-A missing value, NaN, is summed out. Without covariances between columns it leaves a gap in T. With them the row's
-density is that of what was seen, and y y' is expected under p(unseen | seen, k) (Ghahramani and Jordan, 1994).
+A missing value, NaN, is marginalised. Without covariances between columns its features are zero. With them, the row's
+density is that of the observed values, and y y' is expected under p(missing | observed, k) (Ghahramani and Jordan,
+1994).
 """
 
 from __future__ import annotations
@@ -35,19 +36,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 LOG_TAU = math.log(2 * math.pi)
-SHAPES = ("full", "tied", "diagonal", "spherical")
-SHARP = 1e-4  # of the data's variance: a component below it has its distances taken from its own mean
+COVARIANCE_TYPES = ("full", "tied", "diagonal", "spherical")
+NARROW_VARIANCE = 1e-4  # of the data's variance; narrower components use distances from their mean, not features
 AT_FLOOR = 1.001  # times the floor: a variance below this is held up by it
 
 
 class GaussianMixture(MixtureModel):
-    """K Gaussians. `covariance` is "full", "tied" (one for all), "diagonal" ("diag") or "spherical".
+    """A mixture of K Gaussians: p(y) = sum_k pi_k N(y; mu_k, Sigma_k).
 
-    Parameters are `weights` (K,), `means` (K, D) and `covariances`: (K, D, D), (D, D), (K, D) or (K,). For data that
-    are one column, (n,), `means` and `covariances` are (K,).
+    Data are (n, D), or (n,) for one column; NaN marks a missing value. The parameters are `weights` (K,), `means`
+    (K, D) and `covariances`, (K, D, D) for "full", (D, D) for "tied", (K, D) for "diagonal" and (K,) for "spherical".
+    For data with one column, (n,), `means` and `covariances` are (K,).
 
-    >>> GaussianMixture(2, covariance="tied")
-    GaussianMixture(2, covariance='tied')
+    Args:
+        k: Number of components K.
+        covariance: "full", "tied" (one covariance for all components), "diagonal" (or "diag") or "spherical". Default:
+            "full".
+        floor: Smallest variance of a component in any direction, as a fraction of the data's variance. Default: 1e-6.
+        given: The parts that follow the rows in the data: "weights", one per row; "z", the known component of each row,
+            -1 where it is hidden; or both. Default: ().
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> GaussianMixture(2, covariance="tied")
+        GaussianMixture(2, covariance='tied')
     """
 
     missing: ClassVar[bool] = True
@@ -55,8 +69,8 @@ class GaussianMixture(MixtureModel):
     def __init__(self, k: int, covariance: str = "full", floor: float = 1e-6, given: str | Sequence[str] = ()) -> None:
         super().__init__(k, given)
         named = "diagonal" if covariance == "diag" else covariance
-        known = isinstance(covariance, str) and named in SHAPES
-        require(known, "covariance", type(self).__name__, f"be one of {', '.join(SHAPES)}", repr(covariance))
+        known = isinstance(covariance, str) and named in COVARIANCE_TYPES
+        require(known, "covariance", type(self).__name__, f"be one of {', '.join(COVARIANCE_TYPES)}", repr(covariance))
         ok = isinstance(floor, (int, float)) and 0 < floor < 1
         require(ok, "floor", type(self).__name__, "lie between 0 and 1", repr(floor))
         self.covariance, self.floor = named, float(floor)
@@ -67,18 +81,18 @@ class GaussianMixture(MixtureModel):
 
     @property
     def _crossed(self) -> bool:
-        """Whether columns have covariances between them."""
+        """Whether there are covariances between columns."""
         return self.covariance in ("full", "tied")
 
     @property
     def _alike(self) -> bool:
-        """Whether columns have the same noise, so that they keep their scales to each other."""
+        """Whether all columns share one variance, so that they must share one scale."""
         return self.covariance == "spherical"
 
     def components(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
-        """Means and covariances."""
+        """Declare the means and covariances."""
         shape = shapes[0]
-        require(len(shape) < 2, "y", repr(self), "have one row a datum: (n, D), or (n,)", f"rows of the shape {shape}")
+        require(len(shape) < 2, "y", repr(self), "be (n, D), or (n,)", f"rows of the shape {shape}")
         if shape == ():
             one = () if self.covariance == "tied" else (self.k,)
             return {"means": Param((self.k,)), "covariances": Param(one, torch_constraints.positive)}
@@ -90,22 +104,22 @@ class GaussianMixture(MixtureModel):
     # The frame.
 
     def look(self, rows: Rows) -> dict[str, Tensor]:
-        """The centre and the scale of each column; one scale for all where covariances are spherical."""
+        """Return the centre and the scale of each column; one scale for all columns if covariances are spherical."""
         y = columns(rows["y"])
         centre, scale = frame(y, rows.weights, "y", repr(self), self.dtype, together=self._alike)
         self.warn_of(len(y), int(y.isnan().all(1).sum()))
         return {"centre": centre, "scale": scale}
 
     def framed(self, rows: Rows) -> Tensor:
-        """Rows in the frame, (n, D)."""
+        """Return the rows in the frame, (n, D)."""
         return (columns(rows["y"]) - self.frame["centre"]) / self.frame["scale"]
 
     def coordinates(self, rows: Rows) -> Tensor:
-        """Rows in the frame, the centre where a value is missing."""
+        """Return the rows in the frame, with zeros for missing values."""
         return self.framed(rows).nan_to_num(0.0)
 
     def standard(self, theta: Theta) -> tuple[Tensor, Tensor]:
-        """Means (K, D) and covariances in the frame: (K, D, D), or (K, D) where columns have none between them."""
+        """Return means (K, D) and covariances (K, D, D), or variances (K, D), in the frame."""
         centre, scale = self.frame["centre"], self.frame["scale"]
         d = len(scale)
         means = (theta["means"].reshape(self.k, d) - centre) / scale
@@ -119,12 +133,12 @@ class GaussianMixture(MixtureModel):
     # The equations, in the frame.
 
     def features(self, rows: Rows) -> Tensor:
-        """(x_i x_j for i <= j, x, 1), or where columns are apart (x^2, x, seen, 1), with zeros where NaN is."""
+        """Return (x_i x_j for i <= j, x, 1), or without covariances (x^2, x, seen, 1) with zeros for NaN."""
         x = self.framed(rows).T  # (D, n)
         return pairs(x) if self._crossed else masked(x)
 
     def natural(self, theta: Theta) -> Tensor:
-        """-(x - mu)' P (x - mu) / 2 + log |P| / 2 - D log(2 pi) / 2 - log |scale|, as a function of the features."""
+        """Return -(x - mu)' P (x - mu) / 2 + log |P| / 2 - D log(2 pi) / 2 - log |scale| as coefficients, (K, F)."""
         means, spread = self.standard(theta)
         jacobian = self.frame["scale"].log()
         if not self._crossed:
@@ -140,11 +154,11 @@ class GaussianMixture(MixtureModel):
         return torch.cat([once * precision[:, i, j], linear, constant[:, None]], 1)
 
     def sharp(self, theta: Theta) -> Tensor:
-        """Components with little variance in some direction."""
-        return (self.least(theta) < SHARP).nonzero()[:, 0]
+        """Return the indices of components with little variance in some direction."""
+        return (self.least(theta) < NARROW_VARIANCE).nonzero()[:, 0]
 
     def direct(self, theta: Theta, rows: Rows, which: Tensor) -> Tensor:
-        """log N(y_n; mu_k, Sigma_k) from the distances to the mean."""
+        """Return log N(y_n; mu_k, Sigma_k) from the distances to the mean."""
         (means, spread), x = self.standard(theta), self.framed(rows)
         if self._crossed:
             everything = torch.ones(x.shape[1], dtype=torch.bool)
@@ -154,7 +168,7 @@ class GaussianMixture(MixtureModel):
         return -0.5 * (away + constant).nansum(-1)
 
     def maximise(self, sums: Tensor, theta: Theta) -> Theta:
-        """Means and covariances, raised to the floor."""
+        """Return the means, and the covariances raised to the floor."""
         d = len(self.frame["scale"])
         old_means, old_spread = self.standard(theta)
         if self._crossed:
@@ -177,7 +191,7 @@ class GaussianMixture(MixtureModel):
         return self.unframed(means, around.clamp_min(self.floor))
 
     def unframed(self, means: Tensor, spread: Tensor) -> Theta:
-        """Means and covariances as a person reads them, from those in the frame."""
+        """Convert means and covariances from the frame to the units of the data."""
         centre, scale = self.frame["centre"].double(), self.frame["scale"].double()
         if self._crossed:
             spread = spread * scale[:, None] * scale
@@ -189,7 +203,7 @@ class GaussianMixture(MixtureModel):
         return {"means": means.reshape(shapes["means"]), "covariances": spread.reshape(shapes["covariances"])}
 
     def emit(self, theta: Theta, z: Tensor, generator: torch.Generator) -> Tensor:
-        """mu_k + L_k e with Sigma_k = L_k L_k' and e ~ N(0, I)."""
+        """Draw mu_k + L_k e with Sigma_k = L_k L_k' and e ~ N(0, I)."""
         assert self.shapes is not None
         means, spread = self.standard(theta)
         x = torch.randn(len(z), means.shape[1], generator=generator, dtype=self.dtype, device=self.device)
@@ -200,7 +214,7 @@ class GaussianMixture(MixtureModel):
         return (self.frame["centre"] + self.frame["scale"] * x).reshape(len(z), *self.shapes[0])
 
     def least(self, theta: Theta) -> Tensor:
-        """The least variance of each component in any direction, in the frame, (K,)."""
+        """Return the smallest variance of each component in any direction, in the frame, (K,)."""
         _, spread = self.standard(theta)
         return torch.linalg.eigvalsh(spread)[:, 0] if self._crossed else spread.amin(1)
 
@@ -209,7 +223,7 @@ class GaussianMixture(MixtureModel):
         return bool((self.least(theta) >= self.floor).all())
 
     def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
-        """Components that have lost their rows, or that the floor holds up."""
+        """Warn about components without rows, and about components whose variance is at the floor."""
         held = ((self.least(theta) <= AT_FLOOR * self.floor) & (theta["weights"] > 0)).nonzero()[:, 0].tolist()
         if not held:
             return super().doubts(theta, statistics)
@@ -220,10 +234,10 @@ class GaussianMixture(MixtureModel):
             "data's. Try fewer components, a simpler covariance or a higher floor.",
         ]
 
-    # Rows with missing values, where columns have covariances.
+    # Rows with missing values, if there are covariances between columns.
 
     def e_step(self, theta: Theta, rows: Rows) -> Expectation:
-        """Responsibilities and their statistics; rows with missing values one pattern at a time."""
+        """Compute responsibilities and their statistics; rows with missing values one pattern at a time."""
         if not self._crossed or not bool(rows["y"].sum().isnan()):
             return super().e_step(theta, rows)
         holes = columns(rows["y"]).isnan().any(1)
@@ -239,7 +253,7 @@ class GaussianMixture(MixtureModel):
         return Expectation({"sums": sums, "base": sums.new_zeros(())}, bound, gap)
 
     def _parts(self, theta: Theta, rows: Rows, holes: Tensor) -> Iterator[tuple[Tensor, Expectation, Tensor]]:
-        """Complete rows, and each pattern of the others: which, their bound, their statistics (K, F)."""
+        """Yield complete rows, then each pattern of missing values: indices, bound and statistics (K, F)."""
         whole = (~holes).nonzero()[:, 0]
         if len(whole):
             found = super().e_step(theta, rows.at(whole))
@@ -250,13 +264,13 @@ class GaussianMixture(MixtureModel):
             yield index, Expectation({}, found.bound, found.gap), filled_sums(found.q_counted(some), filled, left)
 
     def holed(self, theta: Theta, rows: Rows, holes: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Rows with holes, a pattern at a time: which rows, and what `conditional` says of them."""
+        """Yield the rows with missing values, one pattern at a time: indices and the results of `conditional`."""
         means, spread = self.standard(theta)
         for index, seen in patterns(columns(rows["y"]), holes):
             yield index, *conditional(self.framed(rows.at(index)), seen, means, spread, self.frame["scale"])
 
     def log_joint(self, theta: Theta, rows: Rows, careful: bool = False) -> Tensor:
-        """log p(y_n, z_n = k | theta) of what was seen, (K, n)."""
+        """Return log p(y_n, z_n = k | theta) of the observed values, (K, n)."""
         if not self._crossed or not bool(rows["y"].sum().isnan()):
             return super().log_joint(theta, rows, careful)
         holes = columns(rows["y"]).isnan().any(1)
@@ -268,7 +282,7 @@ class GaussianMixture(MixtureModel):
         return torch.cat(values, 1)[:, torch.cat(places).argsort()]
 
     def split_statistics(self, q: Tensor, rows: Rows) -> Tensor:
-        """S of a first split, with each cluster's mean where a value is missing."""
+        """Return S of an initial assignment, with each cluster's mean in place of missing values."""
         x = self.framed(rows)
         if not self._crossed or not bool(x.isnan().any()):
             return super().split_statistics(q, rows)
@@ -279,16 +293,16 @@ class GaussianMixture(MixtureModel):
         return q @ pairs(filled.T).mT
 
 
-# Features and what they stand for.
+# Features.
 
 
 def columns(y: Tensor) -> Tensor:
-    """Rows as (n, D)."""
+    """Return rows (n,) or (n, D) as (n, D)."""
     return y[:, None] if y.ndim == 1 else y
 
 
 def pairs(x: Tensor) -> Tensor:
-    """(x_i x_j for i <= j, x, 1), (F, n), of x (D, n)."""
+    """Return (x_i x_j for i <= j, x, 1), (F, n), of x (D, n)."""
     d, n = x.shape
     features = x.new_empty((d * (d + 1) // 2 + d + 1, n))
     features[-1] = 1.0
@@ -301,7 +315,7 @@ def pairs(x: Tensor) -> Tensor:
 
 
 def masked(x: Tensor) -> Tensor:
-    """(x^2, x, seen, 1), (3 D + 1, n), of x (D, n), with zeros where x is NaN."""
+    """Return (x^2, x, seen, 1), (3 D + 1, n), of x (D, n), with zeros where x is NaN."""
     d, n = x.shape
     features = x.new_empty((3 * d + 1, n))
     square, filled, seen, one = features.split([d, d, d, 1])
@@ -317,7 +331,7 @@ def masked(x: Tensor) -> Tensor:
 
 
 def matrices(upper: Tensor, d: int) -> Tensor:
-    """Symmetric matrices (K, D, D) from their upper triangles, row by row (K, D (D + 1) / 2)."""
+    """Return symmetric matrices (K, D, D) from their upper triangles, row by row, (K, D (D + 1) / 2)."""
     i, j = torch.triu_indices(d, d)
     full = upper.new_zeros((len(upper), d, d))
     full[:, i, j] = upper
@@ -326,7 +340,7 @@ def matrices(upper: Tensor, d: int) -> Tensor:
 
 
 def raised(spread: Tensor, floor: float) -> Tensor:
-    """Symmetric matrices with no eigenvalue below the floor: where -log |C| - tr(C^-1 S) is highest among such C."""
+    """Raise eigenvalues to the floor, which maximises -log |C| - tr(C^-1 S) over C with no eigenvalue below it."""
     values, vectors = eigh(spread)
     if not bool((values < floor).any()):
         return spread
@@ -338,7 +352,7 @@ def raised(spread: Tensor, floor: float) -> Tensor:
 
 
 def patterns(y: Tensor, holes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows with holes that have them at the same places: which rows, and which columns were seen, (D,)."""
+    """Yield rows with the same pattern of missing values: indices, and which columns are observed, (D,)."""
     index = holes.nonzero()[:, 0]
     kinds, kind = torch.unique(~y[index].isnan(), dim=0, return_inverse=True)
     for number, seen in enumerate(kinds):
@@ -346,7 +360,7 @@ def patterns(y: Tensor, holes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def conditional(x: Tensor, seen: Tensor, means: Tensor, spread: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For rows x (n, D) with the columns `seen`: log p(seen | k) (K, n), E[x | seen, k] (K, n, D), Cov (K, D, D)."""
+    """Return log p(seen | k) (K, n), E[x | seen, k] (K, n, D) and Cov (K, D, D) for rows x (n, D)."""
     s, u = seen.nonzero()[:, 0], (~seen).nonzero()[:, 0]
     away = x[:, s] - means[:, None, s]  # (K, n, S)
     factor = torch.linalg.cholesky(spread[:, s[:, None], s])
@@ -363,7 +377,7 @@ def conditional(x: Tensor, seen: Tensor, means: Tensor, spread: Tensor, scale: T
 
 
 def filled_sums(q: Tensor, filled: Tensor, left: Tensor) -> Tensor:
-    """The expected (x_i x_j for i <= j, x, 1) of rows with holes, counted by q (K, m): (K, F)."""
+    """Return the expected (x_i x_j for i <= j, x, 1) of rows with missing values, weighted by q (K, m): (K, F)."""
     counts = q.sum(1)
     squares = (filled * q[..., None]).mT @ filled + counts[:, None, None] * left
     i, j = torch.triu_indices(filled.shape[2], filled.shape[2])

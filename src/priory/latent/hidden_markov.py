@@ -1,18 +1,19 @@
-"""The hidden Markov model: a chain of states z_1, z_2, ... that is seen through what each state emits.
+"""The hidden Markov model: a chain of hidden states z_1, z_2, ..., each of which emits an observation.
 
     p(y, z) = pi_{z_1} prod_{t>1} A_{z_{t-1} z_t} prod_t p(y_t | theta_{z_t}),     sum_z p(y, z) in T K^2 operations
 
-E-step (Baum, Petrie, Soules and Weiss, 1970): expected counts of first states, of pairs of states and of what each
-state emits, by the recursions in `forward_backward` with b_t(k) = p(y_t | theta_k).
+E-step (Baum, Petrie, Soules and Weiss, 1970): expected counts of first states and of pairs of states, and expected
+statistics of the emissions, by the recursions in `forward_backward` with b_t(k) = p(y_t | theta_k).
 
-M-step: pi and A are the shares of these, and what a state emits is fitted as a component of a mixture is.
+M-step: pi and A are normalised counts, and the emissions are fitted as the components of a mixture are.
 
-Scaled recursions stay exact because no chance is below `LEAST`. b_t is divided by its largest entry, and an entry
-below `FAINT` is raised to it: a path through such a state has always another beside it, which leaves and comes back at
-the cost of two chances and is likelier by far. A state that is known to be another is as faint.
+The scaled recursions stay exact because no probability is below `MIN_PROBABILITY`. b_t is divided by its largest entry,
+and entries below `MIN_EMISSION_RATIO` are raised to it. This changes nothing: for a path through such a state there is
+always a much more probable one that avoids it, at the cost of two transitions. States excluded by a known z are treated
+in the same way.
 
-Annealing has q in proportion to p(y, z)^s with s = 1 / T, and the log of its sum over paths is one more such recursion.
-Its gradients in s log pi, s log A and s log b are the expected counts under q.
+Annealing uses q proportional to p(y, z)^s with s = 1 / T. The log of its sum over paths is another such recursion. Its
+gradients in s log pi, s log A and s log b are the expected counts under q.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from priory.core.flat import Param
 from priory.latent.base import Expectation, Generated, Rows, Theta, warn_of_silent
 from priory.latent.forward_backward import Smoothed, cuts, laid, smooth
 from priory.latent.gaussian_mixture import GaussianMixture, filled_sums
-from priory.latent.mixture import EMPTY, MixtureModel, check_known, named_parts, restricted
+from priory.latent.mixture import EMPTY_COMPONENT_ROWS, MixtureModel, check_known, named_parts, restricted
 from priory.latent.multinomial_mixture import MultinomialMixture, raised_shares
 from priory.latent.poisson_mixture import PoissonMixture
 from priory.latent.sequences import SequenceModel, seen, sequences_of
@@ -42,24 +43,38 @@ from priory.latent.state_paths import counted_paths, filtered, mean_log, paths, 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-LEAST = {torch.float64: 1e-30, torch.float32: 1e-8}  # of a chance; of exactly 0, it could never change again
-FAINT = {torch.float64: 1e-260, torch.float32: 1e-28}  # of b_t beside its largest entry
+MIN_PROBABILITY = {torch.float64: 1e-30, torch.float32: 1e-8}  # EM could never change a probability of exactly 0
+MIN_EMISSION_RATIO = {torch.float64: 1e-260, torch.float32: 1e-28}  # of an entry of b_t to its largest entry
 
-KINDS = ("gaussian", "categorical", "poisson")
+EMISSION_TYPES = ("gaussian", "categorical", "poisson")
 
 
 class HiddenMarkov(SequenceModel):
-    """A chain of K states with `initial` (K,) and `transitions` (K, K), from the row's state to the column's.
+    """A hidden Markov model with K states.
 
-    `emissions` is "gaussian", with `means` and `covariances` as GaussianMixture's; "poisson", with `rates` (K, D); or
-    "categorical", with `probs` (K, `categories`), for integers >= 0. Data are sequences (n, T) or (n, T, D), NaN
-    after the end of a shorter one, or a list of (T,) or (T, D). Missing values are NaN too. With `given="z"` states are
-    known, (n, T) or a list of (T,), -1 where they are hidden.
+    Data are sequences (n, T) or (n, T, D), padded with NaN at the end, or a list of (T,) or (T, D); NaN before the end
+    marks a missing value. The parameters are `initial` (K,), `transitions` (K, K), from the row's state to the
+    column's, and those of the emissions: `means` and `covariances` as in `GaussianMixture`, `rates` (K, D), or `probs`
+    (K, categories).
 
-    >>> HiddenMarkov(2, emissions="normal")
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'emissions' argument of HiddenMarkov must be one of gaussian, categorical, poisson, got \
+    Args:
+        k: Number of states K.
+        emissions: "gaussian", "categorical" (integers from 0 to categories - 1) or "poisson" (integers >= 0). Default:
+            "gaussian".
+        covariance: Covariances of Gaussian emissions, as in `GaussianMixture`. Default: "full".
+        categories: Number of categories, an integer >= 2; for categorical emissions only. Default: None.
+        floor: Smallest variance of Gaussian emissions, as a fraction of the data's variance. Default: 1e-6.
+        given: The parts that follow the sequences in the data: "weights", one per sequence; "z", the known states,
+            (n, T) or a list of (T,), -1 where hidden; or both. Default: ().
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> HiddenMarkov(2, emissions="normal")
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'emissions' argument of HiddenMarkov must be one of gaussian, categorical, poisson, got \
 'normal'.
     """
 
@@ -79,8 +94,8 @@ class HiddenMarkov(SequenceModel):
         given: str | Sequence[str] = (),
     ) -> None:
         require(whole(k, 1), "k", "HiddenMarkov", "be an integer >= 1", repr(k))
-        known = isinstance(emissions, str) and emissions in KINDS
-        require(known, "emissions", "HiddenMarkov", f"be one of {', '.join(KINDS)}", repr(emissions))
+        known = isinstance(emissions, str) and emissions in EMISSION_TYPES
+        require(known, "emissions", "HiddenMarkov", f"be one of {', '.join(EMISSION_TYPES)}", repr(emissions))
         drawn = emissions == "categorical"
         must = "be an integer >= 2 for categorical emissions" if drawn else "be left out without them"
         ok = whole(categories, 2) if drawn else categories is None
@@ -101,23 +116,23 @@ class HiddenMarkov(SequenceModel):
         more = f", categories={self.categories}" if self.categories else ""
         return f"HiddenMarkov({self.k}, emissions={self.emissions!r}{more})"
 
-    # Meeting the data.
+    # Binding the model to data.
 
     def in_shapes(
         self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device, **frame: Tensor
     ) -> Self:
-        """A copy of the model for sequences of this shape, and of what it emits for their steps."""
+        """Return a copy of the model for sequences of this shape, with emissions for their steps."""
         model = copy.copy(self)
         step = tuple(shapes[0][1:])
         one = len(shapes[0]) == 1 or (len(shapes[0]) == 2 and not self.categories)
-        must = "be (n, T), a number a step" if self.categories else "be (n, T) or (n, T, D)"
+        must = "be (n, T), one number per step" if self.categories else "be (n, T) or (n, T, D)"
         require(one, "y", repr(self), must, f"rows of the shape {tuple(shapes[0])}")
         step = (self.categories,) if self.categories else step
         model.emission = self.emission.in_shapes((step,), dtype, device, **frame)
         return super(HiddenMarkov, model).in_shapes(shapes, dtype, device, **frame)
 
     def params(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
-        """The chain's chances, and the parameters of what each state emits."""
+        """Declare the probabilities of the chain and the parameters of the emissions."""
         own = {
             "initial": Param((self.k,), constraints.simplex),
             "transitions": Param((self.k, self.k), constraints.simplex),
@@ -125,7 +140,7 @@ class HiddenMarkov(SequenceModel):
         return own | self.emission.components(*(self.emission.shapes or ()))
 
     def look(self, rows: Rows) -> dict[str, Tensor]:
-        """What the emissions keep of all steps that have a value."""
+        """Return the frame of the emissions, from all steps that have a value."""
         y, there, length = sequences_of(rows)
         require(bool(there.any()), "y", repr(self), "have a value", "only NaN")
         warn_of_silent(int((length == 0).sum()), repr(self), "sequence")
@@ -137,11 +152,11 @@ class HiddenMarkov(SequenceModel):
         return dict(self.emission.frame)
 
     def z_shape(self, rows: Rows) -> tuple[tuple[int, ...], str]:
-        """One a step."""
+        """Return (n, T): there is one z per step."""
         return tuple(rows["y"].shape[:2]), "step"
 
     def check_rows(self, rows: Rows) -> None:
-        """Steps are what the emissions can have made."""
+        """Check that steps are possible under the emissions, and that known z are states."""
         y, there, length = sequences_of(rows)
         check_known(rows.z, self.k, repr(self))
         if rows.z is not None:
@@ -158,14 +173,14 @@ class HiddenMarkov(SequenceModel):
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """What the emissions refuse is refused in the chain's name, which is the one that a person wrote."""
+        """Replace the name of the emissions in error messages by that of this model, which the user wrote."""
         try:
             yield
         except InputError as error:
             raise InputError(str(error).replace(repr(self.emission), repr(self))) from None
 
     def steps(self, y: Tensor) -> Rows:
-        """Steps (m, ...) without their order, as rows of the emissions."""
+        """Return steps (m, ...), in any order, as rows of the emissions."""
         if self.categories:
             y = torch.nn.functional.one_hot(y.long(), self.categories).to(self.dtype)
         return Rows({"y": y})
@@ -173,12 +188,12 @@ class HiddenMarkov(SequenceModel):
     # The equations.
 
     def chances(self, theta: Theta) -> tuple[Tensor, Tensor]:
-        """pi (K,) and A (K, K), none below LEAST."""
-        least = LEAST[self.dtype]
+        """Return pi (K,) and A (K, K), clamped to MIN_PROBABILITY."""
+        least = MIN_PROBABILITY[self.dtype]
         return theta["initial"].clamp_min(least), theta["transitions"].clamp_min(least)
 
     def e_step(self, theta: Theta, rows: Rows) -> Expectation:
-        """Forward and backward, and the expected counts of first states, pairs of states and what each emits."""
+        """Run forward-backward and compute the expected counts of first states, pairs of states and emissions."""
         if rows.temperature != 1 or rows.draws:
             return self.expected_by_steps(theta, rows)
         found, emitted, log_base = self.smoothed(theta, rows)
@@ -198,13 +213,15 @@ class HiddenMarkov(SequenceModel):
         return Expectation(statistics, found.log_evidence(length) + log_base)
 
     def expected_by_steps(self, theta: Theta, rows: Rows) -> Expectation:
-        """The E-step where q is flattened, or where draws of paths stand for it: one step after another."""
+        """Run the E-step with a tempered q, or with draws of paths in place of q, one step at a time."""
         _, _, length = sequences_of(rows)
         emitted = self.emitted(laid(rows["y"], 1))
         log_b = told(self.log_b(theta, emitted), rows.z, 1)
-        log_b = torch.maximum(log_b, log_b.amax(0) + math.log(FAINT[self.dtype])).unflatten(1, emitted.there.shape)
+        log_b = torch.maximum(log_b, log_b.amax(0) + math.log(MIN_EMISSION_RATIO[self.dtype])).unflatten(
+            1, emitted.there.shape
+        )
         initial, transitions = (t.log() for t in self.chances(theta))
-        cold, least = 1 / rows.temperature, LEAST[self.dtype]
+        cold, least = 1 / rows.temperature, MIN_PROBABILITY[self.dtype]
         leaves = [(cold * t).detach().requires_grad_() for t in (initial, transitions, log_b)]
         with torch.enable_grad():
             total, messages = filtered(leaves[0], leaves[1], leaves[2], length, least)  # log sum_z p^s, (n,)
@@ -221,39 +238,41 @@ class HiddenMarkov(SequenceModel):
         return Expectation(statistics | {"base": rows.counted(log_base).sum()}, bound + log_base, gap)
 
     def complete(self, theta: Theta, statistics: Mapping[str, Tensor]) -> Tensor:
-        """Q = sum_k S_k log pi_k + sum_ij S_ij log A_ij + sum_kf S_kf eta_kf + sum_nt log h(y_nt)."""
+        """Return Q = sum_k S_k log pi_k + sum_ij S_ij log A_ij + sum_kf S_kf eta_kf + sum_nt log h(y_nt)."""
         initial, transitions = self.chances(theta)
         chain = (statistics["initial"] * initial.log()).sum() + (statistics["transitions"] * transitions.log()).sum()
         return chain + (statistics["sums"] * self.emission.natural(theta)).sum() + statistics["base"]
 
     def m_step(self, statistics: Mapping[str, Tensor], theta: Theta) -> Theta:
-        """Shares of first states and of pairs, and the emissions' own M-step."""
-        least = LEAST[self.dtype]
+        """Normalise the counts of first states and of pairs, and run the M-step of the emissions."""
+        least = MIN_PROBABILITY[self.dtype]
         fresh = self.emission.m_step({"sums": statistics["sums"]}, theta)
         fresh["initial"] = shares(statistics["initial"][None], theta["initial"][None], least)[0]
         fresh["transitions"] = shares(statistics["transitions"], theta["transitions"], least)
         return {name: fresh[name].to(self.dtype) for name in self.layout.names}
 
     def log_marginal(self, theta: Theta, rows: Rows) -> Tensor:
-        """log p(y_n | theta), (n,), as a function that autograd goes through: one step after another."""
+        """Return log p(y_n | theta), (n,), differentiable by autograd, computed one step at a time."""
         _, _, length = sequences_of(rows)
         emitted = self.emitted(laid(rows["y"], 1))
         emitted.features = emitted.features.clone()
         log_b = told(self.log_b(theta, emitted, careful=False), rows.z, 1).unflatten(1, emitted.there.shape)
         initial, transitions = self.chances(theta)
-        return filtered(initial.log(), transitions.log(), log_b, length, LEAST[self.dtype])[0] + emitted.base.sum(0)
+        return filtered(initial.log(), transitions.log(), log_b, length, MIN_PROBABILITY[self.dtype])[
+            0
+        ] + emitted.base.sum(0)
 
     def smoothed(self, theta: Theta, rows: Rows) -> tuple[Smoothed, Emitted, Tensor]:
-        """Forward and backward messages, all steps as the emissions read them, and log h(y_n), (n,)."""
+        """Return the forward and backward messages, all steps as rows of the emissions, and log h(y_n), (n,)."""
         y = rows["y"]
         chunks = cuts(len(y), y.shape[1], self.k)
         emitted = self.emitted(laid(y, chunks))
         log_b = told(self.log_b(theta, emitted), rows.z, chunks).unflatten(1, emitted.there.shape)
-        found = smooth(*self.chances(theta), log_b, chunks, FAINT[self.dtype])
+        found = smooth(*self.chances(theta), log_b, chunks, MIN_EMISSION_RATIO[self.dtype])
         return found, emitted, emitted.base.sum(0).unflatten(0, (chunks, -1)).sum(0)
 
     def emitted(self, steps: Tensor) -> Emitted:
-        """Steps (L, B, ...) as the emissions read them."""
+        """Return steps (L, B, ...) as rows of the emissions."""
         there = seen(steps)
         values, gone = steps.flatten(0, 1), (~there).flatten().nonzero()[:, 0]
         if len(gone):
@@ -263,13 +282,13 @@ class HiddenMarkov(SequenceModel):
         log_base = features.new_zeros(len(values)) if log_base is None else log_base
         if len(gone):
             features, log_base = features.index_fill_(1, gone, 0.0), log_base.index_fill(0, gone, 0.0)
-        if bool(values.sum().isnan()) and bool(features.sum().isnan()):  # columns apart have no NaN in their features
+        if bool(values.sum().isnan()) and bool(features.sum().isnan()):  # features of diagonal covariances have no NaN
             holes = values.isnan().any(1)
             features = features.index_fill_(1, holes.nonzero()[:, 0], 0.0)
         return Emitted(rows, features, there, log_base.unflatten(0, there.shape), holes)
 
     def log_b(self, theta: Theta, emitted: Emitted, careful: bool = True) -> Tensor:
-        """log b_t(k) without log h, (K, L * B); narrow states by their distances, if `careful`, as in mixtures."""
+        """Return log b_t(k) without log h, (K, L * B); with `careful`, narrow states are evaluated without features."""
         log_b = self.emission.natural(theta) @ emitted.features
         which = self.emission.sharp(theta) if careful else None
         if which is not None and len(which):
@@ -281,14 +300,14 @@ class HiddenMarkov(SequenceModel):
                 emitted.filled.append((index, filled, left))
         return log_b
 
-    # What is hidden.
+    # The hidden states.
 
     def hidden(self, theta: Theta, rows: Rows) -> dict[str, Tensor]:
-        """`responsibilities` p(z_t = k | y), (n, T, K), and the likeliest `path`, (n, T), -1 after the end."""
+        """Return `responsibilities` p(z_t = k | y), (n, T, K), and the most probable `path`, (n, T)."""
         return {"responsibilities": self.responsibilities(theta, rows), "path": self.most_likely(theta, rows)}
 
     def responsibilities(self, theta: Theta, rows: Rows) -> Tensor:
-        """p(z_t = k | y), (n, T, K), NaN after the end."""
+        """Return p(z_t = k | y), (n, T, K), NaN after the end."""
         y, _, length = sequences_of(rows)
         found, _, _ = self.smoothed(theta, rows)
         steps = y.shape[1]
@@ -296,7 +315,7 @@ class HiddenMarkov(SequenceModel):
         return torch.where((torch.arange(steps, device=y.device) < length[:, None])[..., None], q, torch.nan)
 
     def most_likely(self, theta: Theta, rows: Rows) -> Tensor:
-        """The states that are likeliest together (Viterbi, 1967), (n, T), -1 after the end."""
+        """Return the most probable path of states (Viterbi, 1967), (n, T), -1 after the end."""
         y, _, length = sequences_of(rows)
         emitted = self.emitted(laid(y, 1))
         log_b = told(self.log_b(theta, emitted), rows.z, 1).unflatten(1, emitted.there.shape)  # (K, T, n)
@@ -304,7 +323,7 @@ class HiddenMarkov(SequenceModel):
         return viterbi(initial.log(), transitions.log(), log_b, length)
 
     def generate(self, theta: Theta, n: int, generator: torch.Generator, steps: int | None = None) -> Generated:
-        """States one after another, (n, T), and what each emits."""
+        """Draw paths of states (n, T), and an emission of each state."""
         length = self.steps_or(steps)
         path = [torch.multinomial(theta["initial"], n, replacement=True, generator=generator)]
         for _ in range(length - 1):
@@ -317,10 +336,10 @@ class HiddenMarkov(SequenceModel):
             y = self.emission.emit(theta, flat, generator)
         return Generated(y.unflatten(0, (n, length)), z)
 
-    # Beginning and ending.
+    # Initialisation and warnings.
 
     def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
-        """The M-step of a first split of all steps into clusters; each pair of states is counted once more."""
+        """Initialise by the M-step of a clustering of all steps; one is added to the count of each pair of states."""
         y, there, _ = sequences_of(rows)
         counts = y.new_ones(len(y)) if rows.weights is None else rows.weights
         counts = counts[:, None].expand_as(there)
@@ -340,14 +359,16 @@ class HiddenMarkov(SequenceModel):
         return {name: (chain | emitted)[name] for name in self.layout.names}
 
     def allows(self, theta: Theta) -> bool:
-        """Whether no chance is below LEAST, and the emissions say so too."""
+        """Whether no probability is below MIN_PROBABILITY, and the emissions satisfy their bounds."""
         least = min(float(theta[name].min()) for name in ("initial", "transitions"))
-        return least >= LEAST[self.dtype] and self.emission.allows(theta)
+        return least >= MIN_PROBABILITY[self.dtype] and self.emission.allows(theta)
 
     def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
-        """States that are never visited, or whose emissions are held up by the floor."""
+        """Warn about states that are never visited, and about emissions whose variance is at the floor."""
         visits = statistics["sums"][:, -1]
-        sentences = self.emission.doubts(theta | {"weights": torch.where(visits > EMPTY, visits, 0.0)}, statistics)
+        sentences = self.emission.doubts(
+            theta | {"weights": torch.where(visits > EMPTY_COMPONENT_ROWS, visits, 0.0)}, statistics
+        )
         return [sentence.replace(repr(self.emission), repr(self)) for sentence in sentences]
 
 
@@ -371,12 +392,14 @@ class Emitted:
 
 
 def told(log_b: Tensor, z: Tensor | None, chunks: int) -> Tensor:
-    """log b_t (K, L * B) with no chance for any state but the one that is known, from z (n, T)."""
+    """Set log b_t (K, L * B) to minus infinity for every state other than a known one, from z (n, T)."""
     return log_b if z is None else restricted(log_b, laid(z.to(log_b.dtype), chunks).flatten())
 
 
 def shares(counts: Tensor, before: Tensor, least: float) -> Tensor:
-    """Rows of counts (m, K) as chances, none below the least; a row without counts stays as it was."""
+    """Normalise rows of counts (m, K), with no probability below `least`; a row without counts stays unchanged."""
     total = counts.sum(1, keepdim=True)
-    kept = torch.where(total > EMPTY, counts / total.clamp_min(EMPTY), before.to(counts.dtype))
+    kept = torch.where(
+        total > EMPTY_COMPONENT_ROWS, counts / total.clamp_min(EMPTY_COMPONENT_ROWS), before.to(counts.dtype)
+    )
     return raised_shares(kept, least)

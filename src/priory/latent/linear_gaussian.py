@@ -39,16 +39,26 @@ if TYPE_CHECKING:
 
 
 class LinearGaussian(SequenceModel):
-    """A state of k numbers behind sequences of D columns.
+    """A linear-Gaussian state space model (Kalman filter) with a state of k numbers.
 
-    Parameters are `initial_mean` (k,) and `initial_covariance` (k, k), `transition` A and `transition_noise` Q (k, k),
-    `loadings` C (D, k), `offset` d (D,) and `variances` psi (D,). Data are sequences (n, T) or (n, T, D), NaN after the
-    end of a shorter one, or a list of (T,) or (T, D). Missing values are NaN too.
+    Data are sequences (n, T) or (n, T, D), padded with NaN at the end, or a list of (T,) or (T, D); NaN before the end
+    marks a missing value. The parameters are `initial_mean` (k,), `initial_covariance` (k, k), `transition` A (k, k),
+    `transition_noise` Q (k, k), `loadings` C (D, k), `offset` d (D,) and `variances` psi (D,).
 
-    >>> LinearGaussian(0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'k' argument of LinearGaussian must be an integer >= 1, got 0.
+    Args:
+        k: Size of the state.
+        floor: Smallest noise variance of a column, as a fraction of the column's variance, and smallest eigenvalue of
+            `initial_covariance` and `transition_noise`. Default: 1e-6.
+        given: "weights" if the data end with one weight per sequence. Default: ().
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> LinearGaussian(0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'k' argument of LinearGaussian must be an integer >= 1, got 0.
     """
 
     weighs: ClassVar[bool] = True

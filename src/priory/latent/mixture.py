@@ -1,9 +1,9 @@
-"""Mixtures: each row comes from one of K components, and z says from which.
+"""Mixtures: each row comes from one of K components, and z is the index of the component.
 
     p(y | theta) = sum_k pi_k p(y | theta_k),      p(y | theta_k) = h(y) exp(eta(theta_k) . T(y))
 
-A component is of an exponential family: its log density is linear in features T(y), of which the last is 1. For n rows
-the K log densities are then one product of matrices, and so are the expected statistics:
+A component belongs to an exponential family: its log density is linear in features T(y), of which the last is 1. For n
+rows the K log densities are then one matrix product, and so are the expected statistics:
 
     log p(y_n, z_n = k) = [eta T']_kn + log h(y_n),      S = q T,      Q = sum_kf S_kf eta_kf + sum_n log h(y_n)
 
@@ -28,13 +28,18 @@ from priory.latent.starts import clusters
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-EMPTY = 1e-10  # rows' worth of responsibility below which a component has none
+EMPTY_COMPONENT_ROWS = 1e-10  # sum of responsibilities below which a component has no rows
 
 
 class MixtureModel(Latent):
-    """A mixture of K components of an exponential family, with weights pi.
+    """Base class of mixtures of K components from an exponential family, with weights pi.
 
-    A family says `components`, `features`, `natural` and `maximise`.
+    A subclass implements `components`, `features`, `natural`, `maximise` and `coordinates`.
+
+    Args:
+        k: Number of components K.
+        given: The parts that follow the rows in the data: "weights", one per row; "z", the known component of each row,
+            -1 where it is hidden; or both. Default: ().
     """
 
     weighs: ClassVar[bool] = True
@@ -42,9 +47,9 @@ class MixtureModel(Latent):
     labels: ClassVar[bool] = True
     tempers: ClassVar[bool] = True
     samples: ClassVar[bool] = True
-    soft: ClassVar[float] = 0.0  # how much of each row the first clusters share, where a hard split starves a component
+    soft: ClassVar[float] = 0.0  # share of each row that is spread over all components at initialisation
     shared: tuple[str, ...] = ()  # parameters that the components have in common
-    speaks: bool = True  # whether it warns of its rows; those of a chain are steps, of which the chain warns
+    speaks: bool = True  # whether it warns about its rows; a hidden Markov model warns about its steps itself
 
     def __init__(self, k: int, given: str | Sequence[str] = ()) -> None:
         name = type(self).__name__
@@ -54,57 +59,57 @@ class MixtureModel(Latent):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.k})"
 
-    # What a family says.
+    # The exponential family.
 
     @abstractmethod
     def components(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
-        """The parameters of the components."""
+        """Declare the parameters of the components."""
 
     @abstractmethod
     def features(self, rows: Rows) -> Tensor:
-        """T(y), (F, n), its last row 1. It may be a buffer that the next call overwrites."""
+        """Return the features T(y), (F, n), the last row 1. The next call may overwrite the tensor."""
 
     @abstractmethod
     def natural(self, theta: Theta) -> Tensor:
-        """eta, (K, F), without the weights."""
+        """Return the natural parameters eta, (K, F), without the weights."""
 
     @abstractmethod
     def maximise(self, sums: Tensor, theta: Theta) -> Theta:
-        """The components' parameters where Q is highest, from S (K, F)."""
+        """Return the components' parameters that maximise Q, from S (K, F)."""
 
     @abstractmethod
     def coordinates(self, rows: Rows) -> Tensor:
-        """Rows as points (n, d) among which clusters are looked for, without NaN."""
+        """Return the rows as points (n, d) without NaN, for k-means."""
 
     def emit(self, theta: Theta, z: Tensor, generator: torch.Generator) -> Tensor:
-        """A y from the component of each z (n,), (n, ...)."""
+        """Draw y (n, ...) from the component of each z (n,)."""
         raise InputError(f"{self!r} can't make rows: it says y given x, and nothing of x. Use predict.")
 
     def base(self, rows: Rows) -> Tensor | None:
-        """log h(y), (n,); None where it is zero."""
+        """Return log h(y), (n,); None if it is zero."""
         return None
 
     def sharp(self, theta: Theta) -> Tensor:
-        """Components so narrow that the sum over features loses digits, by number."""
+        """Return the indices of components so narrow that the sum over features loses digits."""
         return torch.empty(0, dtype=torch.long)
 
     def direct(self, theta: Theta, rows: Rows, which: Tensor) -> Tensor:
-        """log p(y_n | theta_k) / h(y_n) of sharp components, without features, (len(which), n)."""
+        """Return log p(y_n | theta_k) / h(y_n) of narrow components, without features, (len(which), n)."""
         raise NotImplementedError
 
     # The equations.
 
     def params(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
-        """The weights, and the parameters of the components."""
+        """Declare the weights and the parameters of the components."""
         return {"weights": Param((self.k,), constraints.simplex), **self.components(*shapes)}
 
     def weighted(self, theta: Theta) -> Tensor:
-        """eta with log pi_k in its last column, (K, F)."""
+        """Return eta with log pi_k added to its last column, (K, F)."""
         eta = self.natural(theta)
         return torch.cat([eta[:, :-1], eta[:, -1:] + log_weights(theta)[:, None]], 1)
 
     def e_step(self, theta: Theta, rows: Rows) -> Expectation:
-        """Responsibilities, and their statistics: two products of matrices."""
+        """Compute the responsibilities and their statistics by two matrix products."""
         features = self.features(rows)
         logits = self.weighted(theta).to(features.dtype) @ features
         which = self.sharp(theta)
@@ -118,25 +123,26 @@ class MixtureModel(Latent):
         return Expectation({"sums": sums, "base": rows.counted(base).sum()}, found.bound + base, found.gap)
 
     def complete(self, theta: Theta, statistics: Mapping[str, Tensor]) -> Tensor:
-        """Q = sum_kf S_kf eta_kf + sum_n log h(y_n)."""
+        """Return Q = sum_kf S_kf eta_kf + sum_n log h(y_n)."""
         return (statistics["sums"] * self.weighted(theta)).sum() + statistics["base"]
 
     def m_step(self, statistics: Mapping[str, Tensor], theta: Theta) -> Theta:
-        """The weights are the components' shares; a component that has lost its rows stays as it was."""
+        """Maximise Q: the weights are the components' shares, and a component without rows stays unchanged."""
         sums = statistics["sums"]
         counts = sums[:, -1]
-        there = counts > EMPTY
+        there = counts > EMPTY_COMPONENT_ROWS
         fresh = self.maximise(sums, theta)
         for name, t in fresh.items():
             if name not in self.shared:
                 fresh[name] = torch.where(there.reshape(-1, *[1] * (t.ndim - 1)), t, theta[name].to(t.dtype))
-        fresh["weights"] = torch.where(there, counts, 0.0) / counts[there].sum().clamp_min(EMPTY)
+        fresh["weights"] = torch.where(there, counts, 0.0) / counts[there].sum().clamp_min(EMPTY_COMPONENT_ROWS)
         return {name: fresh[name].to(self.dtype) for name in self.layout.names}
 
     def log_joint(self, theta: Theta, rows: Rows, careful: bool = False) -> Tensor:
-        """log p(y_n, z_n = k | theta), (K, n), as a function that autograd goes through.
+        """Return log p(y_n, z_n = k | theta), (K, n), differentiable by autograd.
 
-        `careful` looks for narrow components, as an E-step does; not for autograd, nor for several theta at once.
+        With `careful`, narrow components are evaluated without features, as in the E-step; this supports neither
+        autograd nor several theta at once.
         """
         features = self.features(rows)
         values = self.weighted(theta).to(features.dtype) @ features.clone()
@@ -147,43 +153,43 @@ class MixtureModel(Latent):
         return values if base is None else values + base
 
     def log_marginal(self, theta: Theta, rows: Rows) -> Tensor:
-        """log p(y_n | theta), or log p(y_n, z_n | theta) where z is known, (n,)."""
+        """Return log p(y_n | theta), or log p(y_n, z_n | theta) where z is known, (n,)."""
         return restricted(self.log_joint(theta, rows), rows.z).logsumexp(0)
 
     def responsibilities(self, theta: Theta, rows: Rows) -> Tensor:
-        """q(z_n = k) = p(z_n = k | y_n, theta), (n, K)."""
+        """Return q(z_n = k) = p(z_n = k | y_n, theta), (n, K)."""
         return restricted(self.log_joint(theta, rows, careful=True), rows.z).softmax(0).T
 
     def generate(self, theta: Theta, n: int, generator: torch.Generator, steps: int | None = None) -> Generated:
-        """z by the weights, and y from the component that it names."""
+        """Draw z from the weights, and y from component z."""
         z = torch.multinomial(theta["weights"], n, replacement=True, generator=generator)
         return Generated(self.emit(theta, z, generator), z)
 
     def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
-        """The M-step of a first split into clusters."""
+        """Initialise by clustering the rows and taking the M-step of the clusters."""
         labels = clusters(self.coordinates(rows), self.k, how, generator, rows.weights, rows.z)
         return self.begin_from(labels, rows)
 
     def begin_from(self, labels: Tensor, rows: Rows) -> Theta:
-        """The M-step of a hard split."""
+        """Return the M-step of a hard assignment of rows to components."""
         sums = self.split(labels, rows)
         return self.m_step({"sums": sums}, self.layout.constrain(sums.new_zeros(self.layout.size)))
 
     def split(self, labels: Tensor, rows: Rows) -> Tensor:
-        """S of a hard split, softened by `soft`; a component without rows begins as the average one."""
+        """Return S of a hard assignment, softened by `soft`; a component without rows gets the average of all."""
         q = torch.nn.functional.one_hot(labels, self.k).T.to(self.dtype)
         q = (1 - self.soft) * q + self.soft / self.k
         sums = self.split_statistics(q * (1 if rows.weights is None else rows.weights), rows).double()
         average = sums.sum(0, keepdim=True) / self.k
-        return torch.where(sums[:, -1:] > EMPTY, sums, average)
+        return torch.where(sums[:, -1:] > EMPTY_COMPONENT_ROWS, sums, average)
 
     def split_statistics(self, q: Tensor, rows: Rows) -> Tensor:
-        """S = q T (K, F) of a split q (K, n) that no theta gave."""
+        """Return S = q T (K, F) of given responsibilities q (K, n)."""
         blocks = [slice(i, i + self.block) for i in range(0, len(rows), self.block)]
         return torch.stack([q[:, block] @ self.features(rows.at(block)).mT for block in blocks]).sum(0)
 
     def warn_of(self, rows: int, silent: int = 0) -> None:
-        """Say how many rows say nothing, and when there are fewer rows than components."""
+        """Warn about rows without a value, and if there are fewer rows than components."""
         if not self.speaks:
             return
         warn_of_silent(silent, f"the components of {self!r}")
@@ -191,12 +197,12 @@ class MixtureModel(Latent):
             warn(f"{self!r} has more components than there are rows, {rows}: some say the same, or nothing.")
 
     def check_rows(self, rows: Rows) -> None:
-        """Known z are components."""
+        """Check that known z are indices of components."""
         check_known(rows.z, self.k, repr(self))
 
     def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
-        """Components that have lost their rows."""
-        empty = (theta["weights"] <= EMPTY).nonzero()[:, 0].tolist()
+        """Warn about components without rows."""
+        empty = (theta["weights"] <= EMPTY_COMPONENT_ROWS).nonzero()[:, 0].tolist()
         if not empty:
             return []
         which = f"Component{'s' * (len(empty) > 1)} {', '.join(map(str, empty))} of {self!r}"
@@ -204,7 +210,7 @@ class MixtureModel(Latent):
 
 
 def named_parts(given: str | Sequence[str], owner: str) -> tuple[str, ...]:
-    """What the data hold beside the rows of a mixture or a chain, as a tuple."""
+    """Read the `given` argument of a mixture or a hidden Markov model as a tuple."""
     named = (given,) if isinstance(given, str) else tuple(given)
     ok = all(word in ("weights", "z") for word in named) and len(set(named)) == len(named)
     require(ok, "given", owner, "be 'weights', 'z' or both", repr(given))
@@ -212,7 +218,7 @@ def named_parts(given: str | Sequence[str], owner: str) -> tuple[str, ...]:
 
 
 def check_known(z: Tensor | None, k: int, owner: str) -> None:
-    """Known z are numbers of components."""
+    """Raise an error unless known z are indices of components."""
     if z is not None:
         ok = bool((z >= -1).all()) and bool((z < k).all())
         must = f"be from 0 to {k - 1}, or -1 where it is hidden"
@@ -220,18 +226,18 @@ def check_known(z: Tensor | None, k: int, owner: str) -> None:
 
 
 def log_weights(theta: Theta) -> Tensor:
-    """log pi, (K,), finite also for a component without rows."""
+    """Return log pi, (K,), which is finite also for a component without rows."""
     return theta["weights"].clamp_min(torch.finfo(theta["weights"].dtype).tiny).log()
 
 
 class Assigned:
-    """Responsibilities q (K, n), and the bound and the gap that they leave, (n,)."""
+    """Responsibilities q (K, n), with the bound and its gap to the log-likelihood, (n,)."""
 
     def __init__(self, q: Tensor, bound: Tensor, gap: Tensor | None) -> None:
         self.q, self.bound, self.gap = q, bound, gap
 
     def q_counted(self, rows: Rows) -> Tensor:
-        """q, each row as often as it counts; or the shares of draws from q, which stand for it."""
+        """Return q times the rows' weights; if draws are requested, the shares of draws from q replace q."""
         q = self.q
         if rows.draws:
             drawn = torch.multinomial(q.T.double(), rows.draws, replacement=True, generator=rows.generator)  # (n, M)
@@ -240,7 +246,7 @@ class Assigned:
 
 
 def assigned(logits: Tensor, rows: Rows) -> Assigned:
-    """q from log p(y, z = k), (K, n), which is overwritten."""
+    """Compute q from log p(y, z = k), (K, n), which is overwritten."""
     logits = restricted(logits, rows.z)
     if rows.temperature != 1:
         return tempered(logits, rows.temperature)
@@ -251,14 +257,14 @@ def assigned(logits: Tensor, rows: Rows) -> Assigned:
 
 
 def tempered(logits: Tensor, temperature: float) -> Assigned:
-    """q in proportion to p(y, z = k)^(1/T); its bound is below log p(y) by KL(q || p(z | y))."""
+    """Compute q proportional to p(y, z = k)^(1/T); its bound is below log p(y) by KL(q || p(z | y))."""
     q = (logits / temperature).softmax(0)
     bound = (torch.where(q > 0, q * logits, 0.0) - torch.xlogy(q, q)).sum(0)
     return Assigned(q, bound, logits.logsumexp(0) - bound)
 
 
 def restricted(logits: Tensor, z: Tensor | None) -> Tensor:
-    """log p(y, z = k) (K, n) with no chance for any k but the one that is known."""
+    """Set log p(y, z = k) (K, n) to minus infinity for every k other than a known z."""
     if z is None:
         return logits
     other = torch.arange(len(logits), device=logits.device)[:, None] != z
@@ -266,11 +272,20 @@ def restricted(logits: Tensor, z: Tensor | None) -> Tensor:
 
 
 def bounds(model: MixtureModel, theta: Theta, rows: Rows, q: Tensor) -> dict[str, Tensor]:
-    """L(q, theta) for any responsibilities q (n, K), in its three textbook forms, which agree.
+    """Return the bound L(q, theta) for any responsibilities in its three textbook forms, which agree.
 
     "joint"     sum_n  E_q[log p(y_n, z | theta)] + H(q_n)
     "prior"     sum_n  E_q[log p(y_n | z, theta)] - KL(q_n || p(z | theta))
     "posterior" sum_n  log p(y_n | theta) - KL(q_n || p(z | y_n, theta))
+
+    Args:
+        model: A mixture that is bound to data.
+        theta: The parameters by name.
+        rows: The rows.
+        q: The responsibilities, (n, K).
+
+    Returns:
+        The three values by name.
     """
     joint = model.log_joint(theta, rows).T  # (n, K)
     prior = theta["weights"].log()

@@ -29,7 +29,7 @@ from priory.core.errors import InputError, require, whole
 from priory.core.flat import Param
 from priory.latent.base import Expectation, Latent, Rows, Theta
 from priory.latent.gaussian_mixture import columns
-from priory.latent.mixture import EMPTY, assigned, restricted
+from priory.latent.mixture import EMPTY_COMPONENT_ROWS, assigned, restricted
 from priory.latent.regression_mixture import RegressionMixture
 
 if TYPE_CHECKING:
@@ -42,15 +42,26 @@ CAUTION = 0.1  # the same for a network, whose parabola is trusted near w_t only
 
 
 class MixtureOfExperts(Latent):
-    """K linear experts, `coefficients` (K, D), `intercepts` (K,), `variances` (K,), and a gate. Data are (x, y).
+    """A mixture of K linear experts whose weights depend on x through a gate.
 
-    `gate` is a module that maps x (n, D) to K numbers a row, or None for a linear one; it reads x centred and scaled.
-    Its parameters are named `gate.weight` and so on. Variances are kept above `floor` times that of y.
+    Data are inputs (n, D) or (n,) and targets (n,). The parameters are `coefficients` (K, D), `intercepts` (K,) and
+    `variances` (K,) of the experts, and those of the gate, named `gate.weight` and so on.
 
-    >>> MixtureOfExperts(2, gate="linear")
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'gate' argument of MixtureOfExperts must be a torch.nn.Module, or None, got 'linear'.
+    Args:
+        k: Number of experts K, an integer >= 2.
+        gate: A module that maps x (n, D), centred and scaled, to K logits per row. Default: None, a linear gate.
+        floor: Smallest variance of an expert, as a fraction of the variance of y. Default: 1e-6.
+        given: The parts that follow the rows in the data: "weights", one per row; "z", the known expert of each row,
+            -1 where it is hidden; or both. Default: ().
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> MixtureOfExperts(2, gate="linear")
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'gate' argument of MixtureOfExperts must be a torch.nn.Module, or None, got 'linear'.
     """
 
     weighs: ClassVar[bool] = True
@@ -172,7 +183,9 @@ class MixtureOfExperts(Latent):
         old = {name: t.to(statistics["gate_slope"].dtype) for name, t in theta.items() if name.startswith(GATE)}
         w = torch.cat([t.reshape(-1) for t in old.values()])
         curvature = statistics["gate_curvature"]
-        damping = (DAMPING if self.net is None else CAUTION) * curvature.diagonal().mean().clamp_min(EMPTY)
+        damping = (DAMPING if self.net is None else CAUTION) * curvature.diagonal().mean().clamp_min(
+            EMPTY_COMPONENT_ROWS
+        )
         slope = statistics["gate_slope"] - curvature @ w
         step = torch.linalg.solve(curvature + damping * torch.eye(len(w), dtype=w.dtype, device=w.device), slope)
         sizes = [t.numel() for t in old.values()]
@@ -213,7 +226,9 @@ class MixtureOfExperts(Latent):
     def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
         """Experts that nobody asks, or that the floor holds up."""
         counts = statistics["sums"][:, -1]
-        sentences = self.experts.doubts(theta | {"weights": torch.where(counts > EMPTY, counts, 0.0)}, statistics)
+        sentences = self.experts.doubts(
+            theta | {"weights": torch.where(counts > EMPTY_COMPONENT_ROWS, counts, 0.0)}, statistics
+        )
         return [sentence.replace(repr(self.experts), repr(self)) for sentence in sentences]
 
 

@@ -22,12 +22,24 @@ LEAST = 1e-12  # a probability of exactly 0 could never change again
 
 
 class MultinomialMixture(MixtureModel):
-    """K components over D categories, `probs` (K, D). Data are counts (n, D); a row of one 1 is a single draw.
+    """A mixture of K multinomial distributions over D categories.
 
-    >>> MultinomialMixture(2, given="prior")
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'given' argument of MultinomialMixture must be 'weights', 'z' or both, got 'prior'.
+    Data are counts (n, D); a row with a single 1 is one categorical observation. The parameters are `weights` (K,) and
+    `probs` (K, D).
+
+    Args:
+        k: Number of components K.
+        given: The parts that follow the rows in the data: "weights", one per row; "z", the known component of each row,
+            -1 where it is hidden; or both. Default: ().
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> MultinomialMixture(2, given="prior")
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'given' argument of MultinomialMixture must be 'weights', 'z' or both, got 'prior'.
     """
 
     soft: ClassVar[float] = 0.1

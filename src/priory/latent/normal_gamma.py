@@ -31,14 +31,24 @@ if TYPE_CHECKING:
 
 
 class NormalGamma(Conjugate):
-    """One column of normal data; `mean` and `precision` are unknown, with a Normal-Gamma prior.
+    """A normal distribution with unknown mean and precision and a Normal-Gamma prior.
 
-    The prior is as strong as `strength` rows at `mean`, and its precision is Gamma(`shape`, `rate`).
+    Data are one column, (n,). The parameters are `mean` mu and `precision` tau.
 
-    >>> NormalGamma(rate=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'rate' argument of NormalGamma must be a positive number, got 0.
+    Args:
+        mean: Prior mean mu_0. Default: 0.0.
+        strength: Weight lambda_0 of the prior mean, in rows. Default: 1.0.
+        shape: Shape a_0 of the Gamma prior of tau. Default: 1.0.
+        rate: Rate b_0 of the Gamma prior of tau. Default: 1.0.
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> NormalGamma(rate=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'rate' argument of NormalGamma must be a positive number, got 0.
     """
 
     starts: ClassVar[tuple[str, ...]] = ("prior", "random")

@@ -25,12 +25,24 @@ LEAST = 1e-12  # a rate of exactly 0 could never change again
 
 
 class PoissonMixture(ColumnMixture):
-    """K components of independent counts, `rates` (K, D). Data are integers >= 0, or NaN.
+    """A mixture of K components of independent Poisson counts.
 
-    >>> PoissonMixture("two")
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'k' argument of PoissonMixture must be an integer >= 1, got 'two'.
+    Data are integers >= 0, (n, D) or (n,); NaN marks a missing value. The parameters are `weights` (K,) and `rates`
+    (K, D).
+
+    Args:
+        k: Number of components K.
+        given: The parts that follow the rows in the data: "weights", one per row; "z", the known component of each row,
+            -1 where it is hidden; or both. Default: ().
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> PoissonMixture("two")
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'k' argument of PoissonMixture must be an integer >= 1, got 'two'.
     """
 
     parameter: ClassVar[str] = "rates"

@@ -17,12 +17,23 @@ from priory.latent.factor_analysis import FactorAnalysis
 
 
 class PrincipalComponents(FactorAnalysis):
-    """k components of D columns: `mean` (D,), `loadings` (D, k) and `variance` (). Data are (n, D), NaN missing.
+    """Probabilistic principal components: y = mu + W z + noise with equal noise in all columns.
 
-    >>> PrincipalComponents(2, floor=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'floor' argument of PrincipalComponents must lie between 0 and 1, got 0.
+    Data are (n, D); NaN marks a missing value. The parameters are `mean` (D,), `loadings` W (D, k) and `variance` ().
+
+    Args:
+        k: Number of components, less than D.
+        floor: Smallest noise variance, as a fraction of the data's variance. Default: 1e-6.
+        given: "weights" if the data end with one weight per row. Default: ().
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> PrincipalComponents(2, floor=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'floor' argument of PrincipalComponents must lie between 0 and 1, got 0.
     """
 
     noise: ClassVar[str] = "variance"

@@ -17,14 +17,26 @@ if TYPE_CHECKING:
 
 
 class PrincipalComponentsMixture(FactorAnalysisMixture):
-    """K components of D columns, with `factors` directions in each. Data are (n, D), NaN missing.
+    """A mixture of K probabilistic principal component analysers.
 
-    Parameters are `weights` (K,), `means` (K, D), `loadings` (K, D, `factors`) and `variances` (K,).
+    Data are (n, D); NaN marks a missing value. The parameters are `weights` (K,), `means` (K, D), `loadings`
+    (K, D, factors) and `variances` (K,).
 
-    >>> PrincipalComponentsMixture(0, factors=1)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'k' argument of PrincipalComponentsMixture must be an integer >= 1, got 0.
+    Args:
+        k: Number of components K of the mixture.
+        factors: Number of principal directions of each component, less than D.
+        floor: Smallest noise variance, as a fraction of the data's variance. Default: 1e-6.
+        given: The parts that follow the rows in the data: "weights", one per row; "z", the known component of each row,
+            -1 where it is hidden; or both. Default: ().
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> PrincipalComponentsMixture(0, factors=1)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'k' argument of PrincipalComponentsMixture must be an integer >= 1, got 0.
     """
 
     @property

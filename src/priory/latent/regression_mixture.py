@@ -17,7 +17,7 @@ from priory.core.errors import require
 from priory.core.flat import Param
 from priory.latent.base import Rows, Theta
 from priory.latent.frames import frame
-from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, SHARP, columns, matrices, pairs
+from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, NARROW_VARIANCE, columns, matrices, pairs
 from priory.latent.mixture import MixtureModel
 
 if TYPE_CHECKING:
@@ -25,14 +25,26 @@ if TYPE_CHECKING:
 
 
 class RegressionMixture(MixtureModel):
-    """K lines with Gaussian noise: `coefficients` (K, D), `intercepts` (K,) and `variances` (K,). Data are (x, y).
+    """A mixture of K linear regressions with Gaussian noise.
 
-    Variances are kept above `floor` times that of y: a line through few rows wants none.
+    Data are inputs (n, D) or (n,) and targets (n,). The parameters are `weights` (K,), `coefficients` (K, D),
+    `intercepts` (K,) and `variances` (K,).
 
-    >>> RegressionMixture(2, floor=0.0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'floor' argument of RegressionMixture must lie between 0 and 1, got 0.0.
+    Args:
+        k: Number of regressions K.
+        floor: Smallest variance of a component, as a fraction of the variance of y. It prevents the variance of a line
+            through few rows from vanishing. Default: 1e-6.
+        given: The parts that follow the rows in the data: "weights", one per row; "z", the known component of each row,
+            -1 where it is hidden; or both. Default: ().
+
+    Raises:
+        InputError: If an argument is invalid.
+
+    Example:
+        >>> RegressionMixture(2, floor=0.0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'floor' argument of RegressionMixture must lie between 0 and 1, got 0.0.
     """
 
     parts: ClassVar[tuple[str, ...]] = ("x", "y")
@@ -110,7 +122,7 @@ class RegressionMixture(MixtureModel):
 
     def sharp(self, theta: Theta) -> Tensor:
         """Components with little noise."""
-        return (self.standard(theta)[1] < SHARP).nonzero()[:, 0]
+        return (self.standard(theta)[1] < NARROW_VARIANCE).nonzero()[:, 0]
 
     def direct(self, theta: Theta, rows: Rows, which: Tensor) -> Tensor:
         """log N(y_n; b_k . x_n, v_k) from the residuals."""

@@ -1,4 +1,4 @@
-"""What goes into an E-step and what comes out of it: rows by name, expected statistics, generated rows."""
+"""Inputs and outputs of an E-step: rows by name, expected statistics and generated rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,23 @@ Theta = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Rows:
-    """A block of rows as an E-step gets it: the parts of the data by name, and what else is known or asked."""
+    """A block of n rows, as an E-step receives it.
 
-    parts: dict[str, Tensor]  # each (n, ...)
-    weights: Tensor | None = None  # (n,), how often each row counts; None: once
-    z: Tensor | None = None  # (n,), where it is known; -1 where it is hidden
-    temperature: float = 1.0  # q is p(z | y)^(1/T), made to add up to one
-    draws: int = 0  # of z, from q, that stand for it in the statistics; 0: q itself
-    generator: torch.Generator | None = None  # of those draws
+    Args:
+        parts: The parts of the data by name, each (n, ...).
+        weights: How often each row counts, (n,). Default: None, once.
+        z: Known hidden variables, (n,), -1 where hidden. Default: None, all are hidden.
+        temperature: T of q, which is proportional to p(z | y)^(1/T). Default: 1.0.
+        draws: Number of draws of z that replace q in the statistics. Default: 0, q itself is used.
+        generator: Generator of the draws. Default: None.
+    """
+
+    parts: dict[str, Tensor]
+    weights: Tensor | None = None
+    z: Tensor | None = None
+    temperature: float = 1.0
+    draws: int = 0
+    generator: torch.Generator | None = None
 
     def __getitem__(self, name: str) -> Tensor:
         return self.parts[name]
@@ -29,11 +38,11 @@ class Rows:
         return len(next(iter(self.parts.values())))
 
     def counted(self, values: Tensor) -> Tensor:
-        """Values a row, (n, ...), each times the row's weight."""
+        """Multiply values per row, (n, ...), by the weight of each row."""
         return values if self.weights is None else values * self.weights.reshape(-1, *[1] * (values.ndim - 1))
 
     def at(self, index: Tensor | slice) -> Rows:
-        """Some of the rows."""
+        """Return some of the rows."""
         pick = lambda t: None if t is None else t[index]  # noqa: E731
         parts = {name: t[index] for name, t in self.parts.items()}
         return replace(self, parts=parts, weights=pick(self.weights), z=pick(self.z))
@@ -41,11 +50,17 @@ class Rows:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What an E-step finds: S, and the bound L(q, theta) a row, (n,), or for all of the data, ()."""
+    """The result of an E-step.
 
-    statistics: dict[str, Tensor]  # sums over the rows, each times its weight
-    bound: Tensor  # a row, not yet times its weight
-    gap: Tensor | None = None  # KL(q || p(z | y, theta)), likewise; None where q is exact and there is none
+    Attributes:
+        statistics: The expected statistics S by name, weighted sums over rows.
+        bound: The bound L(q, theta) per row, (n,), not multiplied by the weights; or for all rows, ().
+        gap: KL(q || p(z | y, theta)) in the same form; None if q is exact, so that it is zero.
+    """
+
+    statistics: dict[str, Tensor]
+    bound: Tensor
+    gap: Tensor | None = None
 
     @property
     def log_likelihood(self) -> Tensor:
@@ -54,7 +69,12 @@ class Expectation:
 
 
 class Generated(NamedTuple):
-    """Rows that a model has made, and the hidden z that each came from."""
+    """Rows drawn from a model.
+
+    Attributes:
+        y: The generated rows, (n, ...).
+        z: The hidden variables that they were generated from, (n, ...).
+    """
 
     y: Tensor
     z: Tensor

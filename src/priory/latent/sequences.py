@@ -99,7 +99,7 @@ def padded(sequences: Sequence[Any]) -> Tensor:
 def padded_states(states: Sequence[Any], owner: str) -> Tensor:
     """Known states of sequences, each (T_n,), as integers (n, T), -1 after each one's end."""
     numbers = padded(states).nan_to_num(-1)
-    must = "be integers, one a step, -1 where it is hidden"
+    must = "be integers, one per step, -1 where it is hidden"
     require(numbers.ndim == 2 and bool((numbers == numbers.floor()).all()), "z", owner, must, numbers)
     return numbers.long()
 

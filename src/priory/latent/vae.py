@@ -43,15 +43,24 @@ ENCODER, DECODER, OWN = "encoder.", "decoder.", "likelihood."
 
 
 class VAE(Latent):
-    """Rows made by a network from a hidden z of `latent` numbers; encoder and decoder are the person's own.
+    """A variational auto-encoder: z ~ N(0, I), y ~ likelihood(decoder(z)), q(z | y) given by the encoder.
 
-    The encoder takes rows (n, ...) to (n, 2 latent): means, and then logarithms of standard deviations. The decoder
-    takes z (n, latent) to what the likelihood needs of a row. Both are copied, never changed, and run in eval mode.
+    Both networks are copied, never changed, and evaluated in eval mode. It is fitted by `AmortisedEM`.
 
-    >>> VAE(nn.Linear(3, 4), nn.Linear(2, 3), latent=0)
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'latent' argument of VAE must be an integer >= 1, got 0.
+    Args:
+        encoder: A module that maps rows (n, ...) to (n, 2 latent): means, then log standard deviations.
+        decoder: A module that maps z (n, latent) to the outputs that the likelihood expects.
+        latent: Number of dimensions of z.
+        likelihood: The distribution of a row given the decoder's outputs. Default: None, `Gaussian()`.
+
+    Raises:
+        InputError: If an argument is invalid, or a network has buffers.
+
+    Example:
+        >>> VAE(nn.Linear(3, 4), nn.Linear(2, 3), latent=0)
+        Traceback (most recent call last):
+        ...
+        priory.InputError: The 'latent' argument of VAE must be an integer >= 1, got 0.
     """
 
     exact: bool = False

@@ -1,4 +1,4 @@
-"""What an author of a method needs to test it: exact targets and assertions in standard errors."""
+"""Tools for testing an inference method: problems with exact answers, and assertions in standard errors."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@
     def test_my_method_keeps_the_contract(clause):
         clause(MyMethod())
 
-Each clause is a function of a method and raises AssertionError where the contract is broken. The problems are small:
-all clauses together take seconds. A clause with a `problem` argument can be run on another model and data than the
-default network, as for methods that fit latent-variable models.
+Each clause is a function of a method that raises AssertionError if the method breaks the contract. The problems are
+small: all clauses together take seconds. A clause with a `problem` argument can be run on another model and data than
+the default network, for example for methods that fit latent-variable models.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from priory.models.target import Target
 from priory.posteriors import Mixture, Posterior
 from priory.testing.exact import Coin, GaussianMean
 
-SHAPES = (torch.Size(), torch.Size([3]), torch.Size([2, 3]))
+MEMBER_SHAPES = (torch.Size(), torch.Size([3]), torch.Size([2, 3]))
 STEPS = 12
 BATCH_SIZE = 7  # rows; of 20, so that the last batch is smaller
 
@@ -45,7 +45,7 @@ BATCH_SIZE = 7  # rows; of 20, so that the last batch is smaller
 
 
 def classification() -> tuple[Model, tuple[Tensor, Tensor]]:
-    """A network for three classes in two dimensions, 20 rows."""
+    """Return a network for three classes in two dimensions, and 20 rows."""
     generator = stream(0, "contract")
     X = torch.randn(20, 2, generator=generator)
     y = torch.arange(20) % 3
@@ -55,7 +55,7 @@ def classification() -> tuple[Model, tuple[Tensor, Tensor]]:
 
 
 def batch_normalised() -> tuple[Model, tuple[Tensor, Tensor]]:
-    """A network whose batch normalisation writes buffers in training, for the same rows."""
+    """Return a network whose batch normalisation writes buffers in training, and the rows of `classification`."""
     _, data = classification()
     net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3))
     seeded(net, stream(2, "contract"))
@@ -63,7 +63,7 @@ def batch_normalised() -> tuple[Model, tuple[Tensor, Tensor]]:
 
 
 def regression(dtype: torch.dtype) -> tuple[Model, tuple[Tensor, Tensor]]:
-    """A network for one output with a noise to be learnt, 20 rows."""
+    """Return a network with one output and a learnt noise scale, and 20 rows."""
     generator = stream(1, "contract")
     X = torch.randn(20, 2, generator=generator, dtype=dtype)
     y = X[:, 0] - X[:, 1] + 0.1 * torch.randn(20, generator=generator, dtype=dtype)
@@ -73,7 +73,7 @@ def regression(dtype: torch.dtype) -> tuple[Model, tuple[Tensor, Tensor]]:
 
 
 def seeded(net: nn.Module, generator: torch.Generator) -> None:
-    """Draw the weights from our generator, so that a clause doesn't depend on the global one."""
+    """Draw the weights from a given generator, so that a clause doesn't depend on the global one."""
     with torch.no_grad():
         for p in net.parameters():
             p.copy_(0.5 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
@@ -86,7 +86,7 @@ Problem = Callable[[], tuple[Any, Any]]
 
 
 def is_a_frozen_dataclass_of_options(method: Method[Any]) -> None:
-    """Hyper-parameters can't change under a fit, and an unknown one is refused in one sentence."""
+    """Hyperparameters can't change during a fit, and an unknown one raises an error that names it."""
     assert isinstance(method, Method), f"{type(method).__name__} lacks a member of Method."
     assert dataclasses.is_dataclass(method), f"{type(method).__name__} is not a dataclass."
     assert type(method).__dataclass_params__.frozen, f"{type(method).__name__} is not frozen."  # pyright: ignore
@@ -99,9 +99,9 @@ def is_a_frozen_dataclass_of_options(method: Method[Any]) -> None:
 
 
 def keeps_what_its_traits_declare(method: Method[Any], problem: Problem = classification) -> None:
-    """Draws come from methods with chains, and a first method from those that follow one."""
+    """Methods that declare chains return draws, and methods that follow another have a default start."""
     traits, name = method.traits, type(method).__name__
-    assert isinstance(traits, Traits), f"The traits of {name} are no Traits."
+    assert isinstance(traits, Traits), f"The traits of {name} are not of the class Traits."
     assert traits == method.traits, f"The traits of {name} change from call to call."
     target, plan = prepared(method, *problem())
     taken = Run(target, method, plan, 0)
@@ -114,7 +114,7 @@ def keeps_what_its_traits_declare(method: Method[Any], problem: Problem = classi
 
 
 def trains_or_refuses_buffers(method: Method[Any]) -> None:
-    """The statistics of batch normalisation are the posterior's, or the network is refused."""
+    """The posterior has the statistics of batch normalisation, or the network is rejected with an error."""
     model, data = batch_normalised()
     if not method.traits.trains_buffers:
         refusal = ""
@@ -134,8 +134,8 @@ def trains_or_refuses_buffers(method: Method[Any]) -> None:
 
 
 def leads_its_metrics_with_the_shape(method: Method[Any], problem: Problem = classification) -> None:
-    """Chains and members are a leading shape: each has metrics of its own."""
-    for shape in SHAPES:
+    """Every chain and member has its own metrics, in a leading shape."""
+    for shape in MEMBER_SHAPES:
         _, infos = run(method, *problem(), shape)
         for name, value in numbers(infos[-1]).items():
             assert value.shape == shape, f"'{name}' has the shape {tuple(value.shape)} for members {tuple(shape)}."
@@ -143,7 +143,7 @@ def leads_its_metrics_with_the_shape(method: Method[Any], problem: Problem = cla
 
 
 def keeps_members_apart(method: Method[Any], problem: Problem = classification) -> None:
-    """A member that breaks leaves the others as they were."""
+    """A member with NaN doesn't change the other members."""
     model, data = problem()
     _, whole = run(method, model, data, torch.Size([3]))
     _, broken = run(method, model, data, torch.Size([3]), poison=1)
@@ -154,7 +154,7 @@ def keeps_members_apart(method: Method[Any], problem: Problem = classification) 
 
 
 def gives_the_same_bits_for_the_same_seed(method: Method[Any], problem: Problem = classification) -> None:
-    """A fit is a function of its seed."""
+    """Two fits with the same seed give identical posteriors."""
     model, data = problem()
     first, second = (
         fit(model, data, method, steps=STEPS, batch_size=BATCH_SIZE, seed=3, progress=False) for _ in range(2)
@@ -163,7 +163,7 @@ def gives_the_same_bits_for_the_same_seed(method: Method[Any], problem: Problem 
 
 
 def resumes_with_the_same_bits(method: Method[Any], problem: Problem = classification) -> None:
-    """A fit that was interrupted and resumed can't be told from one that was not."""
+    """A fit that was interrupted and resumed gives the same posterior as one that was not interrupted."""
     model, data = problem()
     options: dict[str, Any] = {"steps": STEPS, "batch_size": BATCH_SIZE, "progress": False}
     whole = fit(model, data, method, **options)
@@ -183,7 +183,7 @@ def resumes_with_the_same_bits(method: Method[Any], problem: Problem = classific
 
 
 def leaves_the_module_alone(method: Method[Any]) -> None:
-    """The person's network has the same bits before and after."""
+    """A fit doesn't change the user's network."""
     model, data = classification()
     before = copy.deepcopy(model.net.state_dict())
     fit(model, data, method, steps=STEPS, progress=False).predict(data[0])
@@ -193,7 +193,7 @@ def leaves_the_module_alone(method: Method[Any]) -> None:
 
 
 def names_and_shapes_its_draws(method: Method[Any]) -> None:
-    """Draws and means are keyed by the network's own names, in its type, and learnt parameters are among them."""
+    """Draws and means have the names, shapes and type of the network's parameters, and include learnt parameters."""
     for dtype in (torch.float32, torch.float64):
         model, data = regression(dtype)
         posterior = fit(model, data, method, steps=STEPS, progress=False)
@@ -206,7 +206,7 @@ def names_and_shapes_its_draws(method: Method[Any]) -> None:
 
 
 def predicts_in_the_shape_of_the_targets(method: Method[Any]) -> None:
-    """Predictions follow the targets, and their variance is the sum of its two parts."""
+    """Predictions have the shape of the targets, and their variance is the sum of its two parts."""
     model, data = regression(torch.float64)
     for y in (data[1], data[1][:, None]):
         prediction = fit(model, (data[0], y), method, steps=STEPS, progress=False).predict(data[0], samples=8)
@@ -216,7 +216,7 @@ def predicts_in_the_shape_of_the_targets(method: Method[Any]) -> None:
 
 
 def survives_a_round_trip_through_a_file(method: Method[Any], problem: Problem = classification) -> None:
-    """What is saved is what is loaded, to the bit."""
+    """A loaded posterior is identical to the one that was saved."""
     model, data = problem()
     posterior = fit(model, data, method, steps=STEPS, progress=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -225,7 +225,7 @@ def survives_a_round_trip_through_a_file(method: Method[Any], problem: Problem =
 
 
 def records_one_number_a_step(method: Method[Any], problem: Problem = classification) -> None:
-    """The history has a finite value a step, and what the method improves is among them."""
+    """The history has one finite value per step for each metric, among them the method's objective."""
     steps = prepared(method, *problem())[1].steps  # with those of a warm-up
     model, data = problem()
     history = fit(model, data, method, steps=STEPS, progress=False).history
@@ -236,7 +236,7 @@ def records_one_number_a_step(method: Method[Any], problem: Problem = classifica
 
 
 def finds_the_mean_of_a_gaussian(method: Method[Any], steps: int | None = None) -> None:
-    """On the simplest conjugate problem the mean is the exact posterior's, to a tenth of its standard deviation."""
+    """For the mean of a Gaussian, the posterior mean is exact to a tenth of the posterior standard deviation."""
     exact = GaussianMean.make(0)
     found = fit(exact.density(), exact.data, method, steps=steps, progress=False).mean
     off = abs(float(next(iter(found.values()))) - float(exact.posterior.mean)) / float(exact.posterior.stddev)
@@ -244,7 +244,7 @@ def finds_the_mean_of_a_gaussian(method: Method[Any], steps: int | None = None) 
 
 
 def stays_inside_the_support(method: Method[Any]) -> None:
-    """A constrained parameter is drawn where it may lie."""
+    """Draws of a constrained parameter lie in its support."""
     exact = Coin.make(0)
     p = fit(exact.density(), exact.data, method, steps=STEPS, progress=False).sample(50)["p"]
     assert bool(((p > 0) & (p < 1)).all())
@@ -276,16 +276,23 @@ NEEDS_A_DENSITY = ("finds_the_mean_of_a_gaussian", "stays_inside_the_support")
 
 
 def check_method(method: Method[Any]) -> None:
-    """Run every clause."""
+    """Run every clause of the contract on a method.
+
+    Args:
+        method: The method to check.
+
+    Raises:
+        AssertionError: If the method breaks a clause.
+    """
     for clause in CLAUSES:
         clause(method)
 
 
-# What the clauses share.
+# Helpers of the clauses.
 
 
 def prepared(method: Method[Any], model: Any, data: Any) -> tuple[Target, Plan]:
-    """The target of a small problem, and the method's plan for it."""
+    """Return the target of a small problem, and the method's plan for it."""
     model, rows = model.bind(data, BATCH_SIZE)
     target = make_target(model, rows, drops=method.traits.draws_masks)
     return target, method.plan(target, rows, STEPS, 0)
@@ -294,7 +301,7 @@ def prepared(method: Method[Any], model: Any, data: Any) -> tuple[Target, Plan]:
 def run(
     method: Method[Any], model: Any, data: Any, shape: torch.Size, poison: int | None = None
 ) -> tuple[Any, list[Info]]:
-    """A few steps by hand, as the user's own loop would take them; `poison` breaks the start of one member."""
+    """Take a few steps without `fit`; with `poison`, that member starts at NaN."""
     target, plan = prepared(method, model, data)
     rows = plan.data
     if poison is not None:
@@ -311,7 +318,7 @@ def run(
 
 @dataclasses.dataclass(frozen=True)
 class Poisoned(Target):
-    """A target that starts one member at a vector that is not a number."""
+    """A target that starts one member at NaN."""
 
     member: int = 0
 
@@ -324,12 +331,12 @@ class Poisoned(Target):
 
 
 def numbers(info: Info) -> dict[str, Tensor]:
-    """The metrics of a step as tensors."""
+    """Return the metrics of a step as tensors."""
     return {name: torch.as_tensor(value) for name, value in info.metrics.items()}
 
 
 def same(first: Posterior, second: Posterior) -> None:
-    """Two posteriors with the same bits."""
+    """Assert that two posteriors are identical."""
     for name, value in first.tensors().items():
         assert torch.equal(value, second.tensors()[name]), f"'{name}' differs."
     for name, value in first.history.items():

@@ -1,11 +1,10 @@
-"""Assertions about draws, in standard errors, each with the rate at which it fails for no reason.
+"""Assertions about draws, in standard errors, each with a known false-alarm rate.
 
-A limit of 5 standard errors is exceeded by chance once in 1.7 million comparisons, so that a test which
-fails has found something. Two corrections keep that rate true: for asymmetric draws, whose Studentised
-mean has one long tail (Hall, 1992, "On the Removal of Skewness by Transformation"), and for a standard
-error that is estimated from few draws (Wallace, 1959, "Bounds on Normal Approximations to Student's and
-the Chi-Square Distributions"). Draws are taken to be independent: of a Markov chain, give one mean a
-chain.
+A limit of 5 standard errors is exceeded by chance once in 1.7 million comparisons, so a failing test has found a
+defect. Two corrections keep that rate correct: one for skewed draws, whose Studentised mean has one long tail (Hall,
+1992, "On the Removal of Skewness by Transformation"), and one for a standard error that is estimated from few draws
+(Wallace, 1959, "Bounds on Normal Approximations to Student's and the Chi-Square Distributions"). Draws must be
+independent: for Markov chains, pass one mean per chain.
 
 >>> draws = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 >>> assert_mean_close(draws, 0.0)
@@ -22,25 +21,41 @@ from torch import Tensor
 
 from priory.core.errors import require
 
-FEWEST = 30  # draws below which no correction helps
+MIN_DRAWS = 30  # with fewer draws the corrections are not accurate
 
 
 def false_alarm(sigmas: float, comparisons: int = 1) -> float:
-    """Bound the probability that any of so many comparisons is off by more than `sigmas` standard errors.
+    """Bound the probability that any of several comparisons is off by more than `sigmas` standard errors.
 
-    It is comparisons x P(|z| > sigmas) for a standard normal z, and no more than 1.
+    Args:
+        sigmas: The limit, in standard errors.
+        comparisons: Number of comparisons. Default: 1.
 
-    >>> round(false_alarm(5, comparisons=100), 7)
-    5.73e-05
+    Returns:
+        comparisons x P(|z| > sigmas) for a standard normal z, at most 1.
+
+    Example:
+        >>> round(false_alarm(5, comparisons=100), 7)
+        5.73e-05
     """
     return min(1.0, comparisons * math.erfc(sigmas / math.sqrt(2)))
 
 
 def assert_mean_close(samples: Tensor, expected: Any, *, sigmas: float = 5, dim: int = 0) -> None:
-    """Assert that the mean of independent draws along `dim` is as expected, within `sigmas` standard errors.
+    """Assert that the mean of independent draws is as expected, within `sigmas` standard errors.
 
-    Every entry of the mean is compared. The false-alarm rate is `false_alarm(sigmas, entries)`, for Gaussian
-    draws from 30 on, and within a factor of two for draws as skewed as an exponential from 1000 on.
+    Every entry of the mean is compared. The false-alarm rate is `false_alarm(sigmas, entries)` for 30 Gaussian draws or
+    more. It is within a factor of two of that for 1000 draws or more that are as skewed as an exponential.
+
+    Args:
+        samples: The draws, at least 30.
+        expected: The expected mean: a number or a tensor that broadcasts to the shape of the mean.
+        sigmas: The limit, in standard errors. Default: 5.
+        dim: The dimension of the draws. Default: 0.
+
+    Raises:
+        AssertionError: If an entry is off by more than the limit, or is NaN.
+        InputError: If there are fewer than 30 draws.
     """
     draws = _draws(samples, dim, "assert_mean_close")
     _assert_close(draws, expected, sigmas, "mean", _resolution(samples))
@@ -49,9 +64,18 @@ def assert_mean_close(samples: Tensor, expected: Any, *, sigmas: float = 5, dim:
 def assert_covariance_close(samples: Tensor, expected: Any, *, sigmas: float = 5, dim: int = 0) -> None:
     """Assert that the covariance of independent draws is as expected, within `sigmas` standard errors.
 
-    The draws are vectors, (n, d) for dim 0, or numbers, whose variance is compared. The errors are those
-    of the products of deviations, so that the draws need not be Gaussian. There are d(d + 1)/2
-    comparisons.
+    The standard errors are those of the products of deviations, so the draws need not be Gaussian. There are
+    d(d + 1)/2 comparisons.
+
+    Args:
+        samples: The draws, at least 30: vectors, (n, d) for dim 0, or numbers, (n,), whose variance is compared.
+        expected: The expected covariance, (d, d), or variance, a number.
+        sigmas: The limit, in standard errors. Default: 5.
+        dim: The dimension of the draws. Default: 0.
+
+    Raises:
+        AssertionError: If an entry is off by more than the limit, or is NaN.
+        InputError: If there are fewer than 30 draws, or the shapes don't agree.
     """
     draws = _draws(samples, dim, "assert_covariance_close")
     must = "be vectors or numbers, (n, d) or (n,)"
@@ -69,13 +93,22 @@ def assert_covariance_close(samples: Tensor, expected: Any, *, sigmas: float = 5
 
 
 def assert_uniform_ranks(ranks: Tensor, top: int, *, level: float = 1e-6) -> None:
-    """Assert that independent ranks are uniform on 0, 1, ..., top.
+    """Assert that independent ranks are uniform on 0, 1, ..., top, as those of simulation-based calibration must be.
 
-    Those of simulation-based calibration are (Talts et al., 2018, "Validating Bayesian Inference
-    Algorithms with Simulation-Based Calibration"). `ranks` is (n,), or (n, k) for k quantities. Each
-    quantity is tested twice: by chi-square over at most 20 bins, which sees any shape, and by
-    Kolmogorov-Smirnov, which is sharper for a shift. The false-alarm rate of the whole is `level` or
-    less.
+    Each quantity is tested twice: by a chi-square test over at most 20 bins, which detects any shape, and by a
+    Kolmogorov-Smirnov test, which is more powerful for a shift.
+
+    Args:
+        ranks: At least 100 ranks, (n,), or (n, k) for k quantities.
+        top: The largest possible rank, an integer >= 1.
+        level: Upper bound on the false-alarm rate of all tests together. Default: 1e-6.
+
+    Raises:
+        AssertionError: If a test rejects uniformity.
+        InputError: If there are too few ranks, or a rank is outside 0 to `top`.
+
+    References:
+        Talts et al. (2018), "Validating Bayesian Inference Algorithms with Simulation-Based Calibration".
     """
     ranks = ranks.reshape(len(ranks), -1).long()
     n, columns = ranks.shape
@@ -98,10 +131,10 @@ def assert_uniform_ranks(ranks: Tensor, top: int, *, level: float = 1e-6) -> Non
 def _assert_close(
     draws: Tensor, expected: Any, sigmas: float, what: str, resolution: float, places: list[Any] | None = None
 ) -> None:
-    """Compare the mean over the first dimension with what is expected, entry by entry."""
+    """Compare the mean over the first dimension with the expected one, entry by entry."""
     n, mean = len(draws), draws.mean(0)
     expected = torch.as_tensor(expected, dtype=torch.float64, device=draws.device).expand(mean.shape)
-    # draws that are all the same have no error but rounding
+    # draws that are all equal have a rounding error only
     rounding = resolution * torch.maximum(mean.abs(), expected.abs())
     error = torch.maximum(draws.std(0) / math.sqrt(n), rounding).clamp(min=torch.finfo(mean.dtype).tiny)
     off = (mean - expected) / error
@@ -122,7 +155,7 @@ def _assert_close(
 
 def _draws(samples: Tensor, dim: int, owner: str) -> Tensor:
     draws = samples.detach().double().movedim(dim, 0)
-    require(len(draws) >= FEWEST, "samples", owner, f"be {FEWEST} draws or more", len(draws))
+    require(len(draws) >= MIN_DRAWS, "samples", owner, f"be {MIN_DRAWS} draws or more", len(draws))
     return draws
 
 
@@ -140,19 +173,19 @@ def _as_normal(off: Tensor, skewness: Tensor, n: int) -> Tensor:
     """Turn a Studentised mean of n draws into a standard normal: Hall's cubic, then Wallace's map from t."""
     a = skewness / (3 * math.sqrt(n))
     t = off + a * off.square() + a.square() * off.pow(3) / 3 + a / 2
-    # the cubic is flat near -1 / a: at most half is taken away, or a large fault in few draws would be lost in it
+    # the cubic is flat near -1 / a, where it would hide a large error of few draws: reduce by half at most
     t = torch.where(t.abs() < off.abs() / 2, off / 2, t)
     df = n - 1
     return t.sign() * (8 * df + 1) / (8 * df + 3) * (df * (t.square() / df).log1p()).sqrt()
 
 
 def _uniformity(ranks: Tensor, top: int) -> dict[str, tuple[float, float]]:
-    """Give each test's statistic and p-value for one quantity's ranks, (n,)."""
+    """Return the statistic and p-value of each test for the ranks of one quantity, (n,)."""
     return {"chi-square": _chi_square(ranks, top), "Kolmogorov-Smirnov": _kolmogorov(ranks, top)}
 
 
 def _chi_square(ranks: Tensor, top: int) -> tuple[float, float]:
-    """Compare counts over bins in which 20 ranks or more are expected."""
+    """Return the chi-square statistic and p-value, over bins in which 20 ranks or more are expected."""
     n, bins = len(ranks), min(top + 1, 20, len(ranks) // 20)
     expected = torch.bincount(torch.arange(top + 1) * bins // (top + 1)).double() * n / (top + 1)
     counts = torch.bincount(ranks * bins // (top + 1), minlength=bins).double()
@@ -162,7 +195,7 @@ def _chi_square(ranks: Tensor, top: int) -> tuple[float, float]:
 
 
 def _kolmogorov(ranks: Tensor, top: int) -> tuple[float, float]:
-    """Compare distribution functions; for integers the p-value is too large, never too small."""
+    """Return the Kolmogorov-Smirnov statistic and p-value; for integers the p-value is conservative."""
     n = len(ranks)
     below = torch.bincount(ranks, minlength=top + 1).cumsum(0).double() / n
     uniform = torch.arange(1, top + 2, dtype=torch.float64) / (top + 1)

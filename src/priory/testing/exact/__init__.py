@@ -1,10 +1,9 @@
-"""Targets whose posterior, evidence and predictive are known in closed form, to test a method against.
+"""Problems whose posterior, evidence and predictive distribution have closed forms, to test a method against.
 
-Four conjugate problems in float64 (Bishop, 2006, "Pattern Recognition and Machine Learning", chapters 2,
-3): a coin, the mean of a Gaussian, linear regression with known noise, and with unknown noise. Each has
-its `data`, its beliefs as a `density()` (linear regression also as a `model()`), and the answers. All but
-the last know the best that a factorised Gaussian can do, which is what mean-field variational inference
-must reach.
+Four conjugate problems in float64 (Bishop, 2006, "Pattern Recognition and Machine Learning", chapters 2 and 3): a coin,
+the mean of a Gaussian, linear regression with known noise, and linear regression with unknown noise. Each has its
+`data`, the model as a `density()` (linear regression also as a `model()`), and the exact answers. All but the last also
+have the best factorised Gaussian approximation, which mean-field variational inference must reach.
 
 >>> coin = Coin(heads=17, tails=13, a=5, b=3)
 >>> round(coin.log_evidence, 4)
@@ -24,9 +23,16 @@ __all__ = ["Coin", "GaussianMean", "LinearRegression", "NormalGamma", "NormalGam
 
 
 def make(seed: int = 0) -> tuple[Coin, GaussianMean, LinearRegression, NormalGamma]:
-    """Make one small instance of every exact target.
+    """Make one small instance of every exact problem.
 
-    >>> [target.name for target in make(seed=0)]
-    ['coin', 'gaussian mean', 'linear regression', 'normal gamma']
+    Args:
+        seed: Seed of the data. Default: 0.
+
+    Returns:
+        The four problems.
+
+    Example:
+        >>> [target.name for target in make(seed=0)]
+        ['coin', 'gaussian mean', 'linear regression', 'normal gamma']
     """
     return Coin.make(seed), GaussianMean.make(seed), LinearRegression.make(seed), NormalGamma.make(seed)

@@ -29,10 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Coin:
-    """Tosses of a coin: p ~ Beta(a, b), each toss a head with probability p.
+    """Tosses of a coin: p ~ Beta(a, b), each toss is heads with probability p.
 
-    p | D ~ Beta(a + heads, b + tails), and the evidence, of the tosses in their order, is
+    p | D ~ Beta(a + heads, b + tails), and the evidence of the tosses in their order is
     B(a + heads, b + tails) / B(a, b).
+
+    Args:
+        heads: Number of heads, an integer >= 0.
+        tails: Number of tails, an integer >= 0.
+        a: First shape of the prior. Default: 1.0.
+        b: Second shape of the prior. Default: 1.0.
     """
 
     heads: int
@@ -51,7 +57,7 @@ class Coin:
 
     @classmethod
     def make(cls, seed: int = 0) -> Coin:
-        """Toss thirty times a coin that the seed chooses."""
+        """Toss a coin with a random bias thirty times."""
         generator = stream(seed, "coin")
         bias = 0.2 + 0.6 * torch.rand((), generator=generator, dtype=torch.float64)
         heads = int((torch.rand(30, generator=generator, dtype=torch.float64) < bias).sum())
@@ -75,7 +81,7 @@ class Coin:
 
     @property
     def mode(self) -> float:
-        """The p of highest posterior density, in p's own coordinate."""
+        """The mode of the posterior density over p."""
         alpha, beta = self._updated
         must = "leave both shapes of the posterior above 1, or there is no mode inside (0, 1)"
         require(alpha > 1 and beta > 1, "data", "Coin", must, (alpha, beta))
@@ -88,7 +94,7 @@ class Coin:
         return alpha / (alpha + beta)
 
     def density(self) -> Density:
-        """Give the log prior of "p" and the log-likelihood of each toss."""
+        """Return the problem as a `Density` of the parameter "p"."""
         log_normaliser = log_beta(self.a, self.b)
 
         def log_prior(params: dict[str, Tensor]) -> Tensor:
@@ -110,7 +116,10 @@ class Coin:
 
             f(u) = alpha log sigmoid(u) + beta log sigmoid(-u) - log B(a, b)
 
-        which is concave in u, so that E[f] + log scale is concave in (loc, scale).
+        which is concave in u, so E[f] + log scale is concave in (loc, scale).
+
+        Returns:
+            The mean and the scale of the Gaussian over u, and its ELBO.
         """
         alpha, beta = self._updated
         loc = torch.tensor(math.log(alpha / beta), dtype=torch.float64)

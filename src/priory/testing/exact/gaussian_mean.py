@@ -22,7 +22,14 @@ from priory.testing.exact.inputs import (
 
 @dataclass(frozen=True, eq=False)
 class GaussianMean:
-    """The mean of a Gaussian with known noise: mean ~ N(prior_loc, prior_scale^2), y_n ~ N(mean, noise^2)."""
+    """The mean of a Gaussian with known noise: mean ~ N(prior_loc, prior_scale^2), y_n ~ N(mean, noise^2).
+
+    Args:
+        y: The values, (n,).
+        noise: Standard deviation of a value.
+        prior_loc: Mean of the prior.
+        prior_scale: Standard deviation of the prior.
+    """
 
     y: Tensor
     noise: float
@@ -47,7 +54,7 @@ class GaussianMean:
 
     @property
     def posterior(self) -> Normal:
-        """The posterior of the mean: precisions add."""
+        """The posterior of the mean, whose precision is the sum of the precisions of the prior and the data."""
         precision = self.prior_scale**-2 + len(self.y) * self.noise**-2
         loc = (self.prior_loc * self.prior_scale**-2 + self.y.sum() * self.noise**-2) / precision
         return Normal(loc, torch.full_like(loc, precision**-0.5))
@@ -65,7 +72,7 @@ class GaussianMean:
         return Normal(self.posterior.loc, (self.posterior.variance + self.noise**2).sqrt())
 
     def density(self) -> Density:
-        """Give the log prior of "mean" and the log-likelihood of each value."""
+        """Return the problem as a `Density` of the parameter "mean"."""
 
         def log_prior(params: dict[str, Tensor]) -> Tensor:
             return log_normal(params["mean"], self.prior_loc, self.prior_scale)
@@ -76,5 +83,5 @@ class GaussianMean:
         return Density(params={"mean": Param()}, log_prior=log_prior, log_likelihood=log_likelihood)
 
     def best_mean_field(self) -> Optimum:
-        """Give the posterior itself: it is one Gaussian, so that the gap is zero."""
+        """Return the posterior itself, which is Gaussian, so the gap between ELBO and evidence is zero."""
         return Optimum(self.posterior.loc, self.posterior.scale, self.log_evidence)

@@ -1,4 +1,4 @@
-"""What the exact problems share: checks of their inputs, made-up rows, and the answer of mean-field inference."""
+"""Helpers of the exact problems: checks of inputs, synthetic rows, and the optimum of mean-field inference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 class Optimum(NamedTuple):
-    """The factorised Gaussian with the highest ELBO, in unconstrained coordinates, and that ELBO in nats."""
+    """The factorised Gaussian with the highest ELBO.
+
+    Attributes:
+        loc: Its mean in unconstrained coordinates.
+        scale: Its standard deviations in unconstrained coordinates.
+        elbo: Its ELBO in nats.
+    """
 
     loc: Tensor
     scale: Tensor
@@ -25,30 +31,30 @@ class Optimum(NamedTuple):
 
 
 def ones(n: int) -> Tensor:
-    """n ones in float64."""
+    """Return n ones in float64."""
     return torch.ones(n, dtype=torch.float64)
 
 
 def log_beta(a: float, b: float) -> float:
-    """The logarithm of the beta function."""
+    """Return the logarithm of the beta function."""
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
 def log_normal(x: Tensor, loc: Any, scale: Any) -> Tensor:
-    """The log density of a Gaussian."""
+    """Return the log density of a Gaussian."""
     log_scale = scale.log() if isinstance(scale, Tensor) else math.log(scale)
     return -0.5 * ((x - loc) / scale) ** 2 - log_scale - 0.5 * LOG_2PI
 
 
 def correlated_rows(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw inputs that share a factor, so that a factorised posterior has a gap to show."""
+    """Draw correlated inputs, for which a factorised posterior has a gap to the evidence, and targets."""
     own, shared, noise = (torch.randn(20, k, generator=generator, dtype=torch.float64) for k in (3, 1, 1))
     X = 0.6 * own + 0.8 * shared
     return X, X @ torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64) + 0.5 * noise.squeeze(-1)
 
 
 def checked_rows(value: Any, name: str, owner: str, ndim: int) -> Tensor:
-    """Numbers in float64, or an error that names the argument."""
+    """Convert to float64, or raise an error that names the argument."""
     rows = torch.as_tensor(value, dtype=torch.float64)
     must = "hold a row or more of finite numbers" if ndim == 2 else "hold one or more finite numbers"
     ok = rows.ndim == ndim and rows.numel() > 0 and bool(rows.isfinite().all())
@@ -57,7 +63,7 @@ def checked_rows(value: Any, name: str, owner: str, ndim: int) -> Tensor:
 
 
 def check_design_and_targets(problem: LinearRegression | NormalGamma) -> None:
-    """Read X and y as float64, and refuse numbers of rows that differ."""
+    """Convert X and y to float64, and raise an error if their numbers of rows differ."""
     owner = type(problem).__name__
     X, y = checked_rows(problem.X, "X", owner, 2), checked_rows(problem.y, "y", owner, 1)
     require(len(X) == len(y), "y", owner, f"have a value for each of the {len(X)} rows of X", len(y))

@@ -1,10 +1,10 @@
-"""Linear regression with known noise, whose posterior is Gaussian, and with unknown noise, whose is normal-gamma."""
+"""Linear regression with known noise (Gaussian posterior) and with unknown noise (normal-gamma posterior)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,15 +28,17 @@ from priory.testing.exact.inputs import (
     log_normal,
 )
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, eq=False)
 class LinearRegression:
     """Linear regression with known noise: w ~ N(0, prior_scale^2 I), y_n ~ N(w'x_n, noise^2).
 
-    With `intercept` a column of ones stands last, and its weight is last in every vector here.
+    Args:
+        X: The inputs, (n, d).
+        y: The targets, (n,).
+        noise: Standard deviation of a target.
+        prior_scale: Standard deviation of the prior of each weight.
+        intercept: Whether to append a column of ones to the inputs; its weight is the last. Default: False.
     """
 
     X: Tensor
@@ -82,22 +84,25 @@ class LinearRegression:
         return float(log_likelihood + log_normal(w, 0.0, self.prior_scale).sum() - log_posterior)
 
     def predictive(self, X: Tensor) -> Normal:
-        """Give the distribution of the target at each row of X."""
+        """Return the predictive distribution of the target at each row of X, (n, d)."""
         X = self.design(checked_rows(X, "X", "predictive", 2))
         variance = (X * torch.linalg.solve(self.precision, X.T).T).sum(-1)
         return Normal(X @ self.posterior.loc, (self.noise**2 + variance).sqrt())
 
     def best_mean_field(self) -> Optimum:
-        """Give the factorised Gaussian nearest the posterior: its mean, and scale_i = precision_ii^(-1/2).
+        """Return the factorised Gaussian closest to the posterior: its mean, and scale_i = precision_ii^(-1/2).
 
         The gap is KL(q || p) = (sum_i log precision_ii - log det precision) / 2.
+
+        Returns:
+            The mean, the scales and the ELBO of that Gaussian.
         """
         diagonal = self.precision.diagonal()
         gap = 0.5 * float(diagonal.log().sum() - torch.logdet(self.precision))
         return Optimum(self.posterior.loc, diagonal.rsqrt(), self.log_evidence - gap)
 
     def model(self) -> Model:
-        """Give the same beliefs as a network: one linear layer, its weights zero."""
+        """Return the problem as a `Model` with one linear layer, initialised to zero."""
         net = nn.utils.skip_init(nn.Linear, self.X.shape[1], 1, bias=self.intercept, dtype=torch.float64)
         for parameter in net.parameters():
             nn.init.zeros_(parameter)
@@ -105,7 +110,7 @@ class LinearRegression:
         return Model(net, Gaussian(noise=self.noise), prior=Normal(torch.zeros_like(scale), scale))
 
     def density(self) -> Density:
-        """Give the log prior of "weights" and the log-likelihood of each row."""
+        """Return the problem as a `Density` of the parameter "weights"."""
 
         def log_prior(params: dict[str, Tensor]) -> Tensor:
             return log_normal(params["weights"], 0.0, self.prior_scale).sum(-1)
@@ -123,7 +128,14 @@ class LinearRegression:
 
 
 class NormalGammaPosterior(NamedTuple):
-    """The belief w | tau ~ N(loc, (tau precision)^-1), tau ~ Gamma(a, b), with noise = tau^(-1/2)."""
+    """The distribution w | tau ~ N(loc, (tau precision)^-1), tau ~ Gamma(a, b), with noise = tau^(-1/2).
+
+    Attributes:
+        loc: Mean of the weights, (d,).
+        precision: Precision matrix of the weights for tau = 1, (d, d).
+        a: Shape of the Gamma distribution.
+        b: Rate of the Gamma distribution.
+    """
 
     loc: Tensor
     precision: Tensor
@@ -142,7 +154,15 @@ class NormalGammaPosterior(NamedTuple):
         return self.b / (self.a - 1) * torch.linalg.inv(self.precision)
 
     def log_prob(self, weights: Tensor, noise: Tensor) -> Tensor:
-        """Give the log density over (weights, noise): |d tau / d noise| = 2 noise^-3 is in it."""
+        """Return the log density over (weights, noise), including |d tau / d noise| = 2 noise^-3.
+
+        Args:
+            weights: The weights, (*B, d).
+            noise: The standard deviation of the noise, (*B,).
+
+        Returns:
+            The log density, (*B,).
+        """
         deviation = weights - self.loc
         log_weights = 0.5 * torch.logdet(self.precision) - len(self.loc) * (0.5 * LOG_2PI + noise.log())
         log_weights = log_weights - 0.5 * (deviation @ self.precision * deviation).sum(-1) / noise**2
@@ -154,7 +174,14 @@ class NormalGammaPosterior(NamedTuple):
 class NormalGamma:
     """Linear regression with unknown noise: tau ~ Gamma(a, b), w | tau ~ N(0, (tau prior_precision)^-1).
 
-    y_n ~ N(w'x_n, 1 / tau). `prior_precision` is a matrix, or a number that multiplies the identity.
+    The targets are y_n ~ N(w'x_n, 1 / tau).
+
+    Args:
+        X: The inputs, (n, d).
+        y: The targets, (n,).
+        prior_precision: Precision matrix of the weights for tau = 1, (d, d), or a number that multiplies the identity.
+        a: Shape of the Gamma prior of tau.
+        b: Rate of the Gamma prior of tau.
     """
 
     X: Tensor
@@ -188,7 +215,7 @@ class NormalGamma:
 
     @property
     def prior(self) -> NormalGammaPosterior:
-        """What is believed before the data, in the posterior's form."""
+        """The prior, in the form of the posterior."""
         loc = torch.zeros(self.X.shape[1], dtype=torch.float64)
         return NormalGammaPosterior(loc, self.prior_precision, float(self.a), float(self.b))
 
@@ -197,7 +224,7 @@ class NormalGamma:
         """The posterior of the weights and the noise."""
         precision = self.prior_precision + self.X.T @ self.X
         loc = torch.linalg.solve(precision, self.X.T @ self.y)
-        # in this form nothing cancels, where y'y - loc' precision loc would
+        # unlike y'y - loc' precision loc, this form doesn't lose digits by cancellation
         misfit = (self.y - self.X @ loc).square().sum() + loc @ self.prior_precision @ loc
         return NormalGammaPosterior(loc, precision, self.a + 0.5 * len(self.y), self.b + 0.5 * float(misfit))
 
@@ -212,13 +239,13 @@ class NormalGamma:
         return log_constant(self.posterior) - log_constant(self.prior) - 0.5 * len(self.y) * LOG_2PI
 
     def predictive(self, X: Tensor) -> StudentT:
-        """Give the distribution of the target at each row of X."""
+        """Return the predictive distribution of the target at each row of X, (n, d)."""
         X, posterior = checked_rows(X, "X", "predictive", 2), self.posterior
         spread = 1 + (X * torch.linalg.solve(posterior.precision, X.T).T).sum(-1)
         return StudentT(2 * posterior.a, X @ posterior.loc, (posterior.b / posterior.a * spread).sqrt())
 
     def density(self) -> Density:
-        """Give the log prior of "weights" and "noise", a standard deviation, and each row's likelihood."""
+        """Return the problem as a `Density` of "weights" and "noise", a standard deviation."""
         prior = self.prior
 
         def log_prior(params: dict[str, Tensor]) -> Tensor:
