@@ -63,7 +63,8 @@ class Langevin(Options):
     @property
     def traits(self) -> Traits:
         # the driver refuses batch normalisation in training mode: the log joint must be a function of w alone
-        return Traits(chains=True, spread=True, trains_buffers=False)
+        # and a prior with infer="empirical", whose precisions are set by the moments of a q
+        return Traits(chains=True, spread=True, trains_buffers=False, empirical_priors=False)
 
     def length(self, data: Data) -> int:
         return default_steps(data.steps_per_epoch, epochs=200, least=10_000, most=50_000)

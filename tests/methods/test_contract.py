@@ -66,6 +66,7 @@ TABLE = {
     "MixtureOfGaussians": Entry(pr.MixtureOfGaussians(samples=2, learning_rate=0.05), **QUICK),
     "Flow": Entry(pr.Flow(layers=2, hidden=4, samples=2, learning_rate=0.05), **QUICK),
     "Pathfinder": Entry(pr.Pathfinder(paths=4, draws=3000)),
+    "SVGD": Entry(pr.SVGD(particles=16, learning_rate=0.05), **QUICK),
     "Laplace": Entry(pr.Laplace(), excluded=FOLLOWS),
     "Laplace, diagonal": Entry(pr.Laplace("diag"), excluded=FOLLOWS),
     "LastLayer": Entry(pr.LastLayer(), excluded=FOLLOWS | NO_DENSITY),

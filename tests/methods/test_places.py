@@ -1,4 +1,5 @@
-"""A method has three places: its file, methods/__init__.py and docs/api.md. What is missing is named here."""
+"""A method has four places: its file, methods/__init__.py, methods/citations.py and docs/api.md. What is missing is
+named here."""
 
 import ast
 import importlib
@@ -9,6 +10,7 @@ from pathlib import Path
 import priory as pr
 import priory.methods
 from priory.methods.base import Options
+from priory.methods.citations import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 INIT = ROOT / "src" / "priory" / "methods" / "__init__.py"
@@ -41,6 +43,7 @@ def missing(name: str, module: str) -> list[str]:
         f'{init}: "{name}" in __all__': name in priory.methods.__all__,
         f'{init}: "{name}": "{module}" in _MODULES': priory.methods._MODULES.get(name) == module,
         f"{init}: from priory.methods.{module} import {name}": imported_for_the_type_checker().get(name) == module,
+        f'src/priory/methods/citations.py: "{name}" in METHODS, with its papers in ENTRIES': name in METHODS,
         f"docs/api.md: a row with `{name}(...)`": f"`{name}(" in api,
         f"docs/api.md: .. autoclass:: priory.{name}": re.search(rf":: priory\.{name}\b", api) is not None,
     }
@@ -52,10 +55,16 @@ def test_every_method_is_in_all_of_its_places():
 
 
 def test_a_method_that_has_only_its_file_is_told_what_is_missing():
-    lines = missing("SVGD", "variational.svgd")
-    assert len(lines) == 5
-    assert all("SVGD" in line for line in lines)
-    assert len({line.split(":")[0] for line in lines}) == 2
+    lines = missing("NewMethod", "variational.new_method")
+    assert len(lines) == 6
+    assert all("NewMethod" in line for line in lines)
+    assert len({line.split(":")[0] for line in lines}) == 3
+
+
+def test_every_method_with_steps_is_in_the_table_of_the_readme():
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## Methods")[1]
+    names = [name for name in priory.methods.__all__ if hasattr(priory.methods.by_name(name), "step")]
+    assert [name for name in names if f"`{name}`" not in table] == []
 
 
 def test_the_type_checker_and_the_import_find_the_same_names():

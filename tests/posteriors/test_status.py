@@ -79,6 +79,7 @@ TABLE = {
     "SWAG": (pr.SWAG(snapshots=60, every=1), network, rows, 20, SHORT, 1500),
     "Laplace of a density": (pr.Laplace(), density, None, 1, SHORT, 100),
     "Pathfinder": (pr.Pathfinder(), density, None, 1, SHORT, 100),
+    "SVGD": (pr.SVGD(particles=8), line, rows, 20, SHORT, 1500),
     "EM": (pr.EM(accelerate=True, tolerance=1e-9), lambda: MIXTURE, points, 3, SHORT, 2000),
     "VariationalEM": (pr.VariationalEM(tolerance=1e-9), lambda: BAYESIAN, points, 3, SHORT, 5000),
     "RandomWalk": (pr.RandomWalk(chains=16), density, None, 3, SHORT, 4000),
@@ -290,7 +291,7 @@ def test_repr_and_summary_end_with_the_status():
     assert repr(both).endswith(f"{both.status})")
 
 
-@pytest.mark.parametrize("name", ["MAP", "MeanField", "LastLayer", "Pathfinder", "EM", "NUTS", "Ensemble"])
+@pytest.mark.parametrize("name", ["MAP", "MeanField", "LastLayer", "Pathfinder", "SVGD", "EM", "NUTS", "Ensemble"])
 @pytest.mark.filterwarnings("ignore::priory.PrioryWarning")
 def test_a_file_keeps_the_status(name, tmp_path):
     posterior = fit(name, TABLE[name][3])

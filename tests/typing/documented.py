@@ -75,6 +75,7 @@ def variational(model: pr.Model, data: tuple[Tensor, Tensor], x: Tensor) -> None
     draws = pr.fit(model, data, pr.Pathfinder())
     assert_type(draws, Draws)
     assert_type(draws.k_hat, float | None)
+    assert_type(pr.fit(model, data, pr.SVGD()), Draws)
 
 
 def laplace(model: pr.Model, data: tuple[Tensor, Tensor], x: Tensor) -> None:

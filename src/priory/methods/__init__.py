@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from priory.methods.variational.mixture import MixtureOfGaussians
     from priory.methods.variational.natural import NaturalGradient
     from priory.methods.variational.pathfinder import Pathfinder
+    from priory.methods.variational.svgd import SVGD
 
 __all__ = [
     "EM",
@@ -46,6 +47,7 @@ __all__ = [
     "NUTS",
     "SGHMC",
     "SGLD",
+    "SVGD",
     "SWAG",
     "AmortisedEM",
     "Cyclical",
@@ -73,6 +75,7 @@ _MODULES = {
     "NUTS": "mcmc.nuts",
     "SGHMC": "mcmc.sghmc",
     "SGLD": "mcmc.sgld",
+    "SVGD": "variational.svgd",
     "SWAG": "ensemble.swag",
     "AmortisedEM": "em.amortised_em",
     "Cyclical": "mcmc.schedules",

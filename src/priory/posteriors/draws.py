@@ -8,7 +8,7 @@ import torch
 
 from priory.core.errors import InputError, require
 from priory.posteriors.base import Evidence, Posterior, chosen
-from priory.posteriors.status import UNKNOWN, Status, of_k_hat, worst
+from priory.posteriors.status import UNKNOWN, Status, of_history, of_k_hat, worst
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,9 +53,10 @@ class Draws(Posterior):
         return len(self.w)
 
     def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """The method's status, and k-hat."""
+        """The method's status, or without k-hat the history's, and k-hat."""
         remedy = "the draws are not the posterior's, so use NUTS, or reparameterise the model"
-        return worst([self._known or UNKNOWN, of_k_hat(self.k_hat, remedy)])
+        found = of_history(self.history if history is None else history) if self.k_hat is None else UNKNOWN
+        return worst([self._known or found, of_k_hat(self.k_hat, remedy)])
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """n of the draws, (n, P): without replacement if there are enough, otherwise with replacement."""
