@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from priory import evaluate
-from priory.analysis.comparison import counted, split_rows, standard_error
+from priory.analysis.comparison import split_rows
+from priory.analysis.comparison_table import counted, standard_error
 from priory.core.errors import require, whole
 from priory.core.streams import stream
 from priory.core.tables import text_table

@@ -19,10 +19,12 @@ from rich.text import Text
 
 import priory
 from priory import methods
-from priory.analysis.comparison import COLUMN_TITLES, Comparison, Units, compare, counted, split_rows
+from priory.analysis.comparison import compare, split_rows
+from priory.analysis.comparison_table import COLUMN_TITLES, Comparison, counted
 from priory.cli.tables import SHIPPED_DATA, DataTable, read_table
 from priory.core.errors import InputError, MissingExtra, extra, require, whole
 from priory.methods.em.ascent import Ascent
+from priory.predictive.units import Units
 from priory.priors.base import FLAT
 from priory.priors.rules import RULES
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from priory.analysis.comparison import counted
+from priory.analysis.comparison_table import counted
 from priory.core.errors import InputError, extra, require
 
 SHIPPED_DATA = ("diabetes", "breast_cancer", "wine", "iris", "digits")
