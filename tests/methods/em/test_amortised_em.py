@@ -132,7 +132,7 @@ def test_the_step_follows_the_gradient_of_its_bound(bound: Any):
     model, data = linear().meet(y)
     target, method = make_target(model, data), AmortisedEM(bound, samples=3)
     w = method.init(target, Plan(data, 1), stream(0, "test")).w.requires_grad_()
-    value, gradient = method.climb(target, w.detach(), (y[:10],), stream(1, "test"))
+    value, gradient = method.bound_and_grad(target, w.detach(), (y[:10],), stream(1, "test"))
     noise = model.noise(10, 3, stream(1, "test"))
     function = model.elbo if bound == "elbo" else model.iwae
     wanted = 2 * function(model.layout.constrain(w), y[:10], noise).sum()
