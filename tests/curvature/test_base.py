@@ -81,7 +81,7 @@ def test_all_of_a_density_are_its_parameters() -> None:
         (torch.tensor([1, 1]), "must name each coordinate once, got 2 with repetitions"),
     ],
 )
-def test_what_is_no_selection_is_refused_in_a_sentence(over, sentence: str) -> None:
+def test_an_invalid_selection_is_refused_in_a_sentence(over, sentence: str) -> None:
     with pytest.raises(InputError, match="The 'over' argument of Laplace " + sentence):
         select(model_of(mlp()), over)
 

@@ -59,7 +59,7 @@ def test_the_driver_gets_a_plan_of_rows_from_the_same_function():
         Laplace().plan(nn.Linear(1, 1), DATA)
 
 
-def test_data_that_the_network_can_not_take_are_refused_in_a_sentence():
+def test_data_that_do_not_fit_the_network_are_refused_in_a_sentence():
     with pytest.raises(InputError, match="'data' argument of plan must be inputs and targets"):
         Laplace().plan(wide(), None)
     with pytest.raises(InputError, match="The network must take the inputs"):
@@ -145,9 +145,9 @@ def test_a_network_without_one_last_layer_has_no_such_advice():
     ("count", "said"),
     [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (32e6, "32 MB"), (3.66e12, "3.7 TB"), (7e18, "7,000 PB")],
 )
-def test_bytes_are_said_as_a_person_reads_them(count, said):
+def test_bytes_are_formatted_with_units(count, said):
     assert in_bytes(count) == said
 
 
-def test_a_need_says_both():
+def test_a_need_prints_memory_and_time():
     assert str(Need(12_345_678, 3.21)) == "12 MB and the time of 3.2 epochs"

@@ -296,7 +296,7 @@ def test_without_another_curvature_one_noise_an_output_stays_and_that_is_said():
     assert found.notes == ["likelihood.noise: left as it is, one noise per output needs `again`."]
 
 
-def test_a_curvature_that_is_no_multiple_of_another_leaves_the_noise_and_says_so():
+def test_a_curvature_that_does_not_scale_with_the_noise_leaves_it_and_says_so():
     target, w, data = problem(pr.StudentT(4.0))
     curvature = Full.of(Pass(target, w, data, select(target.model), kind="empirical"))
     found = tune(target, w, curvature, data, kind="empirical")

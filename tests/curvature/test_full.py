@@ -34,7 +34,7 @@ def prepared(net: nn.Module, likelihood: Likelihood, *batch: Tensor, batch_size:
 
 
 def jacobian_by_loop(target: Target, w: Tensor, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """Outputs (n, C) and d outputs / dw (n, C, P), one backward pass an output."""
+    """Outputs (n, C) and d outputs / dw (n, C, P), with one backward pass per output."""
     leaf = w.clone().requires_grad_()
     with torch.enable_grad():
         outputs = target.model.likelihood.arrange(target.model.network.functional(leaf, inputs, {}), target.event)
@@ -90,8 +90,8 @@ def labels(kind: str, n: int, *event: int) -> Tensor:
 LIKELIHOODS = {
     "a given noise": (Gaussian(0.3), "number", (), 1),
     "a learnt noise": (Gaussian(), "number", (2,), 2),
-    "a noise an output": (Gaussian(torch.tensor([0.3, 1.5])), "number", (2,), 2),
-    "a learnt noise an output": (Gaussian(outputs=2), "number", (2,), 2),
+    "a noise per output": (Gaussian(torch.tensor([0.3, 1.5])), "number", (2,), 2),
+    "a learnt noise per output": (Gaussian(outputs=2), "number", (2,), 2),
     "a noise from the network": (Gaussian("network"), "number", (2,), 4),
     "classes": (Categorical(), "class", (), 3),
     "a bit": (Bernoulli(), "bit", (), 1),
@@ -264,7 +264,7 @@ def test_the_hessian_equals_torch_func_hessian_of_the_log_likelihood(name: str) 
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["a given noise", "a learnt noise an output", "classes", "several bits", "counts"])
+@pytest.mark.parametrize("name", ["a given noise", "a learnt noise per output", "classes", "several bits", "counts"])
 def test_the_hessian_is_the_ggn_of_a_linear_model(name: str) -> None:
     likelihood, kind, event, width = LIKELIHOODS[name]
     torch.manual_seed(0)

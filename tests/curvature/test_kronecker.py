@@ -297,7 +297,7 @@ def test_the_hessian_is_refused(small: Any) -> None:
         fitted(small, kind="hessian")
 
 
-def test_outer_products_are_told_from_other_matrices() -> None:
+def test_outer_products_are_distinguished_from_other_matrices() -> None:
     found = outer(torch.tensor([[2.0, 4.0], [1.0, 2.0]]))
     assert found is not None
     assert found[0] == 4.0

@@ -155,7 +155,7 @@ def test_an_iterator_left_half_way_leaves_no_hook_behind(chain: Any) -> None:
     assert traces(chain.target.model.network) == before
 
 
-def test_a_persons_hook_that_changes_an_output_is_heard(make_problem: Any) -> None:
+def test_a_users_hook_that_changes_an_output_is_respected(make_problem: Any) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double()
     net[0].register_forward_hook(lambda _module, _args, out: out**2)

@@ -121,7 +121,7 @@ def test_an_indefinite_hessian_is_refused_with_the_smallest_eigenvalue() -> None
             LowRankCurvature.of(Pass(target, w, data, selection, kind="hessian"), rank=rank).gaussian(precision)
 
 
-def test_what_a_lower_rank_leaves_out_is_said_as_a_share_of_the_trace() -> None:
+def test_a_lower_rank_reports_what_it_leaves_out_as_a_share_of_the_trace() -> None:
     target, data, w = problem(n=30)
     selection = select(target.model)
     values = torch.linalg.eigvalsh(Full.of(Pass(target, w, data, selection)).dense()).flip(0)

@@ -143,7 +143,7 @@ def test_at_known_noise_it_is_the_formula_derived_by_hand(estimator, temperature
 
 
 @pytest.mark.parametrize("estimator", ["sticking", *SCORE_ESTIMATORS])
-def test_its_value_is_the_mean_of_f_and_each_draw_is_told(estimator):
+def test_its_value_is_the_mean_of_f_and_it_returns_f_at_each_draw(estimator):
     target, batch = linear_problem(0.4)
     theta = torch.cat(loc_and_log_scale(3))
     noise = torch.randn(3, 3, generator=stream(2, "noise"), dtype=F64)

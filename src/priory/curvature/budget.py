@@ -113,7 +113,7 @@ class LayerShape:
 
     names: dict[str, int]  # number of coordinates of each parameter
     sides: tuple[int, int] | None = None  # of its two Kronecker factors, (in, out), if it has a rule
-    groups: int = 1  # of a convolution, each with factors of its own
+    groups: int = 1  # of a convolution, each with separate factors
     positions: int = 1  # pixels, tokens
 
     @property

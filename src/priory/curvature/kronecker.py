@@ -126,7 +126,7 @@ def whole(total: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Side:
-    """S with S' F S = diag(values) and S' diag(prior) S = diag(share); a vector S stands for a diagonal matrix."""
+    """S with S' F S = diag(values) and S' diag(prior) S = diag(share); a vector S is a diagonal matrix."""
 
     prior: Tensor
     basis: Tensor

@@ -46,7 +46,7 @@ class StoredDraws(Protocol):
 
 @dataclass(frozen=True)
 class DrawPolicy:
-    """How many effective draws a sampler wants, and where it keeps its draws.
+    """The target effective sample size of a sampler, and where it stores its draws.
 
     Args:
         until_ess: Sampling ends when the smallest bulk effective sample size of all coordinates reaches this number.

@@ -156,7 +156,7 @@ def test_without_a_mode_map_finds_one_first_in_the_steps_that_were_asked_for():
     assert float(posterior.history["loss"]) == pytest.approx(loss, rel=1e-10)
 
 
-def test_a_loop_of_ones_own_may_start_at_the_weights_as_they_are():
+def test_a_custom_loop_may_start_at_the_current_weights():
     model, data = network()
     rows = Data.of(data).prepared(model.prepare)
     target, method = make_target(model, rows), Laplace("full")
@@ -167,7 +167,7 @@ def test_a_loop_of_ones_own_may_start_at_the_weights_as_they_are():
     assert float(info.metrics["nll"]) == pytest.approx(-float(target.log_likelihood(state.w, rows)), rel=1e-12)
 
 
-def test_a_posterior_without_a_centre_is_no_mode(trained):
+def test_a_posterior_without_a_centre_is_not_a_mode(trained):
     model, data = network()
     draws = Draws(trained.target, trained.w[None])
     with pytest.raises(
@@ -306,10 +306,10 @@ def test_members_have_curvatures_of_their_own():
         method.posterior(target, state)
 
 
-# What is said of the mode, the prior and the network.
+# Warnings and notes on the mode, the prior and the network.
 
 
-def test_a_point_that_is_no_mode_is_said_with_its_gradients_norm():
+def test_a_point_that_is_not_a_mode_gives_a_warning_with_the_norm_of_the_gradient():
     model, data = network()
     w = model.network.initial
     target = make_target(model, Data.of(data).prepared(model.prepare))
@@ -318,12 +318,12 @@ def test_a_point_that_is_no_mode_is_said_with_its_gradients_norm():
     with pytest.warns(PrioryWarning, match=re.escape(message)) as said:
         pr.fit(model, data, Laplace("full", at=at(model, data, w)), progress=False)
     assert str(said[0].message).endswith("standard deviations away: give the fit that found it more epochs.")
-    assert said[0].filename == __file__  # the person's own line
+    assert said[0].filename == __file__  # the user's own line
     with pytest.warns(PrioryWarning, match="name the prior that the network was trained under"):
         pr.fit(model, data, Laplace("full", at="network"), progress=False)
 
 
-def test_a_point_within_the_gaussians_own_spread_is_taken_without_a_word():
+def test_a_point_within_the_spread_of_the_gaussian_gives_no_warning():
     root = torch.linalg.cholesky(LINE.precision)
     step = torch.linalg.solve_triangular(root.mT, torch.ones(4, 1, dtype=F64), upper=True)[:, 0]  # one deviation each
     model = LINE.model()
@@ -538,7 +538,7 @@ def test_batch_normalisation_without_running_statistics_is_refused():
         pr.fit(model, data, Laplace("full", at=start), progress=False)
 
 
-def test_weights_that_are_not_finite_are_no_mode():
+def test_weights_that_are_not_finite_are_not_a_mode():
     model, data = network()
     start = at(model, data, torch.full((27,), math.nan, dtype=F64))
     with pytest.raises((InputError, pr.DivergedError), match="finite"):
@@ -616,7 +616,7 @@ def test_a_network_that_is_trained_already_is_the_mode_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("at", [3, "map", pr.MAP])
-def test_an_at_that_is_no_mode_is_refused_by_its_name(at: object) -> None:
+def test_an_invalid_at_is_refused_by_its_name(at: object) -> None:
     with pytest.raises(InputError, match="The 'at' argument of Laplace must be 'network', a posterior or a method"):
         Laplace(at=at)
 

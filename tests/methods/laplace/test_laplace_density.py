@@ -123,7 +123,7 @@ def test_the_mean_of_a_positive_parameter_is_that_of_a_log_normal():
     assert float(posterior.mean["noise"]) == pytest.approx(float((m + 0.5 * v).exp()), rel=1e-12)
 
 
-def test_its_density_over_the_persons_own_parameters_integrates_to_one():
+def test_its_density_over_the_users_parameters_integrates_to_one():
     posterior = fitted(COIN)
     p = torch.linspace(1e-6, 1 - 1e-6, 20_001, dtype=F64)
     density = posterior.log_prob({"p": p}).exp()
@@ -257,7 +257,7 @@ def test_a_density_has_neither_a_subnetwork_nor_a_last_layer_nor_prior_scales():
         fitted(COIN, Laplace(over=["q"]))
 
 
-def test_an_end_before_the_mode_is_said_with_the_gradients_norm():
+def test_a_fit_that_ends_before_the_mode_warns_with_the_norm_of_the_gradient():
     lucky = Coin(1000, 1)  # from p = 1/2 one Newton step leads to the logit 1.99, where the gradient is 1001 - 1003 p
     slope = 1001 - 1003 / (1 + math.exp(-2 * 999 / 1003))
     with pytest.warns(PrioryWarning, match=f"gradient of the log joint has the norm {slope:.3g} where Laplace expects"):

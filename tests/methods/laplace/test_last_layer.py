@@ -157,7 +157,7 @@ def test_an_ensemble_of_them_has_features_of_its_own():
     assert not torch.equal(posterior.members[0].mean["0.weight"], posterior.members[1].mean["0.weight"])
 
 
-def test_what_has_no_last_layer_is_refused_in_a_sentence():
+def test_a_network_without_a_last_layer_is_refused_in_a_sentence():
     model, X, y = problem()
     with pytest.raises(pr.InputError, match="'at' argument of LastLayer must be a method, a posterior, or 'network'"):
         pr.LastLayer(at="map")
@@ -192,7 +192,7 @@ def test_what_has_no_last_layer_is_refused_in_a_sentence():
         pr.fit(model, (X, y), pr.LastLayer(at="network")).update(None)
 
 
-def test_rows_and_numbers_that_it_can_not_take_are_refused_in_a_sentence():
+def test_invalid_rows_and_numbers_are_refused_in_a_sentence():
     model, X, y = problem()
     last = pr.fit(model, (X, y), pr.LastLayer(at="network"))
     for ask, sentence in (
@@ -213,7 +213,7 @@ def test_rows_and_numbers_that_it_can_not_take_are_refused_in_a_sentence():
         assert sentence in str(error.value)
 
 
-def test_evidence_of_a_tempered_fit_says_that_it_is_no_log_p_of_the_data():
+def test_the_evidence_of_a_tempered_fit_is_not_called_log_p_of_the_data():
     model, X, y = problem()
     for likelihood, t, kind in (
         (pr.Gaussian(0.3), 1.0, "log p(D) of the last layer, given the other layers"),
@@ -273,7 +273,7 @@ def test_a_network_that_flattens_its_one_output_has_the_same_last_layer(flat):
     assert torch.allclose(*later, rtol=0, atol=1e-12)
 
 
-def test_in_a_loop_of_ones_own_it_reads_all_rows_and_says_so():
+def test_in_a_custom_loop_it_needs_all_rows_and_says_so():
     model, X, y = problem()
     data = Data.of((X, y)).prepared(model.prepare)
     target, generator, method = make_target(model, data), stream(0, "loop"), pr.LastLayer(at="network")

@@ -132,7 +132,7 @@ def test_it_runs_with_every_structure_and_gives_each_layer_a_factor(structure, l
     assert bool(torch.isfinite(posterior.w).all())
 
 
-def test_members_have_priors_of_their_own_as_if_each_were_alone():
+def test_each_member_has_the_prior_that_it_would_have_alone():
     model, data = network(pr.Gaussian())
     rows = Data.of(data, 30).prepared(model.prepare)
     target, method = make_target(model, rows), pr.MAP(evidence_every=3, structure="full")

@@ -128,7 +128,7 @@ def test_the_mean_of_a_positive_parameter_is_that_of_a_lognormal():
     torch.testing.assert_close(posterior.mean["likelihood.noise"], (m + s * s / 2).exp(), rtol=1e-12, atol=0)
 
 
-def test_its_density_is_over_the_persons_own_parameters():
+def test_its_density_is_over_the_users_parameters():
     """q integrates to one over p itself: the log-determinant is in log_prob."""
     coin = Coin(17, 13, 5, 3)
     posterior = pr.fit(coin.density(), coin.data, pr.MeanField(), steps=50, progress=False)
@@ -152,7 +152,7 @@ def test_cold_and_warm_posteriors_of_a_gaussian_mean_have_the_exact_width():
 
 @pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
 @pytest.mark.parametrize("temperature", [0.1, 3.0])
-def test_its_tempered_elbo_is_the_closed_form_of_a_gaussian_mean_and_says_that_it_is_no_bound(temperature, tempers):
+def test_its_tempered_elbo_is_the_closed_form_of_a_gaussian_mean_and_is_not_called_a_bound(temperature, tempers):
     """4 standard errors (false alarms: 6e-5 a case)."""
     exact = GaussianMean.make(0)
     options = {"steps": 50, "temperature": temperature, "tempers": tempers, "progress": False}
@@ -193,7 +193,7 @@ def test_an_even_number_of_samples_comes_in_pairs_of_opposite_noise():
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-2])
-def test_a_cold_posterior_closes_in_on_the_mode_in_the_persons_own_parameter(temperature):
+def test_a_cold_posterior_converges_to_the_mode_in_the_users_parameter(temperature):
     """(p(D|p) p(p))^(1/T) has its mode at 21/36 for every T: the log-determinant is not tempered with it."""
     coin = Coin(17, 13, 5, 3)
     options = {"temperature": temperature, "tempers": "posterior", "steps": 1_000, "progress": False}

@@ -334,7 +334,7 @@ def test_the_factor_of_the_covariance_is_lower_triangular_and_of_the_inverse_pre
         ({"clip": True}, "'clip' argument of NaturalGradient must be a positive number"),
     ],
 )
-def test_options_that_can_not_be_are_refused_in_one_sentence(options, sentence):
+def test_invalid_options_are_refused_in_one_sentence(options, sentence):
     with pytest.raises(pr.InputError, match=sentence):
         NaturalGradient(**options)
 

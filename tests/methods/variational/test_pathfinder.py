@@ -17,7 +17,7 @@ from priory.methods.variational.pathfinder import (
     Pathfinder,
     State,
     approximation,
-    climb,
+    line_search,
     log_joint,
     log_ratio,
     mixture,
@@ -125,7 +125,7 @@ def test_a_step_keeps_the_conditions_of_wolfe_on_every_path():
         return target.log_joint_and_grad(w, ())
 
     direction = state.normal.loc - state.w
-    w, value, gradient, moved = climb(function, state)
+    w, value, gradient, moved = line_search(function, state)
     assert bool(moved.all())
     slope = (direction * state.gradient).sum(-1)
     length = ((w - state.w) * direction).sum(-1) / direction.square().sum(-1)

@@ -45,7 +45,7 @@ def test_the_estimator_is_the_usual_one_unless_the_objective_needs_another() -> 
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused_in_a_sentence(options: dict[str, Any], sentence: str) -> None:
+def test_options_that_cannot_be_combined_are_refused_in_a_sentence(options: dict[str, Any], sentence: str) -> None:
     for method in (pr.FullRank, pr.Flow, pr.MixtureOfGaussians):
         with pytest.raises(pr.InputError, match=sentence):
             method(**options)

@@ -179,7 +179,7 @@ class Pathfinder(Options):
         start: Posterior | None = None,
     ) -> State:
         w = target.start(plan.data, torch.Size([*shape, self.paths]), generator, start)
-        w, value, gradient, alive = begin(log_joint(target, plan.data), w)
+        w, value, gradient, alive = usable_starts(log_joint(target, plan.data), w)
         none = w.new_zeros(*w.shape[:-1], self.history, w.shape[-1])
         diagonal = torch.ones_like(w)
         return State(
@@ -198,9 +198,11 @@ class Pathfinder(Options):
         )
 
     def step(self, target: Target, state: State, batch: Data, generator: torch.Generator) -> tuple[State, Info]:
-        w, value, gradient, moved = climb(log_joint(target, batch), state)
+        w, value, gradient, moved = line_search(log_joint(target, batch), state)
         gain = value - state.value
-        state.diagonal, state.moves, state.changes = learn(state, w - state.w, state.gradient - gradient, moved)
+        state.diagonal, state.moves, state.changes = updated_history(
+            state, w - state.w, state.gradient - gradient, moved
+        )
         state.w, state.value, state.gradient = w, value, gradient
         state.normal = approximation(w, gradient, state.diagonal, state.moves, state.changes)
 
@@ -220,7 +222,7 @@ class Pathfinder(Options):
         return state, Info(metrics, done=not bool(state.active.any()), unchecked=UNCHECKED_METRICS)
 
     def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Draws:
-        best = survivors(state)
+        best = best_of_paths(state)
         flat = warn_if_flat(target, state.data, best, state.seed)
         generator = stream(state.seed, "draws", device=state.w.device)
         noise = torch.randn(
@@ -275,7 +277,7 @@ def log_ratio(target: Target, data: Data, w: Tensor, log_q: Tensor) -> Tensor:
 # L-BFGS, all paths at once.
 
 
-def begin(function: Joint, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def usable_starts(function: Joint, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return starts with finite log densities, their values and gradients, and whether each start is usable.
 
     A start without a finite density is halved until it has one: the density was checked at zero before the fit.
@@ -298,7 +300,7 @@ def usable(value: Tensor, gradient: Tensor) -> Tensor:
     return torch.isfinite(value) & torch.isfinite(gradient).all(-1)
 
 
-def climb(function: Joint, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def line_search(function: Joint, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Search along the Newton direction; return the new point, its value and gradient, and whether the path moved.
 
     The step length t is bisected (Lewis and Overton 2013) until both Wolfe conditions hold. Where log p is not finite,
@@ -326,15 +328,15 @@ def climb(function: Joint, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor
     return w, value, gradient, low > 0
 
 
-def learn(state: State, s: Tensor, z: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def updated_history(state: State, s: Tensor, z: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Add a pair (s, z) to the diagonal, the moves and the changes where its curvature is positive."""
     diagonal = next_diagonal(state.diagonal, s, z)
     curved = (s * z).sum(-1) > MIN_CURVATURE * z.square().sum(-1)
-    told = moved & curved & (torch.isfinite(diagonal) & (diagonal > 0)).all(-1)
-    rows = told[..., None, None]
+    accepted = moved & curved & (torch.isfinite(diagonal) & (diagonal > 0)).all(-1)
+    rows = accepted[..., None, None]
     moves = torch.where(rows, torch.cat([state.moves[..., 1:, :], s[..., None, :]], -2), state.moves)
     changes = torch.where(rows, torch.cat([state.changes[..., 1:, :], z[..., None, :]], -2), state.changes)
-    return torch.where(told[..., None], diagonal, state.diagonal), moves, changes
+    return torch.where(accepted[..., None], diagonal, state.diagonal), moves, changes
 
 
 def next_diagonal(a: Tensor, s: Tensor, z: Tensor) -> Tensor:
@@ -389,18 +391,18 @@ def chosen(first: Tensor, one: Normal, other: Normal) -> Normal:
     )
 
 
-def survivors(state: State) -> Normal:
+def best_of_paths(state: State) -> Normal:
     """Return the best approximations of the paths that found one, over all members, (K, P)."""
     found = torch.isfinite(state.elbo)
-    lost, all_ = int((~found).sum()), found.numel()
-    if lost == all_:
+    failed, all_ = int((~found).sum()), found.numel()
+    if failed == all_:
         raise DivergedError(
             f"None of the {all_} paths of Pathfinder found an approximation whose draws have a density. Try parameters "
             "of about unit scale, more elbo_draws, or a start."
         )
-    if lost:
+    if failed:
         warn(
-            f"{lost} of the {all_} paths of Pathfinder found no approximation whose draws have a density, and are "
+            f"{failed} of the {all_} paths of Pathfinder found no approximation whose draws have a density, and are "
             "left out."
         )
     best = state.best
