@@ -23,7 +23,7 @@ from priory.diagnostics import (
     quantile,
     r_hat,
 )
-from priory.diagnostics.convergence import beta_quantile
+from priory.diagnostics.chain_statistics import beta_quantile
 
 DOUBLE = torch.float64
 MEASURES = {

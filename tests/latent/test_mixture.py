@@ -29,7 +29,7 @@ from priory.latent import (
     expect,
     score,
 )
-from priory.latent.base import climbed
+from priory.latent.expectation import climbed
 from priory.latent.starts import clusters
 from priory.methods.em.em import EM
 

@@ -15,8 +15,9 @@ from priory.fitting.fit import fit
 from priory.fitting.prepare import make_target
 from priory.fitting.run import Run
 from priory.fitting.store import load
-from priory.latent.base import Rows, expect
+from priory.latent.base import Rows
 from priory.latent.conjugate import VariationalView
+from priory.latent.expectation import expect
 from priory.latent.normal_gamma import NormalGamma
 from priory.methods.em.variational_em import VariationalEM
 from priory.posteriors.conjugate import ConjugatePosterior

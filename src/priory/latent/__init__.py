@@ -1,11 +1,12 @@
 """Latent-variable models, which EM, variational EM and amortised EM fit."""
 
-from priory.latent.base import Expectation, Generated, Latent, Rows, expect, score
+from priory.latent.base import Expectation, Generated, Latent, Rows
 from priory.latent.bayesian_mixture import BayesianGaussianMixture
 from priory.latent.bayesian_regression import BayesianRegression
 from priory.latent.bernoulli_mixture import BernoulliMixture
 from priory.latent.conjugate import Conjugate
 from priory.latent.dirichlet_process import DirichletProcessMixture
+from priory.latent.expectation import expect, score
 from priory.latent.factor_analysis import FactorAnalysis
 from priory.latent.factor_analysis_mixture import FactorAnalysisMixture
 from priory.latent.gaussian_mixture import GaussianMixture

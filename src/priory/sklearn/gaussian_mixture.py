@@ -23,7 +23,8 @@ from sklearn.utils.validation import check_is_fitted
 from priory import latent
 from priory.core.errors import require
 from priory.core.streams import stream
-from priory.latent.base import Theta, expect
+from priory.latent.base import Theta
+from priory.latent.expectation import expect
 from priory.methods import EM
 from priory.models.target import Target
 from priory.posteriors import LatentPoint

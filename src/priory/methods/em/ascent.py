@@ -32,7 +32,8 @@ from torch import Tensor
 
 from priory.core.data import Data
 from priory.core.errors import DivergedError, require, warn, whole
-from priory.latent.base import Latent, Theta, climbed, expect, has_latent
+from priory.latent.base import Latent, Theta, has_latent
+from priory.latent.expectation import climbed, expect
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.posteriors.status import Status
 
