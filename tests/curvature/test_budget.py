@@ -40,7 +40,7 @@ def test_fit_refuses_what_exceeds_the_limit_before_anything_is_allocated():
         pr.fit(wide(), DATA, Laplace("full", at=start), steps=1, progress=False)
 
 
-def test_a_limit_that_nothing_meets_is_said():
+def test_a_limit_that_no_structure_fits_is_reported():
     found = Laplace(limit=10).plan(wide(), DATA)
     assert found.advice is None
     with pytest.raises(InputError, match="use fewer coordinates, or a higher limit"):

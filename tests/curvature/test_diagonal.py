@@ -104,7 +104,7 @@ def test_the_empirical_one_has_squares_of_gradients_at_the_observed_labels(small
     torch.testing.assert_close(found, torch.stack(gradients).square().sum(0), **EXACT)
 
 
-def test_rows_that_a_loader_drops_are_stood_for_by_the_others(small: Any) -> None:
+def test_the_rows_that_a_loader_keeps_are_scaled_to_all_rows(small: Any) -> None:
     dataset = torch.utils.data.TensorDataset(*small.data.tensors)
     loader = torch.utils.data.DataLoader(dataset, batch_size=2, drop_last=True)
     data = Data.of(loader).prepared(small.target.model.prepare)

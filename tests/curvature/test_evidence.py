@@ -288,7 +288,7 @@ def test_one_noise_an_output_too(likelihood):
     assert_highest(found, data)
 
 
-def test_without_another_curvature_one_noise_an_output_stays_and_that_is_said():
+def test_without_another_curvature_one_noise_per_output_stays_and_a_note_says_so():
     target, w, data = problem(pr.Gaussian(outputs=2), outputs=2)
     found = tune(target, w, Full.of(Pass(target, w, data, select(target.model))), data)
     assert found.noise == {}
@@ -304,7 +304,7 @@ def test_a_curvature_that_does_not_scale_with_the_noise_leaves_it_and_says_so():
     assert "likelihood.scale: left as it is" in found.notes[0]
 
 
-def test_the_prior_stays_unless_asked_for_and_so_does_the_noise():
+def test_the_prior_and_the_noise_stay_unless_they_are_tuned():
     target, w, data = problem(pr.Gaussian())
     curvature = Full.of(Pass(target, w, data, select(target.model)))
     found = tune(target, w, curvature, data, by=None)

@@ -42,7 +42,7 @@ def test_it_is_the_whole_curvature_of_a_linear_model_with_gaussian_noise(make_pr
     torch.testing.assert_close(fitted(made).dense(), full.dense(), **EXACT)
 
 
-def test_rows_that_a_loader_drops_are_stood_for_by_the_others(make_problem: Any) -> None:
+def test_the_rows_that_a_loader_keeps_are_scaled_to_all_rows(make_problem: Any) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(7, 3).double(), torch.randn(7, 2).double()
     made = make_problem(nn.Linear(3, 2).double(), pr.Gaussian(noise=0.5), x, y)
@@ -182,14 +182,14 @@ def test_draws_have_the_inverse_precision_as_covariance(small: Any) -> None:
     assert_covariance_close(draws, torch.linalg.inv(curvature.dense() + torch.diag(precision)))
 
 
-def test_a_precision_for_each_row_and_column_is_met_exactly(small: Any) -> None:
+def test_a_precision_for_each_row_and_column_is_exact(small: Any) -> None:
     ends = (torch.linspace(*pair, 4, dtype=torch.float64) for pair in ((1, 2), (3, 5)))
     rising = torch.outer(*ends)  # of a weight with its bias
     tail = by_parameter(small.selection)[16:]
     agrees(fitted(small), torch.cat([rising[:, :3].flatten(), rising[:, 3], tail]), 1.3)
 
 
-def test_a_flat_prior_on_the_biases_is_met_exactly(small: Any) -> None:
+def test_a_flat_prior_on_the_biases_is_exact(small: Any) -> None:
     precision = by_parameter(small.selection)
     precision[small.selection.spans()["0.bias"]] = 0.0
     agrees(fitted(small), precision, 0.7)

@@ -114,7 +114,7 @@ def test_noise_at_the_layers_is_unbiased_under_a_prior_without_a_closed_form():
     assert all(row.p_value > 1e-4 for row in found.rows)
 
 
-def test_what_does_not_apply_is_left_out_with_a_reason():
+def test_estimators_that_do_not_apply_are_left_out_with_a_reason():
     exact, model, q = regression()
     found = variance(model, q, tuple(t[:5] for t in exact.data), repeats=30)
     assert set(found.left_out) == {"leave_one_out", "vargrad", "doubly"}

@@ -194,7 +194,7 @@ def test_it_needs_two_draws_and_the_objective_of_its_name():
         pr.MeanField(objective="iwae", estimator="doubly", samples=4, antithetic=True)
 
 
-def test_a_fit_tells_both_bounds_and_the_weighted_one_is_tighter():
+def test_a_fit_records_both_bounds_and_the_weighted_one_is_tighter():
     """q is one Gaussian for two correlated weights: there is a gap to close, and the posterior stays Gaussian."""
     X = torch.randn(12, 2, generator=stream(0, "x"), dtype=F64)
     X[:, 1] = 0.9 * X[:, 0] + 0.3 * X[:, 1]

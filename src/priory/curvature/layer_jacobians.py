@@ -288,21 +288,21 @@ class LayerJacobians:
             outputs = self._forward(few)
         cotangent = torch.zeros_like(outputs)
         cotangent[0] = torch.randn(outputs.shape[1:], generator=stream(0, "taps"), dtype=torch.float64).to(cotangent)
-        unsure = layers_with_a_rule(self.network, self.selection.names)
-        believed: dict[RuledLayer, list[LayerPart | EmbeddingPart]] = {}
+        untested = layers_with_a_rule(self.network, self.selection.names)
+        verified: dict[RuledLayer, list[LayerPart | EmbeddingPart]] = {}
         for lead in (0, 1):
-            if unsure:
-                believed |= self._verified(few, cotangent, [replace(block, lead=lead) for block in unsure])
-            sure = {(block.weight, block.bias) for block in believed}
-            unsure = [block for block in unsure if (block.weight, block.bias) not in sure]
-        ruled = {name for block in believed for name in block.names}
+            if untested:
+                verified |= self._verified(few, cotangent, [replace(block, lead=lead) for block in untested])
+            passed = {(block.weight, block.bias) for block in verified}
+            untested = [block for block in untested if (block.weight, block.bias) not in passed]
+        ruled = {name for block in verified for name in block.names}
         plain = [name for name in self.selection.names if name not in ruled]
         of_plain = sum(self.spans[name].stop - self.spans[name].start for name in plain)
-        numbers = [part.numbers for parts in believed.values() for part in parts]
+        numbers = [part.numbers for parts in verified.values() for part in parts]
         numbers_per_datum, numbers_per_cotangent = (sum(pair[i] for pair in numbers) // len(outputs) for i in (0, 1))
         numbers_per_datum += self.network.activations(few, self.buffers)
         return JacobianPlan(
-            list(believed), plain, outputs.shape[1:], numbers_per_datum, numbers_per_cotangent + 3 * of_plain
+            list(verified), plain, outputs.shape[1:], numbers_per_datum, numbers_per_cotangent + 3 * of_plain
         )
 
     def _verified(

@@ -143,7 +143,7 @@ def test_a_sampled_fisher_nears_the_ggn_with_the_number_of_labels():
 
 
 @pytest.mark.filterwarnings("ignore:The gradient of the log joint")
-def test_without_a_mode_map_finds_one_first_in_the_steps_that_were_asked_for():
+def test_without_a_mode_map_finds_one_first_in_the_given_steps():
     model, data = network()
     seen = []
     posterior = pr.fit(model, data, Laplace(), steps=200, progress=False, callbacks=[lambda m: seen.append(m.step)])
@@ -191,7 +191,7 @@ def test_the_prior_that_a_mode_was_found_under_goes_with_it():
 # Which coordinates.
 
 
-def test_over_the_last_layer_the_others_are_points(trained):
+def test_over_the_last_layer_the_other_layers_are_fixed(trained):
     posterior = around(trained, "full", over="last")
     assert posterior.selection.names == ("2.weight", "2.bias")
     draws = posterior.sample(4)
@@ -348,7 +348,7 @@ def recorded_sets(monkeypatch) -> list:
 
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["tensors", "loader"])
-def test_of_many_rows_a_few_tell_a_mode_from_another_point(monkeypatch, loaded):
+def test_a_few_of_many_rows_distinguish_a_mode_from_another_point(monkeypatch, loaded):
     monkeypatch.setattr(mode_gradient, "MAX_ROWS_TIMES_WEIGHTS", 0)
     generator = stream(7, "rows")
     X = torch.randn(3000, 2, generator=generator, dtype=F64)
@@ -374,7 +374,7 @@ def test_of_many_rows_a_few_tell_a_mode_from_another_point(monkeypatch, loaded):
         pr.fit(model, rows, Laplace("full", at=away), progress=False)
 
 
-def test_what_some_rows_say_of_the_distance_is_right_on_average(monkeypatch):
+def test_the_distance_estimated_from_some_rows_is_unbiased(monkeypatch):
     monkeypatch.setattr(mode_gradient, "MAX_ROWS_TIMES_WEIGHTS", 0)
     monkeypatch.setattr(mode_gradient, "ROWS_PER_SET", 10)
     w = LINE.posterior.mean + 3.0
@@ -399,7 +399,7 @@ def test_what_some_rows_say_of_the_distance_is_right_on_average(monkeypatch):
     assert exact.gradient == pytest.approx(float((LINE.precision @ away).norm()))
 
 
-def test_a_mode_is_taken_without_a_word(trained):
+def test_a_mode_gives_no_warning(trained):
     found = around(trained, "full")
     assert found.history["gradient"].shape == (1,)
     assert float(found.history["gradient"]) < 1
@@ -524,7 +524,7 @@ def test_batch_normalisation_runs_on_its_running_statistics():
 
 
 @pytest.mark.filterwarnings("ignore:The gradient of the log joint")
-def test_running_statistics_that_were_never_updated_are_said():
+def test_running_statistics_that_were_never_updated_give_a_warning():
     model, data = pr.Model(normalised(), pr.Categorical(), prior=1.0), network()[1]
     start = at(model, data, model.network.initial)
     with pytest.warns(PrioryWarning, match="batch normalisation '1' has never updated the running statistics"):

@@ -87,7 +87,7 @@ def test_minibatches_find_the_same_within_their_noise():
     assert float(posterior.mean["likelihood.noise"]) == pytest.approx(noise, rel=0.02)
 
 
-def test_no_rows_are_held_out_and_nothing_is_asked_before_the_burn_in_is_over():
+def test_no_rows_are_held_out_and_nothing_is_tuned_during_the_burn_in():
     model, data = line()
     method = pr.MAP(evidence_every=1, structure="full")
     rows = Data.of(data, 10).prepared(model.prepare)
@@ -169,7 +169,7 @@ def test_the_prior_that_was_found_survives_a_file_to_the_bit(tmp_path):
     assert model.prior.factors == {}
 
 
-def test_a_fit_that_was_interrupted_between_two_looks_at_the_evidence_goes_on_to_the_bit(tmp_path):
+def test_a_fit_interrupted_between_two_evidence_updates_resumes_with_the_same_bits(tmp_path):
     model, data = network(pr.Gaussian())
     method, options = pr.MAP(evidence_every=3, structure="full"), {"steps": 30, "batch_size": 15, "progress": False}
     whole = pr.fit(model, data, method, **options)

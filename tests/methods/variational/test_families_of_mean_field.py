@@ -109,7 +109,7 @@ def test_a_file_gives_back_a_dict_of_families(coin_posterior, tmp_path):
     assert torch.equal(loaded.sample(3, seed=1)["p"], coin_posterior.sample(3, seed=1)["p"])
 
 
-def test_the_tail_of_the_ratios_tells_a_funnel_from_a_gaussian():
+def test_the_tail_of_the_ratios_distinguishes_a_funnel_from_a_gaussian():
     """k-hat above 0.7 where a factorised Gaussian misses the neck and the mouth, below where it fits."""
 
     def funnel(p):

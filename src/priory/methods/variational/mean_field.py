@@ -36,7 +36,7 @@ from priory.families import DiagonalFamily, DiagonalForm, FactorisedForm, PerPar
 from priory.families.factorised import BASE_DISTRIBUTIONS
 from priory.methods.base import Info
 from priory.methods.optimise import Adam, rates
-from priory.methods.variational.base import State as Flat
+from priory.methods.variational.base import State as FlatState
 from priory.methods.variational.base import VariationalMethod, inner, parts
 from priory.models.base import has_network
 from priory.network.layer_noise import LayerNoise
@@ -161,7 +161,7 @@ class MeanField(VariationalMethod):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> State | Flat:
+    ) -> State | FlatState:
         check(target, self)
         if not self.lean:
             return super().init(target, plan, generator, shape, start)
@@ -199,10 +199,10 @@ class MeanField(VariationalMethod):
         return noise
 
     def step(self, target: Target, state: Any, batch: Batch, generator: torch.Generator) -> tuple[Any, Info]:
-        if isinstance(state, Flat):
+        if isinstance(state, FlatState):
             return super().step(target, state, batch, generator)
         if state.layers is not None:
-            return self._at_layers(target, state, batch, generator)
+            return self._step_at_layers(target, state, batch, generator)
         w = self.draw(state, generator)
         value, gradient = target.log_likelihood_and_grad(w, batch, state.buffers)
         return self.update(target, state, w, value, gradient)
@@ -249,20 +249,20 @@ class MeanField(VariationalMethod):
             target = target.settled(DiagonalFamily(*state.variational))
         if state.expected is not None:
             target = state.expected.apart(target)
-        value, gradient, others, volume = self._whole(target, w, value, gradient)
+        value, gradient, others, volume = self._add_priors_at_draws(target, w, value, gradient)
         if self.estimator == "sticking":
-            square = self._stick(target, state, gradient)
+            square = self._sticking_descent(target, state, gradient)
         else:
             push = gradient
             if self.samples > 1:
                 push, gradient = (gradient * state.noise).mean(0), gradient.mean(0)
             square = self._descent(target, state, gradient, push, None if self.samples > 1 else state.noise[0])
-        others = self._known(target, state, others)
+        others = self._add_closed_forms(target, state, others)
         metrics = parts(target, value, square, state.variational[1].sum(-1), others, volume)
         state.adam.descend(state.variational, state.gradient)
         return state, Info(metrics)
 
-    def _whole(
+    def _add_priors_at_draws(
         self, target: Target, w: Tensor, value: Tensor, gradient: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Add the prior terms evaluated at the draws to the gradient; average the values over draws."""
@@ -297,14 +297,14 @@ class MeanField(VariationalMethod):
         spread.mul_(state.scale).sub_(t)
         return square
 
-    def _known(self, target: Target, state: State, others: Tensor | None) -> Tensor | None:
+    def _add_closed_forms(self, target: Target, state: State, others: Tensor | None) -> Tensor | None:
         """Add the gradient of terms that need no draws; return E_q[log p] of the non-Gaussian priors with them."""
         if state.expected is None:
             return others
         known = state.expected.descend(target.prior_weight, state.variational[0], state.scale, state.gradient)
         return -known if others is None else others - known
 
-    def _stick(self, target: Target, state: State, gradient: Tensor) -> Tensor:
+    def _sticking_descent(self, target: Target, state: State, gradient: Tensor) -> Tensor:
         """Write the sticking-the-landing gradient of the loss: prior and log q at the draws, q fixed inside log q."""
         prior, a, t = target.prior, target.prior_weight, target.entropy_weight
         m = state.variational[0]
@@ -328,7 +328,9 @@ class MeanField(VariationalMethod):
         spread.mul_(state.scale)
         return square
 
-    def _at_layers(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+    def _step_at_layers(
+        self, target: Target, state: State, batch: Batch, generator: torch.Generator
+    ) -> tuple[State, Info]:
         """Take a step with noise at the layers: gradients in m and s, averaged over samples, one member at a time."""
         m, log_s = state.variational
         torch.exp(log_s, out=state.scale)
@@ -340,11 +342,13 @@ class MeanField(VariationalMethod):
         if state.base is not None and state.adam.step % 2 == 0:
             state.base.normal_(generator=generator)
         if m.ndim == 1 and self.samples == 1:
-            value, gradient, push, noise = self._noisy(target, state, m, state.scale, batch, generator, 0, 0)
+            value, gradient, push, noise = self._noisy_pass(target, state, m, state.scale, batch, generator, 0, 0)
         else:
             size, found = m.shape[-1], []
             for i, (loc, scale) in enumerate(zip(m.reshape(-1, size), state.scale.reshape(-1, size), strict=True)):
-                passes = (self._noisy(target, state, loc, scale, batch, generator, i, s) for s in range(self.samples))
+                passes = (
+                    self._noisy_pass(target, state, loc, scale, batch, generator, i, s) for s in range(self.samples)
+                )
                 each = [(v, g.clone(), s.clone() if e is None else s * e) for v, g, s, e in passes]
                 found.append([torch.stack(part).mean(0) for part in zip(*each, strict=True)])
             value, gradient, push = (torch.stack(part) for part in zip(*found, strict=True))
@@ -352,18 +356,20 @@ class MeanField(VariationalMethod):
         others, volume = None, None
         if target.prior.others or (target.prior_weight != target.entropy_weight):
             w = self.draw(state, generator)  # a prior without a closed form is evaluated at plain draws
-            _, extra, others, volume = self._whole(target, w, torch.zeros_like(w[..., 0]), torch.zeros_like(w))
+            _, extra, others, volume = self._add_priors_at_draws(
+                target, w, torch.zeros_like(w[..., 0]), torch.zeros_like(w)
+            )
             push, noise = (push, None) if noise is None else (push * noise, None)
             along = extra * (state.noise if self.samples > 1 else state.noise[0])
             gradient = gradient + (extra.mean(0) if self.samples > 1 else extra)
             push = push + (along.mean(0) if self.samples > 1 else along)
         square = self._descent(target, state, gradient, push, noise)
-        others = self._known(target, state, others)
+        others = self._add_closed_forms(target, state, others)
         metrics = parts(target, value, square, log_s.sum(-1), others, volume)
         state.adam.descend(state.variational, state.gradient)
         return state, Info(metrics)
 
-    def _noisy(
+    def _noisy_pass(
         self,
         target: Target,
         state: State,
