@@ -1,18 +1,18 @@
-"""Whether a fit has converged, from what its method and the history of its objective say.
+"""Convergence status of a fit, from its method and from the history of its objective.
 
-Three names: "converged"; "not_converged", where more steps, draws or another method are needed; "doubtful", where
-nothing says that it converged, or something speaks against the answer though the fit came to its end.
+There are three names: "converged"; "not_converged", where more steps, draws or another method are needed; and
+"doubtful", where it is unknown whether the fit converged, or where there is evidence against its result.
 
-The objective of a stochastic optimiser is judged by its history. The last two sixths of the steps are compared, as the
-rows that a mode holds out for its noise join in at two thirds. Each sixth is cut into eight blocks, and the noise of a
-block's mean is what a straight line through the blocks leaves, so that a trend is no noise. The fit is not converged if
-the gain g from one sixth to the next
+The objective of a stochastic optimiser is judged by its history. The last two sixths of the steps are compared, because
+rows held out to set a learnt noise are added at two thirds. Each sixth is split into eight blocks. The noise of a
+block's mean is estimated from the residuals of a straight line through the blocks, so that a trend does not count as
+noise. The fit has not converged if the gain g from one sixth to the next
 
-    - is above its noise: g > 3.93 standard errors, Student's t with 12 degrees of freedom at 1 in 1,000: a history that
-      has settled is called not converged once in a thousand fits
+    - exceeds its noise: g > 3.93 standard errors, Student's t with 12 degrees of freedom at 1 in 1,000, so that a
+      converged history is classified as not converged once in a thousand fits
     - is at least 0.1 nats, below which no posterior changes
-    - is at least 1 % of what the objective gained since its first sixth: below, the gain is that of a learning rate
-      that goes to zero, and with it the noise of the parameters.
+    - is at least 1 % of the total gain since the first sixth: a smaller gain is that of a learning rate which decays
+      to zero, and the noise of the parameters with it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 Name = Literal["converged", "doubtful", "not_converged"]
 NAMES: tuple[Name, ...] = ("converged", "doubtful", "not_converged")  # from the best to the worst
-GOOD_K_HAT = 0.7
-PARTS, BLOCKS = 6, 8  # of a history that are compared, and of each of them
-FEWEST_STEPS = PARTS * BLOCKS  # below, the noise of a history is not known
-STUDENT_T = 3.930  # 2 (BLOCKS - 2) = 12 degrees of freedom, one-sided at 1 in 1,000
-LEAST_GAIN = 0.1  # nats
-PLENTY_STEPS, TELLING_SHARE = 500, 0.05  # in fewer steps, noise above this share of the whole gain hides a trend
-LEAST_SHARE = 0.01  # of what was gained in all
-OBJECTIVES = {"loss": -1.0, "bound": 1.0, "elbo": 1.0}  # by name, and whether it goes up; the first that is there
+MAX_K_HAT = 0.7
+HISTORY_PARTS, PART_BLOCKS = 6, 8  # parts of a history, and blocks of each part
+FEWEST_STEPS = HISTORY_PARTS * PART_BLOCKS  # with fewer, the noise of a history can't be estimated
+STUDENT_T = 3.930  # 2 (PART_BLOCKS - 2) = 12 degrees of freedom, one-sided at 1 in 1,000
+MIN_GAIN_NATS = 0.1  # nats
+MIN_NOISY_STEPS, MAX_NOISE_SHARE = 500, 0.05  # with fewer steps, more noise hides a trend
+MIN_GAIN_SHARE = 0.01  # of the total gain
+OBJECTIVE_SIGNS = {"loss": -1.0, "bound": 1.0, "elbo": 1.0}  # 1 if it is maximised; the first one in a history is used
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ NOT_IN_FILE = Status("doubtful", "The file does not say whether the fit converge
 
 
 def worst(statuses: Sequence[Status]) -> Status:
-    """The worst of some statuses, the first of several that are as bad.
+    """The worst of several statuses; the first, if several are equally bad.
 
     >>> worst([CONVERGED, Status("doubtful", "Why?")]).name
     'doubtful'
@@ -81,7 +81,7 @@ def worst(statuses: Sequence[Status]) -> Status:
 
 
 def of_members(statuses: Sequence[Status]) -> Status:
-    """The worst status of several posteriors that are one, with how many of them have it."""
+    """The worst status of the members of a mixture, with the number of members that have it."""
     found = worst(statuses)
     if found.name == "converged" or found is UNKNOWN or len(statuses) == 1:
         return found
@@ -91,14 +91,14 @@ def of_members(statuses: Sequence[Status]) -> Status:
 
 
 def of_k_hat(k_hat: float | None, remedy: str) -> Status:
-    """What a k-hat says, if there is one."""
-    if k_hat is None or k_hat <= GOOD_K_HAT:
+    """The status from a k-hat; converged if there is none."""
+    if k_hat is None or k_hat <= MAX_K_HAT:
         return CONVERGED
-    return Status("doubtful", f"The k-hat of the importance weights is {k_hat:.2f}, above {GOOD_K_HAT}: {remedy}.")
+    return Status("doubtful", f"The k-hat of the importance weights is {k_hat:.2f}, above {MAX_K_HAT}: {remedy}.")
 
 
 def of_cap(converged: bool, steps: int | None, owner: str) -> Status:
-    """What a method that ends by itself says: whether it did, or was stopped after so many steps, if they are known."""
+    """The status of a method that ends by itself: whether it did, or reached its cap on steps."""
     if converged:
         return CONVERGED
     after = "when its steps were used up" if steps is None else f"after {steps:,} iterations"
@@ -106,76 +106,76 @@ def of_cap(converged: bool, steps: int | None, owner: str) -> Status:
 
 
 def of_history(history: Mapping[str, Tensor]) -> Status:
-    """What the history of an objective says of its end.
+    """The status from the history of an objective.
 
     >>> of_history({"loss": torch.linspace(100, 0, 600)}).name
     'not_converged'
     >>> of_history({"loss": torch.exp(-torch.linspace(0, 60, 600))}).name
     'converged'
     """
-    name = next((name for name in OBJECTIVES if len(history.get(name, ()))), None)
+    name = next((name for name in OBJECTIVE_SIGNS if len(history.get(name, ()))), None)
     if name is None:
         return UNKNOWN
-    values = OBJECTIVES[name] * history[name].detach().cpu().double()
-    falls = "falling" if OBJECTIVES[name] < 0 else "rising"
+    values = OBJECTIVE_SIGNS[name] * history[name].detach().cpu().double()
+    falls = "falling" if OBJECTIVE_SIGNS[name] < 0 else "rising"
     n = len(values)
     if not bool(torch.isfinite(values).all()):
         return Status("not_converged", f"The {name} was not finite at some steps: try a smaller learning_rate.")
     if n < FEWEST_STEPS:
         return of_few(values, name, falls)
-    width = n // PARTS
-    each = width // BLOCKS
-    blocks = values[n - 2 * BLOCKS * each :].reshape(2, BLOCKS, each).mean(2)
+    width = n // HISTORY_PARTS
+    each = width // PART_BLOCKS
+    blocks = values[n - 2 * PART_BLOCKS * each :].reshape(2, PART_BLOCKS, each).mean(2)
     gain = float(blocks[1].mean() - blocks[0].mean())
-    error = math.sqrt(float(noise(blocks).square().sum()) / (2 * (BLOCKS - 2)) * 2 / BLOCKS)
+    error = math.sqrt(float(noise(blocks).square().sum()) / (2 * (PART_BLOCKS - 2)) * 2 / PART_BLOCKS)
     total = float(values[-width:].mean() - values[:width].mean())
-    if gain > max(STUDENT_T * error, LEAST_GAIN, LEAST_SHARE * total):
+    if gain > max(STUDENT_T * error, MIN_GAIN_NATS, MIN_GAIN_SHARE * total):
         return Status(
             "not_converged",
             f"The {name} was still {falls} at the end of {n:,} steps, by {gain:.3g} nats over the last sixth of them: "
             "give the fit more steps.",
         )
-    if n < PLENTY_STEPS and STUDENT_T * error > max(LEAST_GAIN, TELLING_SHARE * total):
+    if n < MIN_NOISY_STEPS and STUDENT_T * error > max(MIN_GAIN_NATS, MAX_NOISE_SHARE * total):
         return too_few(n, name)
     return CONVERGED
 
 
 def too_few(steps: int, name: str) -> Status:
-    """What is said where a history is too short for its noise."""
+    """The status of a history that is too short for its noise."""
     are = "1 step is" if steps == 1 else f"{steps} steps are"
     return Status("doubtful", f"{are} too few to tell whether the {name} has settled: give the fit more steps.")
 
 
 def of_few(values: Tensor, name: str, falls: str) -> Status:
-    """What an objective (n,) of so few steps says that their noise is not known."""
+    """The status from an objective (n,) of so few steps that its noise can't be estimated."""
     n = len(values)
     steps = f"{n} step" if n == 1 else f"{n} steps"
     third = n // 3
     gain = float(values[n - third :].mean() - values[n - 2 * third : n - third].mean()) if third else 0.0
-    if gain > LEAST_GAIN:
+    if gain > MIN_GAIN_NATS:
         reason = f"The {name} was still {falls} at the end of {steps}, by {gain:.3g} nats over the last third of them"
         return Status("not_converged", f"{reason}: give the fit more steps.")
     return too_few(n, name)
 
 
 def of_callback(step: int, steps: int) -> Status | None:
-    """What the driver says of a fit that a callback ended; nothing at its last step."""
+    """The status of a fit that a callback ended; None at its last step."""
     if step >= steps:
         return None
     return Status("doubtful", f"A callback ended the fit at step {step:,} of {steps:,}: leave it out to go on.")
 
 
 def of_nonfinite(name: str, step: int, good: int) -> Status:
-    """What the driver says of the last good state of a fit that met a NaN or an infinity."""
+    """The status of the last good state of a fit that reached a NaN or an infinity."""
     what = f"The {name} was not finite at step {step:,}, and this is the state of step {good:,}"
     return Status("not_converged", f"{what}: try a smaller learning_rate, or data of about unit scale.")
 
 
 def of_ascent(converged: bool, history: Mapping[str, Tensor]) -> Status:
-    """What EM says: whether its bound has settled; of minibatches or draws, of which none does, what the history says.
+    """The status of EM: whether its bound converged; with minibatches or draws, the status from the history.
 
-    An iteration that gains little may be one of many: where their gains shrink slowly, what all that are left would add
-    is told, if it is above 0.1 nats.
+    A small gain of one iteration may be one of many. Where the gains shrink slowly, their extrapolated sum is reported
+    if it exceeds 0.1 nats.
     """
     bound = history.get("bound", torch.empty(0))
     if not converged and len(bound) and "gap" not in history:
@@ -183,28 +183,28 @@ def of_ascent(converged: bool, history: Mapping[str, Tensor]) -> Status:
     if not converged:
         return of_cap(False, len(bound), "The bound")
     left = remaining(bound) if "gap" in history else 0.0
-    if left < LEAST_GAIN:
+    if left < MIN_GAIN_NATS:
         return CONVERGED
     slow = f"The bound settled within its tolerance while it still rose slowly, with about {left:.2g} nats to come"
     return Status("doubtful", f"{slow}: lower the tolerance, or set accelerate=True.")
 
 
 def of_start(status: Status, what: str) -> Status:
-    """What a fit that takes something from another says; `what` is it with its verb, as "The mode comes"."""
+    """The status of a fit that starts from another fit; `what` begins the sentence, as "The mode comes"."""
     if status.name == "converged" or status is UNKNOWN:
         return CONVERGED
     return Status("doubtful", f"{what} from a fit that is {status}")
 
 
 def noise(blocks: Tensor) -> Tensor:
-    """What straight lines through the blocks of each row leave, (rows, blocks)."""
+    """Residuals of straight lines through the blocks of each row, (rows, blocks)."""
     time = torch.arange(blocks.shape[1], dtype=blocks.dtype) - (blocks.shape[1] - 1) / 2
     centred = blocks - blocks.mean(1, keepdim=True)
     return centred - (centred @ time / time.square().sum())[:, None] * time
 
 
 def remaining(bound: Tensor) -> float:
-    """The nats that a bound (n,) which converges linearly still lacks, from its last three values (Aitken 1926)."""
+    """The nats that a linearly converging bound (n,) still lacks, from its last three values (Aitken 1926)."""
     if len(bound) < 4:
         return 0.0
     before, last = (float(step) for step in bound[-3:].double().diff())

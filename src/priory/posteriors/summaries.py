@@ -1,8 +1,8 @@
-"""The table of any posterior: means, standard deviations and quantiles of its parameters by name.
+"""The summary table of any posterior: means, standard deviations and quantiles of its parameters by name.
 
-Of a Gaussian over unconstrained coordinates they are exact for every parameter whose entries are mapped one by one:
-quantiles go through a monotone map, and the moments of what is not Gaussian there are integrals of one variable. All
-else is counted from draws with a fixed seed, and the table says so.
+For a Gaussian over unconstrained parameters the values are exact for every parameter with an elementwise map: quantiles
+are mapped by the monotone map, and moments of transformed parameters are one-dimensional integrals. Everything else is
+estimated from draws with a fixed seed, which a remark under the table reports.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from priory.core.flat import Block
     from priory.posteriors.base import Posterior
 
-DRAWS, FEWEST_DRAWS = 4096, 256  # behind what no closed form is known for; fewer for many parameters
-NUMBERS = 1 << 26  # draws x parameters in all
-AT_A_TIME = 1 << 22  # draws x parameters that are made together
-LONGEST, SHOWN = 50, 10  # entries of a tensor that are all in the table, and of a longer one
+MAX_DRAWS, MIN_DRAWS = 4096, 256  # where there is no closed form; fewer for many parameters
+MAX_NUMBERS = 1 << 26  # draws x parameters in all
+BLOCK_NUMBERS = 1 << 22  # draws x parameters at a time
+MAX_ENTRIES, SHOWN_ENTRIES = 50, 10  # a longer tensor shows only its first entries
 
 
 def summarise(posterior: Posterior) -> Summary:
-    """The table of a posterior that has parameters, without a status."""
+    """The summary of a posterior over parameters, without a status."""
     layout, means = posterior.model.layout, posterior.mean
     entries = {block.name: shown_entries(block) for block in layout.blocks}
     exact = closed_forms(posterior, means)
@@ -43,7 +43,7 @@ def summarise(posterior: Posterior) -> Summary:
     names, remarks = [], []
     for block in layout.blocks:
         places = entries[block.name]
-        all_names = labels(block.name, block.shape) if math.prod(block.shape) <= LONGEST else first_labels(block)
+        all_names = labels(block.name, block.shape) if math.prod(block.shape) <= MAX_ENTRIES else first_labels(block)
         names += [all_names[int(place)] for place in places]
         if block.name in exact:
             rows.append(torch.stack([column.reshape(-1)[places] for column in exact[block.name]], -1))
@@ -51,7 +51,7 @@ def summarise(posterior: Posterior) -> Summary:
             mean = means[block.name].detach().double().cpu().reshape(-1)[places]
             rows.append(torch.cat([mean[:, None], drawn[block.name]], -1))
         size = math.prod(block.shape)
-        if size > LONGEST:
+        if size > MAX_ENTRIES:
             remarks.append(f"{block.name}: {len(places)} of {size:,} entries.")
     if count:
         some = "" if not exact else f" of {', '.join(name for name in layout.names if name not in exact)}"
@@ -62,7 +62,7 @@ def summarise(posterior: Posterior) -> Summary:
 
 
 def closed_forms(posterior: Posterior, means: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, ...]]:
-    """The mean, the sd and the quantiles of each parameter for which they are exact, in the order of the columns."""
+    """Mean, sd and quantiles of each parameter for which they are exact, in the order of the columns."""
     at = lambda x: x.detach().double().cpu()  # noqa: E731
     if posterior.point:
         still = {name: at(x) for name, x in means.items()}
@@ -77,7 +77,7 @@ def closed_forms(posterior: Posterior, means: Mapping[str, Tensor]) -> dict[str,
         if not f.elementwise:
             continue
         ends = [f.forward(u + normal_quantile(q) * s) for q in SUMMARY_PROBABILITIES]
-        ends = list(torch.stack(ends).sort(0).values)  # a map that falls turns the quantiles round
+        ends = list(torch.stack(ends).sort(0).values)  # a decreasing map reverses the quantiles
         if f.identity:
             found[block.name] = (u, s, *ends)
             continue
@@ -95,10 +95,10 @@ def normal_quantile(q: float) -> float:
 
 
 def from_draws(posterior: Posterior, entries: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """The sd and the quantiles of some entries of parameters, (n, 4) by name, and the number of draws."""
+    """The sd and the quantiles of entries of parameters, (n, 4) by name, and the number of draws."""
     size = posterior.model.layout.size
-    wanted = min(posterior.stored_draws or DRAWS, max(FEWEST_DRAWS, NUMBERS // size))
-    some, parts = max(1, AT_A_TIME // size), []
+    wanted = min(posterior.stored_draws or MAX_DRAWS, max(MIN_DRAWS, MAX_NUMBERS // size))
+    some, parts = max(1, BLOCK_NUMBERS // size), []
     for index, start in enumerate(range(0, wanted, some)):
         draws = posterior.sample(min(some, wanted - start), seed=index)
         parts.append(
@@ -121,23 +121,23 @@ def from_draws(posterior: Posterior, entries: Mapping[str, Tensor]) -> tuple[dic
 
 
 def shown_entries(block: Block) -> Tensor:
-    """The places of a parameter's entries that the table has, (n,): all that vary, or the first of many."""
-    if math.prod(block.shape) > LONGEST:
-        return torch.arange(SHOWN)
+    """The indices of the entries of a parameter in the table, (n,): all that vary, or the first of many."""
+    if math.prod(block.shape) > MAX_ENTRIES:
+        return torch.arange(SHOWN_ENTRIES)
     return varying(block.bijector).nonzero()[:, 0]
 
 
 def first_labels(block: Block) -> list[str]:
     """Names of the first entries of a long tensor."""
     names, strides = [], [math.prod(block.shape[i + 1 :]) for i in range(len(block.shape))]
-    for place in range(SHOWN):
+    for place in range(SHOWN_ENTRIES):
         index = [place // stride % size for stride, size in zip(strides, block.shape, strict=True)]
         names.append(f"{block.name}[{', '.join(map(str, index))}]")
     return names
 
 
 def varying(bijector: Bijector) -> Tensor:
-    """Which entries of a parameter its support lets vary, (n,), as not those above a Cholesky factor's diagonal."""
+    """Which entries of a parameter vary within its support, (n,): not those above a Cholesky factor's diagonal."""
     size = math.prod(bijector.shape)
     if bijector.elementwise:
         return torch.ones(size, dtype=torch.bool)

@@ -27,7 +27,7 @@ def randn(*shape: int) -> Tensor:
 
 
 def eight_schools(p: dict[str, Tensor]) -> Tensor:
-    """As a person writes it: one draw at a time, with torch's distributions and their checks."""
+    """As a user writes it: one draw at a time, with torch's distributions and their checks."""
     prior = Normal(0.0, 5.0).log_prob(p["mu"]) + HalfCauchy(torch.tensor(5.0, dtype=DOUBLE)).log_prob(p["tau"])
     effects = p["mu"] + p["tau"] * p["z"]
     return prior + Normal(0.0, 1.0).log_prob(p["z"]).sum() + Normal(effects, SIGMA).log_prob(Y).sum()
