@@ -316,11 +316,14 @@ def test_processes_share_the_members_and_end_with_all_of_them(tmp_path):
         ),
         (
             lambda: pr.Ensemble(pr.Ensemble()),
-            "The 'method' argument of Ensemble must be that of one member, and no Ensemble",
+            "The 'method' argument of Ensemble must be the method of one member, not an Ensemble",
         ),
-        (lambda: pr.Ensemble(pr.LastLayer(at="network")), "find weights of its own for each member"),
-        (lambda: pr.Ensemble(pr.Laplace(at="network")), "find weights of its own for each member"),
-        (lambda: pr.Ensemble(pr.HMC()), "The 'method' argument of Ensemble must be one that doesn't sample"),
+        (lambda: pr.Ensemble(pr.LastLayer(at="network")), "fit separate weights for each member"),
+        (lambda: pr.Ensemble(pr.Laplace(at="network")), "fit separate weights for each member"),
+        (
+            lambda: pr.Ensemble(pr.HMC()),
+            "The 'method' argument of Ensemble must not be a sampler, which runs its own chains",
+        ),
         (
             lambda: pr.Ensemble(pr.MeanField(), anchored=True),
             "The 'anchored' argument of Ensemble must be False unless",
@@ -377,6 +380,6 @@ def test_members_say_which_method_found_them_also_after_a_file(kind, tmp_path):
 def test_members_that_would_all_begin_at_one_point_are_refused(method):
     model = pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1))
     point = pr.fit(model, (torch.zeros(4, 1), torch.zeros(4)), pr.MAP(), steps=2)
-    with pytest.raises(pr.InputError, match="must begin elsewhere for each member"):
+    with pytest.raises(pr.InputError, match="must have another start for each member"):
         pr.Ensemble(method(start=point), 3)
     assert pr.Ensemble(pr.MAP(start=point), 3, anchored=True).size == 3  # their anchors are apart

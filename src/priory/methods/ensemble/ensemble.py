@@ -104,15 +104,23 @@ class Ensemble(Options):
         got = f"the class {method.__name__}: write {method.__name__}()" if isinstance(method, type) else repr(method)
         ok = isinstance(method, Method) and not isinstance(method, type)
         require(ok, "method", "Ensemble", "be a method such as MAP()", got)
-        require(not isinstance(method, Ensemble), "method", "Ensemble", "be that of one member, and no Ensemble", got)
+        require(
+            not isinstance(method, Ensemble), "method", "Ensemble", "be the method of one member, not an Ensemble", got
+        )
         traits: Traits = method.traits
         ok = not traits.chains
-        require(ok, "method", "Ensemble", "be one that doesn't sample: a sampler has chains of its own", got)
+        require(ok, "method", "Ensemble", "not be a sampler, which runs its own chains", got)
         ok = not traits.fixed_start
-        require(ok, "method", "Ensemble", "find weights of its own for each member: at the network's all are one", got)
+        require(
+            ok,
+            "method",
+            "Ensemble",
+            "fit separate weights for each member; with the network's weights all are equal",
+            got,
+        )
         begun = method.start
         ok = not (isinstance(begun, Posterior) and begun.point) or bool(self.anchored)
-        must = "begin elsewhere for each member: those that begin at one point stay alike"
+        must = "have another start for each member; members that start at one point stay alike"
         require(ok, "method", "Ensemble", must, got)
         require(whole(self.size, 1), "size", "Ensemble", "be an integer >= 1", repr(self.size))
         ok = isinstance(self.anchored, bool) or self.anchored == "function"
