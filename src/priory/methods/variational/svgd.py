@@ -1,12 +1,10 @@
 """Stein variational gradient descent (Liu and Wang 2016): particles that follow the gradient of the log joint, and that
 a kernel keeps apart.
 
-    phi(w_i) = (1/n) sum_j [ k(w_j, w_i) d/dw_j log p(w_j, D) + d/dw_j k(w_j, w_i) ],    k(w, v) = exp(-|w - v|^2 / h)
-
-Of all directions in the unit ball of the kernel's space, phi is the one in which KL(q || p) falls fastest, with q the
-distribution of the particles. The first term moves them to where the posterior is high, the second moves them apart: a
-single particle finds the mode in unconstrained coordinates, many stand for the posterior. Steps are those of Adam
-(Kingma and Ba 2015), which rest where phi is zero, whatever the scale of each coordinate.
+The particles move in the direction phi in which KL(q || p) falls fastest, among those in the unit ball of the kernel's
+space, with q the distribution of the particles. The first term of phi moves them to where the posterior is high, the
+second moves them apart: a single particle finds the mode in unconstrained coordinates, many represent the posterior.
+Steps are those of Adam (Kingma and Ba 2015), which stop where phi is zero, whatever the scale of each coordinate.
 
 The particles are one more leading dimension, (*B, n, P). Cost of a step: one pass of the network per particle, and
 O(n^2 P).
@@ -48,14 +46,11 @@ class State:
 
 @dataclass(frozen=True)
 class SVGD(Options):
-    r"""Stein variational gradient descent: a set of particles, moved together towards the posterior.
+    """Stein variational gradient descent: a set of particles, moved together towards the posterior.
 
-    Each step moves particle :math:`w_i` along
+    Each step moves particle w_i along
 
-    .. math::
-
-        \phi(w_i) = \frac1n \sum_{j=1}^n \left[ k(w_j, w_i)\, \nabla_{w_j} \log p(w_j, D) + \nabla_{w_j} k(w_j, w_i)
-        \right], \qquad k(w, v) = \exp(-\lVert w - v \rVert^2 / h),
+        phi(w_i) = 1/n sum_j [k(w_j, w_i) d/dw_j log p(w_j, D) + d/dw_j k(w_j, w_i)],    k(w, v) = exp(-|w - v|^2 / h)
 
     with n the number of `particles` and h the `bandwidth`. The posterior is a `Draws` of the particles, all equally
     likely. Where there are far fewer particles than parameters, their spread is smaller than that of the posterior.
