@@ -152,7 +152,7 @@ def test_weights_are_repetitions_and_known_z_stay(fit_by_em):
         (lambda: MixtureOfExperts(2, gate=nn.Linear(3, 2)).meet(data()), "must take rows of 2 numbers, got an error"),
         (
             lambda: MixtureOfExperts(3, gate=nn.Linear(2, 2)).meet(data()),
-            "must give 3 numbers a row, got the shape (2, 2)",
+            "must return 3 numbers per row, got the shape (2, 2)",
         ),
         (lambda: MixtureOfExperts(2).meet(data()[0]), "must have 2 parts: x, y, got 1."),
     ],

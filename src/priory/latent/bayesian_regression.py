@@ -1,16 +1,17 @@
-"""Linear regression that finds out which inputs matter, by variational Bayes (MacKay, 1994; Tipping, 2001; Bishop and
-Tipping, 2000).
+"""Bayesian linear regression with automatic relevance determination, by variational Bayes.
+
+The model is that of MacKay (1994), Tipping (2001), and Bishop and Tipping (2000):
 
     y_n ~ N(w . x_n, 1 / tau),    w_d ~ N(0, 1 / alpha_d),    alpha_d ~ Gamma(c_0, d_0),    tau ~ Gamma(a_0, b_0)
 
-Each weight has a precision of its own: automatic relevance determination. Where the data don't need an input its alpha
-grows and its weight goes to zero. The approximation is q(w) q(alpha) q(tau), and each factor is known given the others:
+Each weight has its own precision. If the data don't need an input, its alpha grows and its weight shrinks to zero. The
+approximation is q(w) q(alpha) q(tau), and each factor has a closed form given the other two:
 
     q(w)       = N(m, V),            V^-1 = E[tau] sum_n x_n x_n' + diag E[alpha],      m = E[tau] V sum_n x_n y_n
     q(alpha_d) = Gamma(c_d, d_d),    c_d = c_0 + 1/2,      d_d = d_0 + E[w_d^2] / 2
     q(tau)     = Gamma(a, b),        a   = a_0 + N / 2,    b   = b_0 + E[sum_n (y_n - w . x_n)^2] / 2
 
-Nothing is hidden but the parameters. There is no intercept: give the inputs a column of ones, or centre y.
+Only the parameters are hidden. There is no intercept: append a column of ones to the inputs, or centre y.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from priory.latent.conjugate import LOG_TAU, Conjugate, Phi, gammas, kl_gamma, l
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FAR = 1e4  # times its spread: an input whose mean is further from zero has a Gram matrix without its variance
+MAX_MEAN_TO_SPREAD = 1e4  # of an input; beyond it rounding removes the variance from the Gram matrix
 
 
 class BayesianRegression(Conjugate):
@@ -79,14 +80,14 @@ class BayesianRegression(Conjugate):
         return {"weights": Param(x), "relevance": Param(x, above), "precision": Param((), above)}
 
     def look(self, rows: Rows) -> dict[str, Tensor]:
-        """Nothing is kept: this only refuses inputs in whose squares their differences would be lost."""
+        """Keep nothing; raise an error for inputs whose variance would be lost to rounding in their squares."""
         centre, spread = rows["x"].double().mean(0).abs(), rows["x"].double().std(0, correction=0)
-        far = ((spread > 1e-12 * centre) & (centre > FAR * spread)).nonzero()[:, 0].tolist()
-        must = f"have columns whose means are at most {FAR:g} times their spread: centre them"
+        far = ((spread > 1e-12 * centre) & (centre > MAX_MEAN_TO_SPREAD * spread)).nonzero()[:, 0].tolist()
+        must = f"have columns whose means are at most {MAX_MEAN_TO_SPREAD:g} times their spread: centre them"
         require(not far, "x", repr(self), must, f"means further than that in column {', '.join(map(str, far))}")
         return {}
 
-    # At a point: what MAP and samplers see.
+    # Point estimates, for MAP and samplers.
 
     def log_prior(self, theta: Theta) -> Tensor:
         """log p(w | alpha) p(alpha) p(tau)."""
@@ -96,7 +97,7 @@ class BayesianRegression(Conjugate):
         return (weights + relevance).sum(-1) + log_gamma(tau, *self.given_to(tau, self.shape, self.rate))
 
     def e_step(self, theta: Theta, rows: Rows) -> Expectation:
-        """Nothing is hidden: the statistics are sums over rows."""
+        """Return the sums over rows and the log-likelihood per row; there is no hidden z."""
         away = rows["y"] - rows["x"] @ theta["weights"]
         tau = theta["precision"]
         return Expectation(self.sums(rows), 0.5 * (tau.log() - LOG_TAU - tau * away.square()))
@@ -134,7 +135,7 @@ class BayesianRegression(Conjugate):
         }
 
     def begin_q(self, rows: Rows, how: str, generator: torch.Generator) -> Phi:
-        """Precisions of one, in the data's scale; or within a factor of e of that: all that the first q(w) needs."""
+        """Initialise the precisions to one in the scale of the data, or randomly within about a factor of e of it."""
         assert self.shapes is not None
         one = torch.ones(self.shapes[0], dtype=self.dtype, device=self.device)
         spread = rows["y"].square().mean().clamp_min(torch.finfo(self.dtype).tiny)
@@ -142,7 +143,7 @@ class BayesianRegression(Conjugate):
         return {"m": 0 * one, "V": one.diag(), "c": one, "d": factor, "a": one[0], "b": spread}
 
     def e_step_q(self, phi: Phi, rows: Rows) -> Expectation:
-        """E_q[log N(y_n; w . x_n, 1 / tau)] a row."""
+        """Return the sums over rows and E_q[log N(y_n; w . x_n, 1 / tau)] per row."""
         x, tau, log_tau = rows["x"], phi["a"] / phi["b"], phi["a"].digamma() - phi["b"].log()
         square = (rows["y"] - x @ phi["m"]).square() + ((x @ phi["V"]) * x).sum(1)
         return Expectation(self.sums(rows), 0.5 * (log_tau - LOG_TAU - tau * square))
@@ -191,7 +192,7 @@ class BayesianRegression(Conjugate):
         }
 
     def generate_q(self, phi: Phi, n: int, generator: torch.Generator) -> Generated:
-        """None: there is no density of x."""
+        """Raise an error, because the model has no density of x."""
         raise InputError(f"{self!r} can't make rows: it says y given x, and nothing of x. Use predict.")
 
     def log_q(self, phi: Phi, theta: Theta) -> Tensor:
@@ -209,7 +210,7 @@ class BayesianRegression(Conjugate):
 
     @staticmethod
     def given_to(like: Tensor, shape: float, rate: float) -> tuple[Tensor, Tensor]:
-        """A Gamma prior's numbers, as tensors."""
+        """Return the shape and rate of a Gamma prior as tensors."""
         return torch.full_like(like, shape), torch.full_like(like, rate)
 
 

@@ -1,4 +1,4 @@
-"""The Bernoulli mixture: rows of yes and no, each column with its own probability in each component (latent classes).
+"""The Bernoulli mixture, or latent class analysis: binary columns with one probability per component and column.
 
 p(y) = sum_k pi_k prod_d p_kd^{y_d} (1 - p_kd)^{1 - y_d}
 
@@ -18,7 +18,7 @@ from priory.core.flat import Param
 from priory.latent.base import Rows, Theta
 from priory.latent.columns import ColumnMixture
 
-CLOSEST = 1e-12  # to 0 and 1: a probability of exactly 0 could never change again
+MIN_DISTANCE = 1e-12  # of a probability from 0 and 1; EM could never change a probability of exactly 0
 
 
 class BernoulliMixture(ColumnMixture):
@@ -52,16 +52,16 @@ class BernoulliMixture(ColumnMixture):
         return means.log() - torch.log1p(-means), torch.log1p(-means)
 
     def bounded(self, means: Tensor) -> Tensor:
-        """Not closer to 0 and 1 than the type can tell."""
-        closest = max(CLOSEST, torch.finfo(self.dtype).eps)
+        """Clamp probabilities away from 0 and 1."""
+        closest = max(MIN_DISTANCE, torch.finfo(self.dtype).eps)
         return means.clamp(closest, 1 - closest)
 
     def emit(self, theta: Theta, z: Tensor, generator: torch.Generator) -> Tensor:
-        """A yes or no for each column."""
+        """Draw 0 or 1 for each column."""
         return torch.bernoulli(theta["probs"][z], generator=generator)
 
     def check_rows(self, rows: Rows) -> None:
-        """Only 0 and 1."""
+        """Check that all values are 0 or 1."""
         super().check_rows(rows)
         wrong = (rows["y"] != 0) & (rows["y"] != 1) & ~rows["y"].isnan()
         require(not bool(wrong.any()), "y", repr(self), "be 0 and 1", f"{rows['y'][wrong][:1].tolist()}")

@@ -1,8 +1,8 @@
-"""Mixtures of distributions that are independent between columns, given the component: what they have in common.
+"""Base class of mixtures whose columns are independent given the component.
 
     log p(y | k) = sum_d [ y_d a_kd + b_kd ],      T(y) = (y, seen, 1)
 
-with seen_d one where y_d has a value: a missing one, NaN, is summed out by leaving its term out.
+with seen_d = 1 where y_d has a value. A missing value, NaN, is marginalised by leaving its term out.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class ColumnMixture(MixtureModel):
-    """A mixture whose components say, for each column, one parameter, which is the mean of that column."""
+    """Base class of mixtures with one parameter per component and column, the mean of that column."""
 
     missing: ClassVar[bool] = True
     soft: ClassVar[float] = 0.1
-    parameter: ClassVar[str]  # its name
+    parameter: ClassVar[str]  # the name of the parameter
 
     @abstractmethod
     def terms(self, means: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,19 +34,19 @@ class ColumnMixture(MixtureModel):
 
     @abstractmethod
     def bounded(self, means: Tensor) -> Tensor:
-        """The parameter kept off the ends of its range, where the log density is infinite."""
+        """Clamp the parameter to the interior of its range, where the log density is finite."""
 
     @abstractmethod
     def param(self, shape: tuple[int, ...]) -> Param:
         """The parameter's shape and support, for components and columns."""
 
     def components(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
-        """One parameter a component and column."""
+        """Declare one parameter per component and column."""
         require(len(shapes[0]) < 2, "y", repr(self), "be (n, D), or (n,)", f"rows of the shape {shapes[0]}")
         return {self.parameter: self.param((self.k, *shapes[0]))}
 
     def look(self, rows: Rows) -> dict[str, Tensor]:
-        """Nothing is kept: this only warns, and refuses a column without a value."""
+        """Keep nothing; warn about rows, and raise an error for a column without a value."""
         seen = ~flat(rows["y"]).isnan()
         empty = ", ".join(map(str, (~seen.any(0)).nonzero()[:, 0].tolist()))
         require(not empty, "y", repr(self), "have a value in each column", f"only NaN in column {empty}")
@@ -67,7 +67,7 @@ class ColumnMixture(MixtureModel):
         return torch.cat([a, b, torch.zeros_like(means[:, :1])], 1)
 
     def maximise(self, sums: Tensor, theta: Theta) -> Theta:
-        """The mean of what was seen of each column."""
+        """Return the mean of the observed values of each column."""
         d = (sums.shape[1] - 1) // 2
         total, seen, _ = sums.split([d, d, 1], 1)
         there = seen > 1e-10
@@ -76,7 +76,7 @@ class ColumnMixture(MixtureModel):
         return {self.parameter: self.bounded(means).reshape(old.shape)}
 
     def coordinates(self, rows: Rows) -> Tensor:
-        """Columns centred and scaled, the centre where a value is missing."""
+        """Return the columns centred and scaled, with zeros for missing values."""
         y = flat(rows["y"])
         centred = y - y.nanmean(0)
         spread = centred.square().nanmean(0).sqrt()

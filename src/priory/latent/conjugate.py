@@ -1,15 +1,15 @@
-"""Models whose parameters are random too, with a q(theta) that is known in closed form: what variational EM climbs.
+"""Latent models with a prior over theta and a q(theta) in closed form, for variational EM.
 
     log p(y) = L(q) + KL(q || p(z, theta | y)),      L(q) = E_q[log p(y, z, theta) - log q(z) q(theta)]
 
 With q(z, theta) = q(z) q(theta) and conjugate priors each factor has a closed form given the other (Attias, 1999;
-Beal, 2003; Bishop, 2006, section 10.4), and the bound falls into what rows say and what the parameters cost:
+Beal, 2003; Bishop, 2006, section 10.4). The bound is a sum over rows minus the KL divergence of the parameters:
 
     L(q) = sum_n L_n - KL(q(theta) || p(theta)),      L_n = E_q[log p(y_n, z_n | theta)] + H(q(z_n))
 
-The numbers that q(theta) has are `phi`, a dict beside theta. As in EM, data are needed only through expected statistics
-S that add up over rows: `e_step_q` gives S and L_n at a phi, `m_step_q` the phi where L is highest for an S. Every
-constant is kept, so that bounds of different models of the same data can be compared.
+The parameters of q(theta) are a dict `phi`. As in EM, the data are needed only through expected statistics S, which are
+sums over rows: `e_step_q` returns S and L_n at phi, and `m_step_q` returns the phi that maximises L given S. Every
+constant is included, so bounds of different models of the same data can be compared.
 """
 
 from __future__ import annotations
@@ -38,90 +38,96 @@ LOG_TAU = math.log(2 * math.pi)
 
 
 class Conjugate(Latent):
-    """A latent model with a prior over theta, and a q(theta) with the numbers phi."""
+    """Base class of latent models with a prior over theta and a q(theta) with parameters phi.
 
-    view: VariationalView  # the model over phi that variational EM climbs, once the model has met data
+    A subclass implements the methods of `Latent` and those ending in `_q`.
 
-    # What an author writes.
+    Attributes:
+        view: The model over phi that variational EM fits, once the model is bound to data.
+    """
+
+    view: VariationalView
+
+    # Methods that a subclass must implement.
 
     def params_q(self) -> dict[str, Param]:
-        """Phi: the shape and the support of each of q's numbers."""
+        """Declare phi: the shape and support of each parameter of q."""
         raise NotImplementedError
 
     def begin_q(self, rows: Rows, how: str, generator: torch.Generator) -> Phi:
-        """A phi to begin from, by one of the ways in `starts`, from some rows."""
+        """Initialise phi from some rows, in one of the ways listed in `starts`."""
         raise NotImplementedError
 
     def e_step_q(self, phi: Phi, rows: Rows) -> Expectation:
-        """q(z) given q(theta): its expected statistics, and L_n a row."""
+        """Compute q(z) given q(theta): its expected statistics, and L_n per row."""
         raise NotImplementedError
 
     def m_step_q(self, statistics: Mapping[str, Tensor], phi: Phi) -> Phi:
-        """q(theta) given the statistics of q(z), one factor after the other."""
+        """Compute q(theta) given the statistics of q(z), one factor after the other."""
         raise NotImplementedError
 
     def complete_q(self, phi: Phi, statistics: Mapping[str, Tensor]) -> Tensor:
-        """E_q[log p(y, z | theta)] from the statistics of q(z)."""
+        """Return E_q[log p(y, z | theta)] from the statistics of q(z)."""
         raise NotImplementedError
 
     def kl_q(self, phi: Phi) -> Tensor:
-        """KL(q(theta) || p(theta))."""
+        """Return KL(q(theta) || p(theta))."""
         raise NotImplementedError
 
     def mean_q(self, phi: Phi) -> Theta:
-        """E_q[theta]."""
+        """Return E_q[theta]."""
         raise NotImplementedError
 
     def sample_q(self, phi: Phi, n: int, generator: torch.Generator) -> Theta:
-        """n draws of theta from q, each (n, ...)."""
+        """Draw n theta from q, each (n, ...)."""
         raise NotImplementedError
 
     def log_q(self, phi: Phi, theta: Theta) -> Tensor:
-        """log q(theta), for theta with any leading dimensions."""
+        """Return log q(theta), for theta with any leading dimensions."""
         raise NotImplementedError
 
-    # What an author may write.
+    # Methods that a subclass may override.
 
     def predictive_q(self, phi: Phi, rows: Rows) -> Tensor | None:
-        """log E_q[p(y_n | theta)] a row, (n,); None where it has no closed form."""
+        """Return log E_q[p(y_n | theta)] per row, (n,); None if it has no closed form."""
         return None
 
     def generate_q(self, phi: Phi, n: int, generator: torch.Generator) -> Generated:
-        """n rows, each from a theta of its own that is drawn from q, and the hidden z that each came from."""
+        """Draw n rows, each with its own theta from q, and their hidden z."""
         raise InputError(f"{self!r} can't make rows: it has no 'generate_q'.")
 
     def doubts_q(self, phi: Phi, statistics: Mapping[str, Tensor]) -> list[str]:
-        """What a person should be warned of when q is the end of a fit, a sentence each."""
+        """Return the warnings for a fit that ended at this q, one sentence each."""
         return []
 
     def symmetry(self, phi: Phi) -> float:
-        """The log of the number of copies that q has in the posterior, by exchanging labels: 0 for one."""
+        """Return the log number of equivalent labellings of q in the posterior; 0 if there is one."""
         return 0.0
 
     def neutral(self) -> dict[str, Tensor]:
-        """What `look` would have found in data of zero mean and unit scale."""
+        """Return the frame of data with zero mean and unit scale."""
         return {}
 
-    # A prior that takes its scale from the data is the same prior for a file, whatever the data were.
+    # A prior that takes its scale from the data counts as the same prior in a file for any data.
 
     def in_shapes(
         self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device, **frame: Tensor
     ) -> Self:
-        """A copy of the model for rows of these shapes."""
+        """Return a copy of the model for rows of these shapes."""
         model = super().in_shapes(shapes, dtype, device, **frame)
         model.frame = model.frame or model.neutral()
         model.view = VariationalView(model)
         return model
 
     def prior_as_given(self) -> DensityPrior:
-        """The prior for data of zero mean and unit scale."""
+        """Return the prior for data with zero mean and unit scale."""
         given = copy.copy(self)
         given.frame = given.neutral()
         return given.marginal(self.dtype, self.device).prior
 
     @property
     def capabilities(self) -> Capabilities:
-        """Hidden variables and a q(theta) in closed form, which variational EM needs."""
+        """A model with hidden variables and a q(theta) in closed form, which variational EM needs."""
         return CAPABILITIES
 
 
@@ -131,9 +137,9 @@ def has_conjugate_prior(model: object) -> TypeIs[Conjugate]:
 
 
 class VariationalView(Latent):
-    """A conjugate model as one whose parameters are phi, and whose log prior is -KL(q(theta) || p(theta)).
+    """A view of a conjugate model with the parameters phi and the log prior -KL(q(theta) || p(theta)).
 
-    EM of this model is variational EM of the other.
+    EM on this view is variational EM on the conjugate model.
     """
 
     def __init__(self, model: Conjugate) -> None:
@@ -146,7 +152,7 @@ class VariationalView(Latent):
         return repr(self.model)
 
     def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Phi:
-        """A phi to begin from."""
+        """Initialise phi."""
         return self.model.begin_q(rows, how, generator)
 
     def e_step(self, theta: Phi, rows: Rows) -> Expectation:
@@ -162,15 +168,15 @@ class VariationalView(Latent):
         return self.model.complete_q(theta, statistics)
 
     def log_prior(self, theta: Phi) -> Tensor:
-        """What the parameters cost."""
+        """Return -KL(q(theta) || p(theta))."""
         return -self.model.kl_q(theta)
 
     def doubts(self, theta: Phi, statistics: Mapping[str, Tensor]) -> list[str]:
-        """What the model doubts of this q."""
+        """Return the warnings of the model for this q."""
         return self.model.doubts_q(theta, statistics)
 
 
-# KL(q || p) of the conjugate families, with every constant, and what else is needed of them.
+# KL(q || p) of the conjugate families with every constant, their expectations and draws.
 
 
 def kl_normal(mean: Tensor, variance: Tensor, mean0: Tensor, variance0: Tensor) -> Tensor:
@@ -192,7 +198,7 @@ def kl_dirichlet(a: Tensor, a0: Tensor) -> Tensor:
 
 
 def log_beta(a: Tensor) -> Tensor:
-    """log of the multivariate beta function over the last dimension: what a Dirichlet is divided by."""
+    """Return the log of the multivariate beta function over the last dimension, the normaliser of a Dirichlet."""
     return a.lgamma().sum(-1) - a.sum(-1).lgamma()
 
 
@@ -210,7 +216,7 @@ def kl_wishart(nu: Tensor, scatter: Tensor, nu0: Tensor, scatter0: Tensor) -> Te
 
 
 def log_wishart(nu: Tensor, log_scatter: Tensor, d: int) -> Tensor:
-    """log B(W, nu): what makes a Wishart add up to one (Bishop, B.79)."""
+    """Return log B(W, nu), the log normalising factor of a Wishart (Bishop, B.79)."""
     return 0.5 * nu * (log_scatter - d * math.log(2)) - torch.mvlgamma(0.5 * nu, d)
 
 
@@ -240,7 +246,7 @@ def normals(like: Tensor, n: int, generator: torch.Generator) -> Tensor:
 
 
 def positive(value: object, name: str, owner: str) -> float:
-    """A positive number, or one sentence."""
+    """Return a positive number as a float; raise an error for anything else."""
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
     require(ok, name, owner, "be a positive number", repr(value))
     return float(value)  # pyright: ignore[reportArgumentType] - checked above

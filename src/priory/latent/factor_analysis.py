@@ -1,16 +1,16 @@
-"""Factor analysis: columns vary together because a few hidden factors z move them, and alone by noise of their own.
+"""Factor analysis: a few hidden factors z explain the covariance of the columns; each column has its own noise.
 
     z ~ N(0, I_k),      y | z ~ N(mu + W z, diag(psi)),      so that      y ~ N(mu, W W' + diag(psi))
 
     E-step   E[z | y] = W' (W W' + diag(psi))^-1 (y - mu),     Cov[z | y] = I - W' (W W' + diag(psi))^-1 W
     M-step   the regression of y on (z, 1):   [W mu] = S_y,(z,1) S_(z,1)^-1,     psi_d the mean squared residual
 
-with S the expected second moments of (y, z, 1), summed over rows (Rubin and Thayer, 1982). (y, z) is one Gaussian, so
-a missing value of y, NaN, is hidden as z is: the same conditional mean and covariance give both. W is known up to a
-rotation of the factors.
+with S the expected second moments of (y, z, 1), summed over rows (Rubin and Thayer, 1982). (y, z) is jointly Gaussian,
+so a missing value of y, NaN, is treated as hidden like z. W is identified up to a rotation of the factors.
 
-Data are centred and scaled first, by a frame that stays. A column that the factors explain whole wants no noise (a
-Heywood case): psi is kept above `floor` times the column's variance, where the M-step is exact.
+Data are first centred and scaled by a fixed frame. If the factors explain a column completely, its noise variance tends
+to zero (a Heywood case). psi is therefore kept above `floor` times the column's variance; the M-step is exact under
+this constraint.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class FactorAnalysis(Latent):
         psi = Param(self.noise_shape(shape[0]), constraints.positive)
         return {"mean": Param(shape), "loadings": Param((*shape, self.k)), self.noise: psi}
 
-    # What is each column's own, and what a kind of noise shares.
+    # The noise variances, one per column or shared.
 
     def noise_shape(self, columns: int) -> tuple[int, ...]:
         """The shape of psi."""
         return (columns,)
 
     def pooled(self, psi: Tensor) -> Tensor:
-        """psi as the model has it, from each column's own (D,)."""
+        """Return psi in the shape of the parameter, from one value per column (D,)."""
         return psi
 
     # The frame.
@@ -109,7 +109,7 @@ class FactorAnalysis(Latent):
         return (theta["mean"] - centre) / scale, theta["loadings"] / scale[:, None], psi / scale.square()
 
     def unframed(self, mean: Tensor, loadings: Tensor, psi: Tensor) -> Theta:
-        """The parameters as a person reads them, from those in the frame."""
+        """Convert the parameters from the frame to the units of the data."""
         centre, scale = self.frame["centre"].double(), self.frame["scale"].double()
         found = {"mean": centre + scale * mean, "loadings": scale[:, None] * loadings}
         found[self.noise] = self.pooled(psi * scale.square())
@@ -126,7 +126,7 @@ class FactorAnalysis(Latent):
         return torch.cat([mean, torch.zeros_like(unit[0])]), both
 
     def conditionals(self, theta: Theta, rows: Rows) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """For rows with the same values seen: which, log p(y), E[(y, z) | seen] (m, D + k), and its covariance."""
+        """Yield, per pattern of missing values: indices, log p(y), E[(y, z) | seen] (m, D + k) and its covariance."""
         mean, spread = self.joint(theta)
         x = self.framed(rows)
         blank = x.new_zeros(len(x), self.k)
@@ -161,7 +161,7 @@ class FactorAnalysis(Latent):
         return noise - 0.5 * (z.trace() + count * self.k * LOG_TAU) + statistics["base"]
 
     def m_step(self, statistics: Mapping[str, Tensor], theta: Theta) -> Theta:
-        """The regression of y on (z, 1), and the mean squares of what is left."""
+        """Regress y on (z, 1), and compute the mean squared residuals."""
         moments, d = statistics["moments"], len(self.frame["scale"])
         lines = torch.linalg.solve(moments[d:, d:], moments[d:, :d]).mT
         left = residuals(moments, lines) / moments[-1, -1]
@@ -169,7 +169,7 @@ class FactorAnalysis(Latent):
         return self.unframed(lines[:, -1], lines[:, :-1], psi)
 
     def log_marginal(self, theta: Theta, rows: Rows) -> Tensor:
-        """log p(y_n | theta) of what was seen, (n,), as a function that autograd goes through."""
+        """Return log p(y_n | theta) of the observed values, (n,), differentiable by autograd."""
         (mean, spread), x, scale = self.joint(theta), self.framed(rows), self.frame["scale"]
         places, values = [], []
         for index, seen in patterns(x, torch.ones(len(x), dtype=torch.bool, device=x.device)):
@@ -197,10 +197,10 @@ class FactorAnalysis(Latent):
         )
         return Generated(theta["mean"] + z @ theta["loadings"].mT + theta[self.noise].sqrt() * noise, z)
 
-    # Beginning and ending.
+    # Initialisation and warnings.
 
     def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
-        """From the leading eigenvectors of the data's covariance, or from random loadings."""
+        """Initialise from the leading eigenvectors of the data's covariance, or with random loadings."""
         x = self.framed(rows).nan_to_num(0.0).double()
         counts = rows.counted(torch.ones_like(x[:, :1]))
         mean = (counts * x).sum(0) / counts.sum()
@@ -218,7 +218,7 @@ class FactorAnalysis(Latent):
         return bool((self.standard(theta)[2] >= self.floor).all())
 
     def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
-        """Columns without noise of their own."""
+        """Warn about columns whose noise variance is at the floor."""
         held = (self.standard(theta)[2] <= AT_FLOOR * self.floor).nonzero()[:, 0].tolist()
         if not held:
             return []
@@ -237,9 +237,9 @@ def residuals(moments: Tensor, lines: Tensor) -> Tensor:
 
 
 def principal(spread: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """W (D, k) and the noise variance where N(mu, W W' + v I) is likeliest, from the data's covariance (D, D).
+    """Return the maximum likelihood W (D, k) and v of N(mu, W W' + v I), from the data's covariance (D, D).
 
-    The k largest eigenvalues less the mean of the others, which is v (Tipping and Bishop, 1999).
+    v is the mean of the D - k smallest eigenvalues (Tipping and Bishop, 1999).
     """
     values, vectors = eigh(spread)
     noise = values[:-k].mean().clamp_min(0.0)

@@ -1,16 +1,16 @@
-"""The mixture of factor analysers: in each component columns vary together by factors of its own.
+"""The mixture of factor analysers: each component has its own factors.
 
     z ~ pi,      f ~ N(0, I),      y | z = k, f ~ N(mu_k + W_k f, diag(psi_k))
 
-so that y given k is Gaussian with the covariance W_k W_k' + diag(psi_k): between a diagonal covariance and a full one,
-for many columns. Beside z the factors f are hidden too (Ghahramani and Hinton, 1996; McLachlan and Peel, 2000):
+so y given k is Gaussian with covariance W_k W_k' + diag(psi_k), a compromise between a diagonal and a full covariance
+for data with many columns. Both z and the factors f are hidden (Ghahramani and Hinton, 1996; McLachlan and Peel, 2000):
 
     E-step   q_nk as in any Gaussian mixture, and given k    E[f | y] = B_k (y - mu_k),     Cov[f | y] = C_k
              C_k = (I + W_k' diag(psi_k)^-1 W_k)^-1,         B_k = C_k W_k' diag(psi_k)^-1
-    M-step   for each k the regression of y on (f, 1), each row counted q_nk times, as in factor analysis
+    M-step   for each k the regression of y on (f, 1) with the weights q_nk, as in factor analysis
 
 E[f | y] is linear in y. The expected second moments of (y, f, 1) therefore follow from those of (y, 1), which are the
-Gaussian mixture's own statistics: its E-step does the work, for rows with missing values too.
+statistics of the Gaussian mixture. Its E-step is used, also for rows with missing values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from priory.latent.mixture import MixtureModel, log_weights
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-BEGIN = 1e-3  # of the data's variance: the least noise to begin with, so that a small cluster is not a spike
+MIN_INITIAL_NOISE = 1e-3  # of the data's variance, so that a small cluster doesn't start as a spike
 
 
 class FactorAnalysisMixture(GaussianMixture):
@@ -73,14 +73,14 @@ class FactorAnalysisMixture(GaussianMixture):
         noise = Param((self.k, *self.noise_shape(shape[0])), constraints.positive)
         return {"means": Param((self.k, *shape)), "loadings": Param((self.k, *shape, self.factors)), "variances": noise}
 
-    # What is each column's own, and what a kind of noise shares.
+    # The noise variances, one per column or shared.
 
     def noise_shape(self, columns: int) -> tuple[int, ...]:
         """The shape of a component's psi."""
         return (columns,)
 
     def pooled(self, psi: Tensor) -> Tensor:
-        """psi as the model has it, from each column's own (K, D)."""
+        """Return psi in the shape of the parameter, from one value per column (K, D)."""
         return psi
 
     # The frame.
@@ -97,7 +97,7 @@ class FactorAnalysisMixture(GaussianMixture):
         return means, loadings @ loadings.mT + torch.diag_embed(psi)
 
     def named(self, means: Tensor, loadings: Tensor, psi: Tensor) -> Theta:
-        """The components' parameters as a person reads them, from those in the frame."""
+        """Convert the components' parameters from the frame to the units of the data."""
         centre, scale = self.frame["centre"].double(), self.frame["scale"].double()
         variances = self.pooled(psi * scale.square())
         return {"means": centre + scale * means, "loadings": scale[:, None] * loadings, "variances": variances}
@@ -148,7 +148,7 @@ class FactorAnalysisMixture(GaussianMixture):
         return sums.unflatten(1, (size, size))
 
     def maximise(self, sums: Tensor, theta: Theta) -> Theta:
-        """The regression of y on (f, 1), and the mean squares of what is left."""
+        """Regress y on (f, 1), and compute the mean squared residuals."""
         moments, d = self.squares(sums), len(self.frame["scale"])
         counts = moments[:, -1:, -1:]
         unit = torch.eye(moments.shape[1], dtype=sums.dtype, device=sums.device)
@@ -169,17 +169,17 @@ class FactorAnalysisMixture(GaussianMixture):
             mean[index] = ((filled - means[:, None]) @ gain.mT).transpose(0, 1)
         return {"responsibilities": self.responsibilities(theta, rows), "mean": mean}
 
-    # Beginning and ending.
+    # Initialisation and warnings.
 
     def begin_from(self, labels: Tensor, rows: Rows) -> Theta:
-        """The leading eigenvectors of each cluster's covariance."""
+        """Initialise from the leading eigenvectors of each cluster's covariance."""
         sums, d = self.split(labels, rows), len(self.frame["scale"])
         counts = sums[:, -1:]
         means = sums[:, -1 - d : -1] / counts
         spread = matrices(sums[:, : -1 - d], d) / counts[..., None] - means[:, :, None] * means[:, None]
         loadings = torch.stack([principal(own, self.factors)[0] for own in spread])
         psi = self.pooled(spread.diagonal(dim1=1, dim2=2) - loadings.square().sum(2)).reshape(self.k, -1)
-        theta = self.named(means, loadings, psi.clamp_min(max(BEGIN, self.floor)).expand(self.k, d))
+        theta = self.named(means, loadings, psi.clamp_min(max(MIN_INITIAL_NOISE, self.floor)).expand(self.k, d))
         theta["weights"] = counts[:, 0] / counts.sum()
         return {name: theta[name].to(self.dtype) for name in self.layout.names}
 
@@ -188,7 +188,7 @@ class FactorAnalysisMixture(GaussianMixture):
         return bool((self.lines(theta)[2] >= self.floor).all())
 
     def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
-        """Components that have lost their rows, or whose factors explain a column whole."""
+        """Warn about components without rows, and about noise variances at the floor."""
         least = self.lines(theta)[2].amin(1)
         held = ((least <= AT_FLOOR * self.floor) & (theta["weights"] > 0)).nonzero()[:, 0].tolist()
         sentences = MixtureModel.doubts(self, theta, statistics)

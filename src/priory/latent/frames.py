@@ -1,8 +1,8 @@
-"""The frame of a model: the centre and the scale of each column, by which data are read.
+"""The frame of a model: the centre and the scale by which each column is standardised.
 
-Variances are differences of squares, which lose their digits where data are far from zero or of unequal scales. A model
-therefore works with (y - centre) / scale. The frame is found once, from some rows, each counted by its weight, and
-stays: what a model calls small, such as the floor of a variance, is small beside it.
+Variances are differences of squares, which lose digits if data are far from zero or have unequal scales. A model
+therefore works with (y - centre) / scale. The frame is computed once, from some weighted rows, and stays fixed. Limits
+such as the floor of a variance are relative to it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from torch import Tensor
 
 from priory.core.errors import require
 
-STILL = 1e-12  # of a column's size: one that spreads by less doesn't vary
-ROOM = 1e4  # between the least square that is a number and the least variance that a model may need
+CONSTANT_COLUMN_SPREAD = 1e-12  # relative to the column's mean; a column that spreads less is constant
+SCALE_MARGIN = 1e4  # factor between the limits of the floating type and the scales that are accepted
 
 
 def frame(
     y: Tensor, weights: Tensor | None, name: str, owner: str, dtype: torch.dtype, together: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The centre and the scale of each column of y (n, D), each (D,), of what was seen and counts.
+    """Return the weighted centre and scale of the observed values of each column of y (n, D), each (D,).
 
-    `together` is one scale for all columns. A column that doesn't vary has its own size as its scale, and at least 1.
+    With `together`, all columns share one scale. The scale of a constant column is its absolute value, at least 1.
     """
     y = y.double()
     counts = (~y.isnan()).double() if weights is None else (~y.isnan()) * weights.double()[:, None]
@@ -35,10 +35,10 @@ def frame(
     spread = rooted(share, away)
     if together:
         spread = rooted(torch.full_like(spread, 1 / len(spread)), spread).expand_as(centre)
-    still = spread <= STILL * centre.abs()
+    still = spread <= CONSTANT_COLUMN_SPREAD * centre.abs()
     scale = torch.where(still, centre.abs().clamp_min(1.0), spread)
     numbers = torch.finfo(dtype)
-    low, high = ROOM * numbers.tiny**0.5, numbers.max**0.5 / ROOM
+    low, high = SCALE_MARGIN * numbers.tiny**0.5, numbers.max**0.5 / SCALE_MARGIN
     wrong = (~((scale >= low) & (scale <= high))).nonzero()[:, 0].tolist()
     must = f"have columns that spread by {low:.0e} to {high:.0e}: measure in other units"
     require(not wrong, name, owner, must, f"{float(scale[wrong[0]]):.1e} in column {wrong[0]}" if wrong else "")
@@ -46,7 +46,7 @@ def frame(
 
 
 def rooted(share: Tensor, away: Tensor) -> Tensor:
-    """The root of the mean square over the first dimension, also where a square is no number."""
+    """Return the root mean square over the first dimension without overflow or underflow of the squares."""
     size = away.amax(0)
     size = torch.where(size > 0, size, 1.0)
     return size * (share * (away / size).square()).sum(0).sqrt()

@@ -1,4 +1,4 @@
-"""The linear-Gaussian state space: a hidden point that moves linearly with noise, and is seen linearly with noise.
+"""The linear-Gaussian state space model: linear dynamics and linear observations of a hidden state, with noise.
 
     z_1 ~ N(m, V),      z_t | z_{t-1} ~ N(A z_{t-1}, Q),      y_t | z_t ~ N(C z_t + d, diag(psi))
 
@@ -10,11 +10,11 @@ W_t the precisions 1/psi of the values that were seen at t, 0 elsewhere:
                S_t = V_t + J_t (S_{t+1} - P_{t+1}) J_t',      Cov[z_{t+1}, z_t | y] = S_{t+1} J_t'
 
 M-step (Shumway and Stoffer, 1982): the regressions of z_t on z_{t-1}, and of each column of y on (z, 1) over the steps
-where it was seen. A missing value, NaN, only leaves its precision out.
+where it was observed. A missing value, NaN, has precision zero.
 
-The state is known up to a change of its coordinates. The noise of a column is kept above `floor` times the column's
-variance, and Q and V have no eigenvalue below `floor`: one sequence has one first state, whose V wants to be zero.
-Where every value was seen, covariances are the same in all sequences, and are computed once.
+The state is identified up to a linear change of coordinates. The noise variance of a column is kept above `floor` times
+the column's variance, and Q and V have no eigenvalue below `floor`: with a single sequence, the V of its first state
+would tend to zero. If no value is missing, the covariances are the same in all sequences and are computed once.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class LinearGaussian(SequenceModel):
         return f"LinearGaussian({self.k})"
 
     def params(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
-        """The first state, the motion and what is seen."""
+        """Declare the parameters of the first state, the transitions and the observations."""
         shape, k = shapes[0], self.k
         require(len(shape) in (1, 2), "y", repr(self), "be (n, T) or (n, T, D)", f"rows of the shape {shape}")
         d = shape[1] if len(shape) == 2 else 1
@@ -113,7 +113,7 @@ class LinearGaussian(SequenceModel):
     # The equations, in the frame.
 
     def e_step(self, theta: Theta, rows: Rows) -> Expectation:
-        """Filter and smoother, and the expected second moments of states, of pairs of them and of (z, 1) with y."""
+        """Run filter and smoother, and compute the expected second moments of z_t, (z_t, z_{t-1}) and (z_t, 1, y_t)."""
         y = self.framed(rows)
         value, path = self.filtered(theta, y)
         mean, spread, cross = smoothed(theta["transition"], path)
@@ -143,7 +143,7 @@ class LinearGaussian(SequenceModel):
         return Expectation(statistics, value + jacobian)
 
     def complete(self, theta: Theta, statistics: Mapping[str, Tensor]) -> Tensor:
-        """Q: the expected log densities of first states, of moves and of what was seen."""
+        """Return Q, the expected log density of first states, transitions and observations."""
         s = statistics
         theta = {name: t.to(s["squares"].dtype) for name, t in theta.items()}
         lines, psi = self.standard(theta)
@@ -163,7 +163,7 @@ class LinearGaussian(SequenceModel):
         return s["squares"] - 2 * (lines * s["cross"]).sum(1) + squared
 
     def m_step(self, statistics: Mapping[str, Tensor], theta: Theta) -> Theta:
-        """Regressions, and the mean squares of what they leave, raised to the floor."""
+        """Compute the regressions and their mean squared residuals, raised to the floor."""
         s, f = statistics, {name: t.double() for name, t in self.frame.items()}
         count = s["initial"][-1, -1]
         mean = s["initial"][:-1, -1] / count
@@ -182,7 +182,7 @@ class LinearGaussian(SequenceModel):
         return {name: fresh[name].to(self.dtype) for name in self.layout.names}
 
     def log_marginal(self, theta: Theta, rows: Rows) -> Tensor:
-        """log p(y_n | theta), (n,), as a function that autograd goes through."""
+        """Return log p(y_n | theta), (n,), differentiable by autograd."""
         y = self.framed(rows)
         return self.filtered(theta, y)[0] - (~y.isnan() * self.frame["scale"].log()).sum((1, 2))
 
@@ -216,7 +216,7 @@ class LinearGaussian(SequenceModel):
             spread = theta["transition"] @ spread @ theta["transition"].mT + theta["transition_noise"]
         return value, path
 
-    # What is hidden.
+    # The hidden states.
 
     def hidden(self, theta: Theta, rows: Rows) -> dict[str, Tensor]:
         """The states given the whole sequence: `mean` (n, T, k) and `covariance` (n, T, k, k), NaN after the end."""
@@ -227,7 +227,7 @@ class LinearGaussian(SequenceModel):
         return {"mean": torch.where(inside[..., None], mean, torch.nan), "covariance": covariance}
 
     def generate(self, theta: Theta, n: int, generator: torch.Generator, steps: int | None = None) -> Generated:
-        """The state step by step, (n, T, k), and what is seen of it."""
+        """Draw paths of the state, (n, T, k), and their observations."""
         length = self.steps_or(steps)
         draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=self.dtype, device=self.device)  # noqa: E731
         first, moving = (torch.linalg.cholesky(theta[t]) for t in ("initial_covariance", "transition_noise"))
@@ -240,10 +240,10 @@ class LinearGaussian(SequenceModel):
         assert self.shapes is not None
         return Generated(y if len(self.shapes[0]) == 2 else y[..., 0], z)
 
-    # Beginning and ending.
+    # Initialisation and warnings.
 
     def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
-        """A state that forgets, of unit variance, and random loadings that explain about half of each column."""
+        """Initialise with a mean-reverting state and random loadings that explain about half of each column."""
         centre, scale, k = self.frame["centre"], self.frame["scale"], self.k
         draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=self.dtype, device=self.device)  # noqa: E731
         unit = torch.eye(k, dtype=self.dtype, device=self.device)
@@ -263,7 +263,7 @@ class LinearGaussian(SequenceModel):
         return bool(torch.stack([*least, self.standard(theta)[1].min()]).min() >= self.floor)
 
     def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
-        """Columns without noise of their own."""
+        """Warn about columns whose noise variance is at the floor."""
         held = (self.standard(theta)[1] <= AT_FLOOR * self.floor).nonzero()[:, 0].tolist()
         if not held:
             return []
@@ -276,7 +276,7 @@ class LinearGaussian(SequenceModel):
 
 @dataclass
 class Path:
-    """What a filter leaves, step by step: p_t and m_t (n, k); P_t and V_t (n, k, k), or (1, k, k) where all agree."""
+    """Results of the filter per step: p_t and m_t (n, k); P_t and V_t (n, k, k), or (1, k, k) if they are equal."""
 
     predicted: list[Tensor]
     spread: list[Tensor]
@@ -313,7 +313,7 @@ def gaussian(squares: Tensor, spread: Tensor, count: Tensor) -> Tensor:
 
 
 def symmetric(matrix: Tensor) -> Tensor:
-    """A matrix without what rounding has made of its symmetry."""
+    """Return the symmetric part of a matrix, which removes rounding errors."""
     return (matrix + matrix.mT) / 2
 
 

@@ -1,4 +1,4 @@
-"""The mixture of experts: K linear regressions, and a gate that says from x which of them to ask (Jacobs et al., 1991).
+"""The mixture of experts: K linear regressions, and a gate that weights them given x (Jacobs et al., 1991).
 
     p(y | x) = sum_k g_k(x) N(y; b_k . (x, 1), v_k),      g(x) = softmax(f(x; w))
 
@@ -8,12 +8,12 @@ is known by its slope at w_t and by a matrix that is no less than its curvature 
 
     Q(w)  >=  Q(w_t) + s'(w - w_t) - (w - w_t)' H (w - w_t) / 2,      H = sum_n J_n' (I - 11'/K) J_n / 2,    J = df/dw
 
-which adds up over rows as every other statistic does, so that blocks, minibatches and weights work as in every model.
-The M-step goes to the top of this parabola: generalised EM. For a linear f the line above holds everywhere and the
-bound never falls. For a network it holds as far as f is about linear in w: steps are damped, and the bound may still
-dip, which a fit with a tolerance takes for its end.
+which is a sum over rows like every other statistic, so blocks, minibatches and weights work as in every model. The
+M-step maximises this quadratic bound: generalised EM. For a linear f the inequality holds everywhere and the bound
+never decreases. For a network it holds only where f is approximately linear in w. Steps are therefore damped, but the
+bound may still decrease, and a fit with a tolerance then ends.
 
-H has as many rows as the gate has parameters: gates are small networks.
+H is a square matrix with one row per parameter of the gate, so gates must be small networks.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from priory.latent.regression_mixture import RegressionMixture
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-GATE = "gate."  # before the names of the gate's parameters
-ENTRIES = 1 << 22  # of the Jacobian J that are in memory at a time
-DAMPING = 1e-8  # of the mean curvature: softmax has directions in which nothing changes
-CAUTION = 0.1  # the same for a network, whose parabola is trusted near w_t only
+GATE_PREFIX = "gate."  # of the names of the gate's parameters
+MAX_JACOBIAN_ENTRIES = 1 << 22  # in memory at a time
+LINEAR_DAMPING = 1e-8  # of the mean curvature, because softmax has directions without curvature
+NETWORK_DAMPING = 0.1  # of the mean curvature, because the quadratic bound of a network holds near w_t only
 
 
 class MixtureOfExperts(Latent):
@@ -69,7 +69,7 @@ class MixtureOfExperts(Latent):
     labels: ClassVar[bool] = True
     tempers: ClassVar[bool] = True
     samples: ClassVar[bool] = True
-    gate: nn.Module  # once the model has met data
+    gate: nn.Module  # set when the model is bound to data
 
     def __init__(
         self, k: int, gate: nn.Module | None = None, floor: float = 1e-6, given: str | Sequence[str] = ()
@@ -86,12 +86,12 @@ class MixtureOfExperts(Latent):
     def __repr__(self) -> str:
         return f"MixtureOfExperts({self.k}{'' if self.net is None else f', gate={type(self.net).__name__}'})"
 
-    # Meeting the data.
+    # Binding the model to data.
 
     def in_shapes(
         self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device, **frame: Tensor
     ) -> Self:
-        """A copy of the model for rows of these shapes; a gate in their type."""
+        """Return a copy of the model for rows of these shapes, with the gate in their type."""
         model = copy.copy(self)
         model.experts = self.experts.in_shapes(shapes, dtype, device, **frame)
         wide = shapes[0][0] if shapes[0] else 1
@@ -110,12 +110,14 @@ class MixtureOfExperts(Latent):
                 f"The 'gate' argument of MixtureOfExperts must take rows of {x.shape[1]} numbers, got an error: "
                 f"{reason}"
             ) from error
-        must = f"give {self.k} numbers a row"
+        must = f"return {self.k} numbers per row"
         require(shape == (2, self.k), "gate", "MixtureOfExperts", must, f"the shape {shape} for 2 rows")
 
     def params(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
         """The gate's parameters and the experts'."""
-        gate = {GATE + name: Param(tuple(p.shape)) for name, p in self.gate.named_parameters() if p.requires_grad}
+        gate = {
+            GATE_PREFIX + name: Param(tuple(p.shape)) for name, p in self.gate.named_parameters() if p.requires_grad
+        }
         return gate | self.experts.components(*shapes)
 
     def look(self, rows: Rows) -> dict[str, Tensor]:
@@ -124,14 +126,14 @@ class MixtureOfExperts(Latent):
         return dict(self.experts.frame)
 
     def check_rows(self, rows: Rows) -> None:
-        """Known z are experts."""
+        """Check that known z are indices of experts."""
         self.experts.check_rows(rows)
 
     # The gate.
 
     def weights(self, theta: Theta) -> dict[str, Tensor]:
         """The gate's parameters by the names that its module has for them."""
-        return {name.removeprefix(GATE): t for name, t in theta.items() if name.startswith(GATE)}
+        return {name.removeprefix(GATE_PREFIX): t for name, t in theta.items() if name.startswith(GATE_PREFIX)}
 
     def log_gate(self, theta: Theta, rows: Rows) -> Tensor:
         """log g_k(x_n), (K, n)."""
@@ -139,7 +141,7 @@ class MixtureOfExperts(Latent):
         return functional_call(self.gate, self.weights(theta), (x,)).log_softmax(1).mT
 
     def parabola(self, theta: Theta, rows: Rows, q: Tensor) -> dict[str, Tensor]:
-        """Q of the gate from below, c + l'w - w'H w / 2, as its three coefficients, for weighted q (K, n)."""
+        """Return the coefficients of the lower bound c + l'w - w'H w / 2 of the gate's Q, for weighted q (K, n)."""
         named = self.weights(theta)
         w = torch.cat([t.reshape(-1) for t in named.values()])
         x, log_g = self.experts.framed(rows, "x"), self.log_gate(theta, rows)
@@ -147,7 +149,7 @@ class MixtureOfExperts(Latent):
         value, surplus = (q * log_g).sum(), q - counts * log_g.exp()  # and dQ/df, (K, n)
         each = vmap(jacrev(lambda named, row: functional_call(self.gate, named, (row[None],))[0]), (None, 0))
         slope, curvature = torch.zeros_like(w), w.new_zeros(len(w), len(w))
-        many = max(1, ENTRIES // (self.k * len(w)))
+        many = max(1, MAX_JACOBIAN_ENTRIES // (self.k * len(w)))
         for part, some, count in zip(x.split(many), surplus.split(many, 1), counts.split(many), strict=True):
             jacobian = torch.cat([t.flatten(2) for t in each(named, part).values()], 2)  # (m, K, P)
             slope += torch.einsum("km,mkp->p", some, jacobian)
@@ -160,7 +162,7 @@ class MixtureOfExperts(Latent):
     # The equations.
 
     def e_step(self, theta: Theta, rows: Rows) -> Expectation:
-        """Responsibilities, the experts' statistics and the gate's parabola."""
+        """Compute the responsibilities, the experts' statistics and the gate's quadratic bound."""
         features = self.experts.features(rows)
         logits = self.experts.natural(theta) @ features
         which = self.experts.sharp(theta)
@@ -178,12 +180,12 @@ class MixtureOfExperts(Latent):
         return (s["sums"] * self.experts.natural(theta)).sum() + gate
 
     def m_step(self, statistics: Mapping[str, Tensor], theta: Theta) -> Theta:
-        """Weighted least squares, and the top of the gate's parabola."""
+        """Solve weighted least squares for the experts, and maximise the gate's quadratic bound."""
         fresh = self.experts.m_step({"sums": statistics["sums"]}, theta)
-        old = {name: t.to(statistics["gate_slope"].dtype) for name, t in theta.items() if name.startswith(GATE)}
+        old = {name: t.to(statistics["gate_slope"].dtype) for name, t in theta.items() if name.startswith(GATE_PREFIX)}
         w = torch.cat([t.reshape(-1) for t in old.values()])
         curvature = statistics["gate_curvature"]
-        damping = (DAMPING if self.net is None else CAUTION) * curvature.diagonal().mean().clamp_min(
+        damping = (LINEAR_DAMPING if self.net is None else NETWORK_DAMPING) * curvature.diagonal().mean().clamp_min(
             EMPTY_COMPONENT_ROWS
         )
         slope = statistics["gate_slope"] - curvature @ w
@@ -198,7 +200,7 @@ class MixtureOfExperts(Latent):
         return self.experts.natural(theta) @ self.experts.features(rows) + self.log_gate(theta, rows)
 
     def log_marginal(self, theta: Theta, rows: Rows) -> Tensor:
-        """log p(y_n | x_n, theta), (n,), as a function that autograd goes through."""
+        """Return log p(y_n | x_n, theta), (n,), differentiable by autograd."""
         return restricted(self.log_joint(theta, rows), rows.z).logsumexp(0)
 
     def responsibilities(self, theta: Theta, rows: Rows) -> Tensor:
@@ -211,11 +213,11 @@ class MixtureOfExperts(Latent):
         means = x @ theta["coefficients"].mT + theta["intercepts"]
         return self.log_gate(theta, Rows({"x": x})).exp().mT, means, theta["variances"].expand_as(means)
 
-    # Beginning and ending.
+    # Initialisation and warnings.
 
     def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
-        """The experts as a mixture of regressions begins; the gate as its module is."""
-        own = {GATE + name: p.detach().clone() for name, p in self.gate.named_parameters()}
+        """Initialise the experts as a mixture of regressions, and the gate with its module's parameters."""
+        own = {GATE_PREFIX + name: p.detach().clone() for name, p in self.gate.named_parameters()}
         found = own | self.experts.begin(rows, how, generator)
         return {name: found[name] for name in self.layout.names}
 
@@ -224,7 +226,7 @@ class MixtureOfExperts(Latent):
         return self.experts.allows(theta)
 
     def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
-        """Experts that nobody asks, or that the floor holds up."""
+        """Warn about experts without rows, and about experts whose variance is at the floor."""
         counts = statistics["sums"][:, -1]
         sentences = self.experts.doubts(
             theta | {"weights": torch.where(counts > EMPTY_COMPONENT_ROWS, counts, 0.0)}, statistics
@@ -233,7 +235,7 @@ class MixtureOfExperts(Latent):
 
 
 def flat_gate(wide: int, k: int) -> nn.Linear:
-    """A linear gate that is open to all alike."""
+    """Return a linear gate with zero parameters, which weights all experts equally."""
     gate = nn.Linear(wide, k, device="meta").to_empty(device="cpu")  # draws nothing from the global stream
     nn.init.zeros_(gate.weight)
     nn.init.zeros_(gate.bias)

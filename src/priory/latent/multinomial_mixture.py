@@ -1,4 +1,4 @@
-"""The multinomial mixture: rows of counts over the same categories, as the words of documents (a mixture of unigrams).
+"""The multinomial mixture: counts over categories, such as words of documents (a mixture of unigrams).
 
 p(y) = sum_k pi_k  (sum_d y_d)! / prod_d y_d!  prod_d p_kd^{y_d}
 
@@ -18,7 +18,7 @@ from priory.core.flat import Param
 from priory.latent.base import Rows, Theta
 from priory.latent.mixture import MixtureModel
 
-LEAST = 1e-12  # a probability of exactly 0 could never change again
+MIN_SHARE = 1e-12  # EM could never change a probability of exactly 0
 
 
 class MultinomialMixture(MixtureModel):
@@ -51,7 +51,7 @@ class MultinomialMixture(MixtureModel):
         return {"probs": Param((self.k, *shapes[0]), constraints.simplex)}
 
     def look(self, rows: Rows) -> dict[str, Tensor]:
-        """Nothing is kept: this only warns."""
+        """Keep nothing; warn about rows without counts."""
         self.warn_of(len(rows), int((rows["y"].sum(1) == 0).sum()))
         return {}
 
@@ -69,33 +69,33 @@ class MultinomialMixture(MixtureModel):
         return torch.lgamma(rows["y"].sum(1) + 1) - torch.lgamma(rows["y"] + 1).sum(1)
 
     def maximise(self, sums: Tensor, theta: Theta) -> Theta:
-        """Each category's share of a component's counts."""
+        """Return the share of each category in the counts of a component."""
         counts = sums[:, :-1]
         total = counts.sum(1, keepdim=True)
         shares = torch.where(total > 0, counts / torch.where(total > 0, total, 1.0), theta["probs"].to(sums.dtype))
-        return {"probs": raised_shares(shares, LEAST)}
+        return {"probs": raised_shares(shares, MIN_SHARE)}
 
     def coordinates(self, rows: Rows) -> Tensor:
-        """Square roots of the shares of each row, in which chance has about the same size everywhere."""
+        """Return square roots of the shares of each row, which stabilises their variance."""
         return (rows["y"] / rows["y"].sum(1, keepdim=True).clamp_min(1.0)).sqrt()
 
     def emit(self, theta: Theta, z: Tensor, generator: torch.Generator) -> Tensor:
-        """Nothing: the number of counts in a row is given with the data."""
+        """Raise an error, because the model has no distribution of the number of counts in a row."""
         raise InputError(f"{self!r} can't make rows: it does not say how many counts a row has.")
 
     def check_rows(self, rows: Rows) -> None:
-        """Only counts."""
+        """Check that all values are counts."""
         super().check_rows(rows)
         wrong = (rows["y"] < 0) | (rows["y"] != rows["y"].floor())
         require(not bool(wrong.any()), "y", repr(self), "be integers >= 0", f"{rows['y'][wrong][:1].tolist()}")
 
 
 def raised_shares(shares: Tensor, least: float) -> Tensor:
-    """Shares p where sum_d s_d log p_d is highest with no p_d below `least`: low ones raised, the others scaled."""
+    """Maximise sum_d s_d log p_d over p with no p_d below `least`: small shares are raised, the rest is rescaled."""
     low = shares <= least
     while True:
         scale = (1 - least * low.sum(1, keepdim=True)) / torch.where(low, 0.0, shares).sum(1, keepdim=True)
-        lower = low | (shares * scale <= least)  # each round only adds to them, so that there is a last one
+        lower = low | (shares * scale <= least)  # each round can only add shares, so the loop ends
         if torch.equal(lower, low):
             return torch.where(low, least, shares * scale)
         low = lower

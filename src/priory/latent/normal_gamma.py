@@ -1,15 +1,15 @@
-"""The univariate normal with unknown mean and precision, by coordinate ascent: the first and simplest.
+"""The univariate normal with unknown mean and precision, the simplest model for variational EM.
 
     p(y_n | mu, tau) = N(mu, 1 / tau),      p(mu | tau) = N(mu_0, 1 / (lambda_0 tau)),      p(tau) = Gamma(a_0, b_0)
 
-The exact posterior is a Normal-Gamma, in which mu and tau depend on each other. The approximation q(mu) q(tau) lets
-them be independent, and each factor is then known given the other (MacKay, 2003; Bishop, 2006, section 10.1.3):
+The exact posterior is a Normal-Gamma, in which mu and tau are dependent. Under the approximation q(mu) q(tau) they are
+independent, and each factor has a closed form given the other (MacKay, 2003; Bishop, 2006, section 10.1.3):
 
     q(mu)  = N(m, 1 / l),      m = (lambda_0 mu_0 + sum_n y_n) / (lambda_0 + N),      l = (lambda_0 + N) E[tau]
     q(tau) = Gamma(a, b),      a = a_0 + (N + 1) / 2
                                b = b_0 + E_q(mu)[ sum_n (y_n - mu)^2 + lambda_0 (mu - mu_0)^2 ] / 2
 
-Nothing is hidden here but the parameters. `exact_posterior` says what the answer is without the approximation.
+Only the parameters are hidden. `exact_posterior` returns the posterior without the approximation.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class NormalGamma(Conjugate):
         require(shapes[0] == (), "y", repr(self), "be one column, (n,)", f"rows of the shape {shapes[0]}")
         return {"mean": Param(), "precision": Param((), constraints.positive)}
 
-    # At a point: what EM, MAP and samplers see.
+    # Point estimates, for EM, MAP and samplers.
 
     def log_prior(self, theta: Theta) -> Tensor:
         """log p(mu | tau) p(tau)."""
@@ -81,7 +81,7 @@ class NormalGamma(Conjugate):
         )
 
     def e_step(self, theta: Theta, rows: Rows) -> Expectation:
-        """Nothing is hidden: the statistics are sums over rows, measured from mu_0."""
+        """Return the sums over rows of y - mu_0 and the log-likelihood per row; there is no hidden z."""
         mu, tau = theta["mean"], theta["precision"]
         return Expectation(self.sums(rows), 0.5 * (tau.log() - LOG_TAU - tau * (rows["y"] - mu).square()))
 
@@ -109,14 +109,14 @@ class NormalGamma(Conjugate):
         return {"m": Param(), "l": positive, "a": positive, "b": positive}
 
     def begin_q(self, rows: Rows, how: str, generator: torch.Generator) -> Phi:
-        """E[tau] as the prior has it, or within a factor of e of it: all that the first q(mu) needs."""
+        """Initialise E[tau] to its prior mean, or randomly within about a factor of e of it."""
         one = torch.ones((), dtype=self.dtype, device=self.device)
         factor = torch.randn((), generator=generator).exp().to(one) if how == "random" else one
         m, a, b = self.mu0 * one, self.shape * one, self.rate * one / factor
         return {"m": m, "l": self.strength * a / b, "a": a, "b": b}
 
     def e_step_q(self, phi: Phi, rows: Rows) -> Expectation:
-        """E_q[log N(y_n; mu, 1 / tau)] a row."""
+        """Return the sums over rows and E_q[log N(y_n; mu, 1 / tau)] per row."""
         tau, log_tau = phi["a"] / phi["b"], phi["a"].digamma() - phi["b"].log()
         square = (rows["y"] - phi["m"]).square() + 1 / phi["l"]
         return Expectation(self.sums(rows), 0.5 * (log_tau - LOG_TAU - tau * square))
@@ -158,7 +158,7 @@ class NormalGamma(Conjugate):
         return {"mean": mu, "precision": gammas(phi["a"], phi["b"], n, generator)}
 
     def generate_q(self, phi: Phi, n: int, generator: torch.Generator) -> Generated:
-        """y ~ N(mu, 1 / tau), each with its own draw of both, which is its z, (n, 2)."""
+        """Draw y ~ N(mu, 1 / tau), each with its own draw (mu, tau), which is returned as z, (n, 2)."""
         drawn = self.sample_q(phi, n, generator)
         mu, tau = drawn["mean"], drawn["precision"]
         return Generated(mu + normals(phi["m"], n, generator) / tau.sqrt(), torch.stack([mu, tau], 1))
@@ -173,7 +173,14 @@ class NormalGamma(Conjugate):
     # Without the approximation.
 
     def exact_posterior(self, y: Tensor) -> dict[str, float]:
-        """The Normal-Gamma posterior of y (n,), `mean`, `strength`, `shape` and `rate`, and its `log_evidence`."""
+        """Return the exact Normal-Gamma posterior.
+
+        Args:
+            y: The data, (n,).
+
+        Returns:
+            The parameters `mean`, `strength`, `shape` and `rate` of the posterior, and the `log_evidence` in nats.
+        """
         y = y.double()
         n = len(y)
         strength, shape = self.strength + n, self.shape + 0.5 * n

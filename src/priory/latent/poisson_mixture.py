@@ -1,11 +1,11 @@
-"""The Poisson mixture: rows of counts, each column with its own rate in each component.
+"""The Poisson mixture: counts with one rate per component and column.
 
 p(y) = sum_k pi_k prod_d exp(-r_kd) r_kd^{y_d} / y_d!
 
 M-step:   r_kd = sum_n q_nk y_nd / sum_n q_nk
 
-log p(y | r) is a difference of numbers that grow with y log y. It is taken from a rate c in the middle of the data, as
-y log(r / c) - (r - c), which is small where r is near it, and log p(y | c), which is the same in every iteration.
+log p(y | r) is a difference of numbers that grow as y log y. To avoid cancellation it is computed relative to the mean
+rate c of the data: y log(r / c) - (r - c), which is small for r near c, plus log p(y | c), which is constant.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from priory.core.flat import Param
 from priory.latent.base import Rows, Theta
 from priory.latent.columns import ColumnMixture, flat
 
-LEAST = 1e-12  # a rate of exactly 0 could never change again
+MIN_RATE = 1e-12  # EM could never change a rate of exactly 0
 
 
 class PoissonMixture(ColumnMixture):
@@ -54,7 +54,7 @@ class PoissonMixture(ColumnMixture):
     def look(self, rows: Rows) -> dict[str, Tensor]:
         """c, the mean of each column."""
         super().look(rows)
-        return {"centre": flat(rows["y"]).nanmean(0).clamp_min(LEAST)}
+        return {"centre": flat(rows["y"]).nanmean(0).clamp_min(MIN_RATE)}
 
     def terms(self, means: Tensor) -> tuple[Tensor, Tensor]:
         """y log(r / c) - (r - c)."""
@@ -62,8 +62,8 @@ class PoissonMixture(ColumnMixture):
         return (means / centre).log(), centre - means
 
     def bounded(self, means: Tensor) -> Tensor:
-        """Above zero."""
-        return means.clamp_min(LEAST)
+        """Clamp rates to positive values."""
+        return means.clamp_min(MIN_RATE)
 
     def base(self, rows: Rows) -> Tensor:
         """log p(y | c), summed over columns."""
@@ -75,7 +75,7 @@ class PoissonMixture(ColumnMixture):
         return torch.poisson(theta["rates"][z], generator=generator)
 
     def check_rows(self, rows: Rows) -> None:
-        """Only counts."""
+        """Check that all values are counts."""
         super().check_rows(rows)
         wrong = ((rows["y"] < 0) | (rows["y"] != rows["y"].floor())) & ~rows["y"].isnan()
         require(not bool(wrong.any()), "y", repr(self), "be integers >= 0", f"{rows['y'][wrong][:1].tolist()}")

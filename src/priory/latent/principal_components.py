@@ -2,9 +2,9 @@
 
     z ~ N(0, I_k),      y | z ~ N(mu + W z, v I)
 
-Its likelihood has its maximum where the columns of W span the k leading eigenvectors of the data's covariance, with
-W W' = U (Lambda - v I) U' and v the mean of the other eigenvalues: the start named "eigen" is there at once if no value
-is missing, and EM goes there from anywhere. With missing values there is no such form, and EM is the way.
+The likelihood is maximal where the columns of W span the k leading eigenvectors of the data's covariance, with
+W W' = U (Lambda - v I) U' and v the mean of the other eigenvalues. Without missing values the start "eigen" is this
+maximum, and EM converges to it from any start. With missing values there is no closed form, and EM is needed.
 """
 
 from __future__ import annotations

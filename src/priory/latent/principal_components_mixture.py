@@ -1,9 +1,9 @@
-"""The mixture of probabilistic principal components: directions of its own for each (Tipping and Bishop, 1999).
+"""The mixture of probabilistic principal component analysers (Tipping and Bishop, 1999).
 
     z ~ pi,      f ~ N(0, I),      y | z = k, f ~ N(mu_k + W_k f, v_k I)
 
-It is the mixture of factor analysers with the same noise in every column of a component: local linear charts of a
-curved cloud, with one likelihood for all of them.
+It is the mixture of factor analysers with equal noise in all columns of a component. The components are local linear
+approximations of a curved cloud of points.
 """
 
 from __future__ import annotations

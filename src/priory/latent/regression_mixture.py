@@ -58,10 +58,10 @@ class RegressionMixture(MixtureModel):
         self.floor = float(floor)
 
     def components(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
-        """A line and a variance each."""
+        """Declare a line and a variance per component."""
         x, y = shapes
         require(len(x) < 2, "x", repr(self), "be (n, D), or (n,)", f"rows of the shape {x}")
-        require(y == (), "y", repr(self), "be one number a row, (n,)", f"rows of the shape {y}")
+        require(y == (), "y", repr(self), "be one number per row, (n,)", f"rows of the shape {y}")
         return {
             "coefficients": Param((self.k, *(x or (1,)))),
             "intercepts": Param((self.k,)),
@@ -92,7 +92,7 @@ class RegressionMixture(MixtureModel):
         return torch.cat([slopes, intercepts[:, None]], 1), theta["variances"] / f["y_scale"].square()
 
     def unframed(self, lines: Tensor, variances: Tensor) -> Theta:
-        """Lines and variances as a person reads them."""
+        """Convert lines and variances from the frame to the units of the data."""
         f = {name: t.double() for name, t in self.frame.items()}
         slopes = lines[:, :-1] * f["y_scale"] / f["x_scale"]
         intercepts = f["y_centre"] + f["y_scale"] * lines[:, -1] - slopes @ f["x_centre"]
@@ -133,7 +133,7 @@ class RegressionMixture(MixtureModel):
         return -0.5 * (left.square() / v + v.log() + LOG_TAU) - self.frame["y_scale"].log()
 
     def maximise(self, sums: Tensor, theta: Theta) -> Theta:
-        """Weighted least squares; of several lines that fit as well, the shortest."""
+        """Solve weighted least squares, with the minimum-norm solution if it is not unique."""
         d = self.layout["coefficients"].shape[1] + 1
         squares, cross = sums[:, 0], sums[:, 1 : 1 + d]
         gram = matrices(sums[:, 1 + d : -1], d)
@@ -148,7 +148,7 @@ class RegressionMixture(MixtureModel):
         return torch.cat([self.framed(rows, "x"), self.framed(rows, "y")], 1)
 
     def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
-        """K lines through a few random rows each, and each row to the line that it is nearest to."""
+        """Initialise with K lines through a few random rows each, and assign each row to the nearest line."""
         x, y = self.framed(rows, "x"), self.framed(rows, "y")
         with_one = torch.cat([x, torch.ones_like(y)], 1)
         few = with_one.shape[1] + 1
@@ -167,7 +167,7 @@ class RegressionMixture(MixtureModel):
         return bool((self.standard(theta)[1] >= self.floor).all())
 
     def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
-        """Components that have lost their rows, or that the floor holds up."""
+        """Warn about components without rows, and about components whose variance is at the floor."""
         _, variances = self.standard(theta)
         held = ((variances <= AT_FLOOR * self.floor) & (theta["weights"] > 0)).nonzero()[:, 0].tolist()
         if not held:

@@ -1,8 +1,8 @@
-"""Sequences as rows: how models over time hold them, whatever their lengths.
+"""Base class of models whose rows are sequences of any length.
 
 A row is a sequence, (T,) or (T, D), and rows of unequal length are padded with NaN at their ends to the longest,
-(n, T) or (n, T, D). NaN after a sequence's last value is its end; before it, a value that wasn't seen. A list of
-sequences is padded for you.
+(n, T) or (n, T, D). NaN after the last value of a sequence is padding; before it, NaN is a missing value. A list of
+sequences is padded automatically.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from priory.core.data import Batch
 
 
-STEPS = 1 << 18  # of all sequences of a block together, about
+STEPS_PER_BLOCK = 1 << 18  # over all sequences of a block, about
 
 
 class SequenceModel(Latent):
-    """A model of sequences, which may be longer or shorter than those that it was fitted to."""
+    """Base class of models of sequences, which may be longer or shorter than those of the fit."""
 
     missing: ClassVar[bool] = True
     sequences: ClassVar[bool] = True
@@ -35,7 +35,7 @@ class SequenceModel(Latent):
     sample: ClassVar[int] = 1 << 11
 
     def read(self, data: Any, batch_size: int | None = None) -> Data:
-        """Sequences as rows; a list is one of sequences, and so is one of their known states."""
+        """Read sequences as rows; lists of sequences and of known states are padded."""
         if isinstance(data, list):
             data = padded(data)
         elif isinstance(data, tuple) and data and isinstance(data[0], list):
@@ -52,13 +52,13 @@ class SequenceModel(Latent):
     def in_shapes(
         self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device, **frame: Tensor
     ) -> Self:
-        """A copy of the model for sequences of this shape, of which a block holds fewer where they are long."""
+        """Return a copy of the model for sequences of this shape, with fewer rows per block if they are long."""
         model = super().in_shapes(shapes, dtype, device, **frame)
-        model.block = max(1, min(Latent.block, STEPS // shapes[0][0]))
+        model.block = max(1, min(Latent.block, STEPS_PER_BLOCK // shapes[0][0]))
         return model
 
     def steps_or(self, steps: int | None) -> int:
-        """How many steps sequences have that the model makes: so many, or as many as those of the fit."""
+        """Return the length of generated sequences: `steps`, or the length of the data if it is None."""
         assert self.shapes is not None
         return int(steps) if steps is not None else self.shapes[0][0]
 
@@ -97,7 +97,7 @@ def padded(sequences: Sequence[Any]) -> Tensor:
 
 
 def padded_states(states: Sequence[Any], owner: str) -> Tensor:
-    """Known states of sequences, each (T_n,), as integers (n, T), -1 after each one's end."""
+    """Pad known states of sequences, each (T_n,), to integers (n, T), -1 after the end."""
     numbers = padded(states).nan_to_num(-1)
     must = "be integers, one per step, -1 where it is hidden"
     require(numbers.ndim == 2 and bool((numbers == numbers.floor()).all()), "z", owner, must, numbers)

@@ -1,7 +1,7 @@
-"""Where a mixture begins: k-means++ (Arthur and Vassilvitskii, 2007) with a few rounds of Lloyd's k-means after it.
+"""Initialisation of mixtures: k-means++ (Arthur and Vassilvitskii, 2007) and a few iterations of Lloyd's k-means.
 
-k-means++ draws each next centre with a probability proportional to the squared distance from those already there, so
-that far clusters are found without chance having to meet each of them.
+k-means++ draws each centre with a probability proportional to the squared distance from the closest previous centre, so
+distant clusters are likely to get one.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ROUNDS = 10
+MAX_LLOYD_ITERATIONS = 10
 
 
 def clusters(
     x: Tensor, k: int, how: str, generator: torch.Generator, weights: Tensor | None = None, z: Tensor | None = None
 ) -> Tensor:
-    """A cluster for each row of x (n, d), (n,): "k-means++", or "random" rows as centres. Known z stay as they are."""
+    """Assign each row of x (n, d) to a cluster, (n,), by "k-means++" or by "random" centres; known z are kept."""
     weights = x.new_ones(len(x)) if weights is None else weights
     known = None if z is None else torch.where(z >= 0, z, -1)
     centres = seeds(x, k, how, generator, weights, known)
     assigned = nearest(x, centres, known)
-    for _ in range(ROUNDS if how == "k-means++" else 0):
+    for _ in range(MAX_LLOYD_ITERATIONS if how == "k-means++" else 0):
         moved = nearest(x, centroids(x, assigned, centres, weights), known)
         if torch.equal(moved, assigned):
             break
@@ -30,7 +30,7 @@ def clusters(
 
 
 def seeds(x: Tensor, k: int, how: str, generator: torch.Generator, weights: Tensor, known: Tensor | None) -> Tensor:
-    """The first centres, (k, d): the means of rows whose z is known, and rows drawn by distance or at random."""
+    """Return the first centres, (k, d): means of rows with known z, and rows drawn by distance or at random."""
     centres = x.new_zeros(k, x.shape[1])
     far = x.new_full((len(x),), float("inf"))
     named = torch.zeros(k, dtype=torch.bool)
@@ -50,13 +50,13 @@ def seeds(x: Tensor, k: int, how: str, generator: torch.Generator, weights: Tens
 
 
 def nearest(x: Tensor, centres: Tensor, known: Tensor | None) -> Tensor:
-    """The nearest centre of each row, or the one that is known, (n,)."""
+    """Return the nearest centre of each row, or the known one, (n,)."""
     closest = torch.cdist(x, centres).argmin(1)
     return closest if known is None else torch.where(known >= 0, known, closest)
 
 
 def centroids(x: Tensor, assigned: Tensor, centres: Tensor, weights: Tensor) -> Tensor:
-    """The mean of each cluster's rows, (k, d); a cluster without rows keeps its centre."""
+    """Return the mean of each cluster's rows, (k, d); a cluster without rows keeps its centre."""
     sums = torch.zeros_like(centres).index_add_(0, assigned, x * weights[:, None])
     counts = weights.new_zeros(len(centres)).index_add_(0, assigned, weights)[:, None]
     return torch.where(counts > 0, sums / counts.clamp_min(torch.finfo(x.dtype).tiny), centres)

@@ -1,6 +1,6 @@
-"""Paths of a hidden Markov chain, one step after another: sums over paths, draws of paths, and the likeliest path.
+"""Paths of a hidden Markov chain, one step at a time: sums over paths, draws of paths and the most probable path.
 
-These are differentiable or temper q, which the faster recursions of `forward_backward` don't.
+Unlike the faster recursions of `forward_backward`, these are differentiable and can temper q.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def counted_paths(path: Tensor, length: Tensor, k: int, weights: Tensor) -> tupl
 
 
 def viterbi(log_initial: Tensor, log_transitions: Tensor, log_b: Tensor, length: Tensor) -> Tensor:
-    """The likeliest path, (n, T), -1 after the end, from log b_t (K, T, n)."""
+    """Return the most probable path, (n, T), -1 after the end, from log b_t (K, T, n)."""
     _, steps, n = log_b.shape
     best, came = log_initial[:, None] + log_b[:, 0], []
     stay = torch.arange(len(log_b), device=log_b.device)[:, None].expand(-1, n)

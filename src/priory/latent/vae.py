@@ -2,16 +2,17 @@
 
     p(z) = N(0, I),      p(y | z, theta) = likelihood(decoder(z)),      q(z | y, phi) = N(m(y), diag s(y)^2)
 
-p(z | y, theta) has no closed form, and a q for each row would be an optimisation for each row. It is amortised instead:
-one network, the encoder, gives every row its m and log s. With draws z_i = m + s e_i, e_i ~ N(0, I), and the ratios
+p(z | y, theta) has no closed form, and a separate q per row would need an optimisation per row. Inference is amortised
+instead: the encoder, one network, computes m and log s of every row. With draws z_i = m + s e_i, e_i ~ N(0, I), and
 
     log w_i = log p(y | z_i, theta) + log p(z_i) - log q(z_i | y, phi)
 
-    ELBO = E[log w]            <=  log p(y | theta),   less by KL(q || p(z | y, theta))
-    IWAE = E[log 1/S sum w_i]  between the two, and nearer to the right with S (Burda, Grosse and Salakhutdinov, 2016)
+    ELBO = E[log w]            <=  log p(y | theta), with the gap KL(q || p(z | y, theta))
+    IWAE = E[log 1/S sum w_i]  between the two, closer to log p(y | theta) as S grows (Burda, Grosse and Salakhutdinov,
+                               2016)
 
-The E-step is gradient ascent of the bound in phi, the M-step in theta. Where q can be the exact posterior both bounds
-touch the log-likelihood with every single draw: log w is then the same for all z.
+The E-step is gradient ascent of the bound in phi, the M-step in theta. If q is the exact posterior, log w is the same
+for all z, and both bounds equal the log-likelihood for every draw.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 LOG_TAU = math.log(2 * math.pi)
 CAPABILITIES = Capabilities(latent=True, encoder=True)
-ENCODER, DECODER, OWN = "encoder.", "decoder.", "likelihood."
+ENCODER_PREFIX, DECODER_PREFIX, LIKELIHOOD_PREFIX = "encoder.", "decoder.", "likelihood."  # of parameters' names
 
 
 class VAE(Latent):
@@ -84,25 +85,28 @@ class VAE(Latent):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Hidden variables, and an encoder for amortised EM to train."""
+        """A model with hidden variables and an encoder, which amortised EM trains."""
         return CAPABILITIES
 
     def params(self, *shapes: tuple[int, ...]) -> dict[str, Param]:
-        """phi, the encoder's parameters, and then theta: the decoder's, and the likelihood's own."""
-        networks = {ENCODER: self.encoder, DECODER: self.decoder}
+        """Declare phi, the encoder's parameters, then theta: the decoder's and the likelihood's parameters."""
+        networks = {ENCODER_PREFIX: self.encoder, DECODER_PREFIX: self.decoder}
         found = {prefix + n: Param(tuple(p.shape)) for prefix, m in networks.items() for n, p in m.named_parameters()}
-        return found | {OWN + name: declared.param for name, declared in self.likelihood.declared.items()}
+        return found | {LIKELIHOOD_PREFIX + name: declared.param for name, declared in self.likelihood.declared.items()}
 
     @property
     def split(self) -> int:
-        """Where theta begins in the flat vector: phi comes before."""
-        return next(block.start for block in self.layout.blocks if not block.name.startswith(ENCODER))
+        """Index of the first coordinate of theta in the flat vector, after phi."""
+        return next(block.start for block in self.layout.blocks if not block.name.startswith(ENCODER_PREFIX))
 
     def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
-        """The networks as they are, and the likelihood's own start; both must fit the rows."""
-        named = {ENCODER: self.encoder.named_parameters(), DECODER: self.decoder.named_parameters()}
+        """Initialise with the networks' parameters and the likelihood's start, and check that they suit the rows."""
+        named = {ENCODER_PREFIX: self.encoder.named_parameters(), DECODER_PREFIX: self.decoder.named_parameters()}
         theta = {prefix + n: p.detach().to(self.device, self.dtype) for prefix, own in named.items() for n, p in own}
-        theta |= {OWN + name: t.to(self.device, self.dtype) for name, t in self.likelihood.start(rows["y"]).items()}
+        theta |= {
+            LIKELIHOOD_PREFIX + name: t.to(self.device, self.dtype)
+            for name, t in self.likelihood.start(rows["y"]).items()
+        }
         self._check_networks(theta, rows.at(torch.arange(1)))
         return {name: t.clone() for name, t in theta.items()}
 
@@ -121,7 +125,9 @@ class VAE(Latent):
                     f"The '{name}' argument of VAE must take {tuple(inputs.shape)}. It raised: {reason}"
                 ) from error
             require(wanted is None or got == wanted, name, "VAE", f"give {wanted} for one row", got)
-        self.log_weights(theta, row["y"], row["y"].new_zeros(1, 1, self.latent))  # the likelihood says what is wrong
+        self.log_weights(
+            theta, row["y"], row["y"].new_zeros(1, 1, self.latent)
+        )  # raises the likelihood's error if shapes don't agree
 
     # The equations.
 
@@ -130,7 +136,7 @@ class VAE(Latent):
         return self._run("encoder", theta, y).chunk(2, -1)  # pyright: ignore[reportReturnType] - two chunks
 
     def decode(self, theta: Theta, z: Tensor, event: torch.Size) -> Tensor:
-        """What the likelihood has of z (n, latent), for rows of the shape `event`."""
+        """Return the outputs of the decoder at z (n, latent), arranged for rows of the shape `event`."""
         return self.likelihood.arrange(self._run("decoder", theta, z), event)
 
     def log_weights(self, theta: Theta, y: Tensor, noise: Tensor) -> Tensor:
@@ -141,7 +147,9 @@ class VAE(Latent):
         log_prior = -0.5 * (z.square() + LOG_TAU).sum(-1)
         draws, n = noise.shape[:2]
         outputs = self.decode(theta, z.flatten(0, 1), y.shape[1:])
-        own = {name.removeprefix(OWN): t for name, t in theta.items() if name.startswith(OWN)}
+        own = {
+            name.removeprefix(LIKELIHOOD_PREFIX): t for name, t in theta.items() if name.startswith(LIKELIHOOD_PREFIX)
+        }
         every = self.likelihood.log_prob(outputs, y.repeat(draws, *[1] * (y.ndim - 1)), own)
         return every.reshape(draws, n) + log_prior - log_q
 
@@ -160,17 +168,19 @@ class VAE(Latent):
     def generate(self, theta: Theta, n: int, generator: torch.Generator, steps: int | None = None) -> Generated:
         """z from its prior, and y from the likelihood."""
         assert self.shapes is not None
-        own = {name.removeprefix(OWN): t for name, t in theta.items() if name.startswith(OWN)}
+        own = {
+            name.removeprefix(LIKELIHOOD_PREFIX): t for name, t in theta.items() if name.startswith(LIKELIHOOD_PREFIX)
+        }
         z = self.noise(n, 1, generator)[0]
         return Generated(self.likelihood.draw(self.decode(theta, z, torch.Size(self.shapes[0])), own, generator), z)
 
     def e_step(self, theta: Theta, rows: Rows) -> Expectation:
-        """The ELBO a row, with `rows.draws` draws; there are no statistics, as the M-step follows gradients."""
+        """Return the ELBO per row, with `rows.draws` draws, and no statistics: the M-step follows gradients."""
         generator = rows.generator or stream(0, "e-step", device=self.device)
         return Expectation({}, self.elbo(theta, rows["y"], self.noise(len(rows), max(1, rows.draws), generator)))
 
     def complete(self, theta: Theta, statistics: Mapping[str, Tensor]) -> Tensor:
-        """None: Q is no function of a few statistics."""
+        """Raise an error, because Q is not a function of a few statistics."""
         raise InputError(f"{self!r} has no closed M-step: fit it by AmortisedEM.")
 
     def _run(self, name: str, theta: Theta, inputs: Tensor) -> Tensor:
