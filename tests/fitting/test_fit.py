@@ -539,7 +539,7 @@ import torch
 from torch import nn
 import priory as pr
 import priory.fitting.progress
-priory.fitting.progress.EVERY = 0.0
+priory.fitting.progress.REFRESH_SECONDS = 0.0
 torch.set_num_threads(1)
 X = torch.linspace(-1, 1, 20)[:, None]
 model = pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1))

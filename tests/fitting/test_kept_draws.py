@@ -115,7 +115,7 @@ def same(a: Chains, b: Chains) -> None:
 
 
 def small_shards(monkeypatch: pytest.MonkeyPatch, draws: int, chains: int = 4, size: int = 3) -> None:
-    monkeypatch.setattr(draws_store, "SHARD", draws * chains * size * 8)
+    monkeypatch.setattr(draws_store, "SHARD_BYTES", draws * chains * size * 8)
 
 
 def shards(folder: Path) -> Iterator[Tensor]:
@@ -183,7 +183,7 @@ def test_draws_on_disk_take_no_memory_but_a_shards(tmp_path, monkeypatch):
     def anonymous() -> int:
         return int(re.findall(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) << 10
 
-    monkeypatch.setattr(draws_store, "SHARD", 1 << 20)
+    monkeypatch.setattr(draws_store, "SHARD_BYTES", 1 << 20)
     kept, before = KeptDraws(tmp_path / "draws", "this", mapped=True), anonymous()
     for k in range(100):
         kept.append(torch.full((4, 1 << 16), float(k)))  # 1 MiB
@@ -504,7 +504,7 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     screen = Terminal()
     monkeypatch.setitem(sys.modules, "rich.console", None)  # the plain bar
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.0)
     return screen
 
 

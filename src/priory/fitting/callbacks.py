@@ -1,4 +1,4 @@
-"""Callbacks: what the user's own code sees of a fit in progress, and how it ends one early."""
+"""Callbacks: functions of the user that follow a fit in progress and may end it early."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StatefulCallback(Protocol):
     """A callback whose state is kept in checkpoints."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, as JSON."""
+        """Return the state, as JSON."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -103,9 +103,9 @@ class EarlyStop:
         return self.waited >= self.patience
 
     def state_dict(self) -> dict[str, float]:
-        """The state that a checkpoint keeps."""
+        """Return the state that a checkpoint keeps."""
         return {"best": self.best, "waited": self.waited, "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint."""
+        """Restore the state from a checkpoint."""
         self.best, self.waited, self.step = float(state["best"]), int(state["waited"]), int(state["step"])

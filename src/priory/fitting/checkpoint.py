@@ -1,8 +1,8 @@
 """Checkpoints: an interrupted fit resumes from its checkpoint, with the same bits as without the interruption.
 
-A checkpoint has all that the next step depends on: the State, the generator, the step, the history and the state of
-callbacks. The order of the data is a function of (seed, epoch), so that the step determines the next batch. Draws are
-in shards beside the checkpoint (see `draws_store`), which holds their number.
+A checkpoint contains everything that the next step depends on: the State, the generator, the step, the history and the
+state of callbacks. The order of the data is a function of (seed, epoch), so the step determines the next batch. Draws
+are in shards beside the checkpoint (see `draws_store`), which records their number.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Checkpoint:
 
 
 class CheckpointWriter:
-    """Writes and reads the checkpoint of one fit; `identity` is what a resumed fit must share with the first."""
+    """Writes and reads the checkpoint of one fit; `identity` holds the properties that a resumed fit must share."""
 
     def __init__(self, checkpoint: Checkpoint | str | os.PathLike[str], identity: dict[str, Any]) -> None:
         self.checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
@@ -110,7 +110,7 @@ class CheckpointWriter:
 
 
 def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors and numbers of a State by path, without what is scratch or fixed."""
+    """Yield the tensors and numbers of a State by path, except fields marked as scratch or fixed."""
     if dataclasses.is_dataclass(state):
         for f in dataclasses.fields(state):
             if not (f.metadata.get("scratch") or f.metadata.get("fixed")):
@@ -130,7 +130,7 @@ def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def rebuild(state: Any, values: dict[str, Any], path: str = "") -> Any:
-    """The State with its leaves replaced; tensors are overwritten in place, so that views of them stay views."""
+    """Return the State with its leaves replaced; tensors are overwritten in place, so that views stay valid."""
     if dataclasses.is_dataclass(state) and not isinstance(state, type):
         changed = {}
         for f in dataclasses.fields(state):
@@ -147,5 +147,5 @@ def rebuild(state: Any, values: dict[str, Any], path: str = "") -> Any:
 
 
 def copied(state: Any) -> dict[str, Any]:
-    """The State's leaves, copied: what `rebuild` puts back."""
+    """Return copies of the State's leaves by path, for `rebuild`."""
     return {path: value.clone() if isinstance(value, Tensor) else value for path, value in leaves(state)}

@@ -1,12 +1,12 @@
-"""The draws that the driver keeps for a method: in memory, or in a folder of safetensors shards.
+"""Storage of the draws of a fit: in memory, or in a folder of safetensors shards.
 
-A shard is the tensor "draws" (*B, chain, draw, coordinate) of some draws in a row, in a file named by the first of
-them. Shards that are full never change. The last is written anew when it has grown, so that what a checkpoint costs is
-bounded by the size of a shard, however many draws there are. Every shard is written all or nothing, and before the
-checkpoint that counts its draws: after a kill there may be more than were counted, which are dropped and drawn again.
+A shard is a file with the tensor "draws" (*B, chain, draw, coordinate) of consecutive draws, named by the index of the
+first. Full shards never change. The last shard is rewritten when it has grown, so the cost of a checkpoint is bounded
+by the size of a shard for any number of draws. Every shard is written atomically, before the checkpoint that counts its
+draws. After an interruption there may be more draws than were counted; these are dropped and drawn again.
 
-What is on disk is read through memory maps. All draws together are mapped from one scratch file, which goes when the
-tensor does, so that they may be larger than the memory: for a posterior they are a tensor like any other.
+Draws on disk are read through memory maps. The tensor of all draws is mapped from one scratch file, which is removed
+with the tensor. The draws may therefore exceed the memory, and a posterior uses them as an ordinary tensor.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from priory.fitting.store import read, write
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SHARD = 1 << 24  # bytes from which a shard is full
+SHARD_BYTES = 1 << 24  # size at which a shard is full
 
 
 class KeptDraws:
-    """Draws (*B, K, P) in the order in which they come; in memory alone without a `folder`.
+    """The draws (*B, K, P) of a fit in order.
 
-    `stamp` says which fit the shards belong to. With `mapped` the draws are for a folder that a person has named: it
-    must hold no other fit's, and their tensor is a map. Without, the folder is a checkpoint's own.
+    Args:
+        folder: The folder of the shards. Default: None, draws are kept in memory only.
+        stamp: The identity of the fit that the shards belong to.
+        mapped: Whether the user named the folder. It must then hold no draws of another fit, and `tensor` returns a
+            memory map. Otherwise the folder belongs to a checkpoint. Default: False.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, stamp: str = "", mapped: bool = False) -> None:
@@ -50,7 +53,7 @@ class KeptDraws:
 
     @property
     def chains(self) -> int:
-        """K, and members times K where there are members; 1 for draws of no chain."""
+        """Number of chains, over all members; 1 for draws without chains."""
         return self._tail_or_last().numel() // self.size
 
     @property
@@ -62,16 +65,16 @@ class KeptDraws:
         return self._tail[-1] if self._tail else mapped_shard(self._full[-1])[..., -1, :]
 
     def append(self, draw: Tensor) -> None:
-        """Take a draw."""
+        """Append a draw."""
         self._device = draw.device
         self._tail.append(draw.clone() if self.folder is None else draw.to("cpu", copy=True))
-        if self.folder is not None and draw.nbytes * len(self._tail) >= SHARD:
+        if self.folder is not None and draw.nbytes * len(self._tail) >= SHARD_BYTES:
             self.flush()
             self._full.append(self._last())
             self._before, self._tail, self._written = len(self), [], 0
 
     def flush(self) -> None:
-        """Write what is in memory alone."""
+        """Write the draws that are only in memory to the last shard."""
         if self.folder is None or self._written == len(self._tail):
             return
         self.folder.mkdir(exist_ok=True)
@@ -83,7 +86,7 @@ class KeptDraws:
         return self.folder / f"draws-{self._before:010d}.safetensors"
 
     def begin(self, count: int, device: torch.device | str = "cpu") -> None:
-        """Take up the first `count` draws of the folder and drop the rest, but never those of another fit."""
+        """Read the first `count` draws of the folder and delete later ones; never delete draws of another fit."""
         if self.folder is None:
             return
         self._device = torch.device(device)
@@ -96,7 +99,7 @@ class KeptDraws:
                 path.unlink()
         if len(self) < count:
             raise StoreError(f"{os.fspath(self.folder)} lacks some of the {count} draws that the checkpoint counts.")
-        for draft in self.folder.glob(".draws-*"):  # of a write that was killed
+        for draft in self.folder.glob(".draws-*"):  # left by an interrupted write
             with contextlib.suppress(OSError):
                 draft.unlink()
 
@@ -106,7 +109,7 @@ class KeptDraws:
             raise StoreError(f"{os.fspath(path)} holds draws of another fit than the checkpoint's.")
         draws = tensors["draws"]
         some = draws.shape[-2]
-        full = draws.nbytes >= SHARD or len(self) + some < count  # the last may be short
+        full = draws.nbytes >= SHARD_BYTES or len(self) + some < count  # the last may be short
         if full and len(self) + some <= count:
             self._full.append(path)
             self._before += some
@@ -120,12 +123,12 @@ class KeptDraws:
         return False
 
     def columns(self, start: int, stop: int) -> Tensor:
-        """Some coordinates of all draws, (*B, K, S, stop - start)."""
+        """Return the coordinates from `start` to `stop` of all draws, (*B, K, S, stop - start)."""
         pieces = list(self._pieces(start, stop))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2)  # no second copy of what is in memory
 
     def tensor(self) -> Tensor | None:
-        """All draws, (*B, K, S, P), or None before the first."""
+        """Return all draws, (*B, K, S, P), or None if there are none."""
         if not len(self):
             return None
         if not self.mapped:
@@ -142,7 +145,7 @@ class KeptDraws:
         return whole
 
     def _pieces(self, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
-        """The draws in order, (*B, K, some, stop - start)."""
+        """Yield the draws in order, (*B, K, some, stop - start)."""
         for path in self._full:
             yield mapped_shard(path)[..., start:stop]
         if self._tail:
@@ -150,18 +153,18 @@ class KeptDraws:
 
 
 def mapped_shard(path: Path) -> Tensor:
-    """The draws of a shard, read when they are looked at."""
+    """Return the draws of a shard as a memory map."""
     with safe_open(os.fspath(path), framework="pt") as file:
         return file.get_tensor("draws")
 
 
 def scratch(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor whose numbers are in a file of the folder, for as long as the tensor lives."""
+    """Return a tensor that is stored in a file of the folder, which is removed with the tensor."""
     path = folder / f".draws-{os.getpid()}-{secrets.token_hex(4)}"
     numbers = torch.Size(shape).numel()
     try:
         with open(path, "xb") as file:
-            if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and the end of the process in a map
+            if hasattr(os, "posix_fallocate"):  # a full disk raises an error here, but would crash the process in a map
                 os.posix_fallocate(file.fileno(), 0, numbers * dtype.itemsize)
         return torch.from_file(os.fspath(path), shared=True, size=numbers, dtype=dtype).reshape(shape)
     finally:

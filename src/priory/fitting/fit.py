@@ -54,7 +54,7 @@ def fit(
     Args:
         model: A `Model`, a `Density` or a latent-variable model.
         data: A tuple of tensors or arrays (inputs first, targets last), a `Dataset`, a `DataLoader`, or None for a
-            density that has its data inside.
+            density that contains its data.
         method: How to infer, such as `MeanField()`. A method that follows another, as `Laplace` follows `MAP`, passes
             `epochs`, `steps` and `callbacks` on to that one.
         epochs: Number of passes over the data. Default: None, the method's own length.
@@ -65,7 +65,7 @@ def fit(
             datasets with an index, not for a `DataLoader`. Default: None, every row counts once.
         seed: Seed of all noise; the same seed gives the same posterior. Default: 0.
         temperature: T of a tempered posterior. Default: 1.
-        tempers: What T tempers: "likelihood" for p(D|w)^(1/T) p(w), "posterior" for the whole to the power 1/T.
+        tempers: "likelihood" for p(D|w)^(1/T) p(w), or "posterior" for (p(D|w) p(w))^(1/T). Default: "likelihood".
         progress: Whether to show a progress bar, on a terminal. Default: True.
         checkpoint: A path or a `Checkpoint`, from which an interrupted fit resumes. Default: None.
         callbacks: Functions that are called with a `FitProgress` after every epoch, and end the fit by returning True.
@@ -89,7 +89,7 @@ def fit(
     """
     settings = Settings(epochs, steps, seed, temperature, tempers, progress, checkpoint, callbacks)
     posterior = infer(model, data, method, batch_size, settings, weights)
-    if epochs is None and steps is None:  # who names a length knows that it may be short
+    if epochs is None and steps is None:  # a user who chose the length knows that it may be short
         warn_of_status(posterior)
     return posterior
 
@@ -97,21 +97,21 @@ def fit(
 def infer(
     model: BaseModel, data: Any, method: Method[Any], batch_size: int | None, settings: Settings, weights: Any = None
 ) -> Any:
-    """The three stages of a fit: prepare, find a start, run."""
+    """Run the three stages of a fit: prepare, find a start, run."""
     problem = prepare(model, data, method, batch_size, settings, weights)
     start, settings = find_start(problem, settings)
     return run(problem, settings, start)
 
 
 def warn_of_status(posterior: Posterior) -> None:
-    """Say once that a fit has not converged, unless a warning of its method has said so already."""
+    """Warn that a fit has not converged, unless its method has warned already."""
     status = posterior.quick_status()
     if status.name == "not_converged" and not posterior.warned:
         warn(f"The fit by {posterior.method} has not converged. {status.reason}")
 
 
 def find_start(problem: Problem, settings: Settings) -> tuple[Posterior | None, Settings]:
-    """The posterior that the method begins from, or None, and the settings that remain for the method itself."""
+    """Return the posterior that the method starts from, or None, and the settings of the method itself."""
     method, model, follows = problem.method, problem.target.model, problem.method.traits.follows
     start = None if reads_own_start(method) else method.start
     if start is None and follows:

@@ -15,7 +15,7 @@ class History:
     """Metrics of a fit, one value per step.
 
     Values stay on their device and are copied to the CPU in bulk, so that recording a step never waits for the device.
-    What a metric means is declared by `Info`: which are counts, and which may be infinite.
+    `Info` declares which metrics are counts, and which may be infinite.
     """
 
     def __init__(self, past: dict[str, Tensor] | None = None) -> None:
@@ -32,22 +32,22 @@ class History:
             self._new.setdefault(name, []).append(value)
 
     def values(self, steps: int | None = None) -> dict[str, Tensor]:
-        """Each metric as a float64 vector with one value per step (the mean over members), or its first `steps`."""
+        """Return each metric as a float64 vector, one value per step (the mean over members), or its first `steps`."""
         self._gather()
         return {name: values[:steps].clone() for name, values in self._past.items()}
 
     def recent_mean(self, steps: int = 50) -> dict[str, float]:
-        """The mean of each metric over the last `steps` steps."""
+        """Return the mean of each metric over the last `steps` steps."""
         self._gather()
         return {name: float(values[-steps:].mean()) for name, values in self._past.items()}
 
     def summary(self, since: int = 0) -> dict[str, float]:
-        """Recent means, and for counts the sum over the steps from `since` on."""
+        """Return the recent mean of each metric, and for counts the sum over the steps from `since` on."""
         means = self.recent_mean()
         return means | {name: float(self._past[name][since:].sum()) for name in self._counts if name in means}
 
     def first_nonfinite(self) -> tuple[str, int] | None:
-        """The name and the step of the first checked metric since the last call that is not finite, or None."""
+        """Return the name and step of the first checked metric since the last call that is not finite, or None."""
         self._gather()
         for name, values in self._past.items():
             if name in self._unchecked:
@@ -70,7 +70,7 @@ class History:
 
 
 def on_cpu(values: list[Tensor | float]) -> Tensor:
-    """The values of some steps as one float64 tensor, (steps, *B), copied from their device in one piece."""
+    """Return the values of some steps as one float64 tensor on the CPU, (steps, *B), in one copy."""
     if all(type(v) is float for v in values):
         return torch.tensor(values, dtype=torch.float64)
     tensors = [v for v in values if isinstance(v, Tensor)]

@@ -1,4 +1,4 @@
-"""What a resumed fit must share with the one it resumes, and how a method is written."""
+"""The identity of a fit, which a resumed fit must share, and the text form of a method."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def repr_of(method: Method[Any]) -> str:
-    """The method as the user would write it, with the options that differ from their defaults."""
+    """Return the method as the user would write it, with the options that differ from their defaults."""
     options = []
     for f in dataclasses.fields(method):  # pyright: ignore[reportArgumentType] - a method is a dataclass
         value = vars(method)[f.name]
@@ -30,7 +30,7 @@ def repr_of(method: Method[Any]) -> str:
 
 
 def identity(run: Run, rows: Data) -> dict[str, Any]:
-    """What a resumed fit must share with the one it resumes, as JSON."""
+    """Return the properties that a resumed fit must share with the interrupted one, as JSON."""
     model, target = run.target.model, run.target
     return {
         "method": " ".join([repr_of(run.method), *code_of(vars(run.method).values())]),
@@ -51,6 +51,6 @@ def identity(run: Run, rows: Data) -> dict[str, Any]:
 
 
 def code_of(values: Iterable[Any]) -> list[str]:
-    """Hashes of the bytecode of the functions among some values, since all lambdas share a name."""
+    """Return hashes of the bytecode of the functions among some values, since all lambdas share a name."""
     codes = [value.__code__ for value in values if hasattr(value, "__code__")]
     return [hashlib.blake2b(c.co_code + repr(c.co_consts).encode(), digest_size=8).hexdigest() for c in codes]

@@ -21,7 +21,7 @@ TRIAL_ROWS = 128  # rows on which the model is evaluated once before a fit
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be inferred, from which rows, by which method."""
+    """The target, the rows and the method of a fit."""
 
     target: Target
     rows: Data
@@ -31,7 +31,7 @@ class Problem:
 def prepare(
     model: Any, data: Any, method: Method[Any], batch_size: int | None, settings: Settings, weights: Any = None
 ) -> Problem:
-    """Bind the data to the model, and refuse what can't be fitted before anything is trained."""
+    """Bind the data to the model, and raise errors for invalid arguments before anything is trained."""
     require(isinstance(model, BaseModel), "model", "fit", "be a Model or a Density", type(model).__name__)
     check_method(method, "method", "fit")
     owner, traits = type(method).__name__, method.traits
@@ -44,19 +44,19 @@ def prepare(
     if rows is not data:
         model.warn_of_scale(rows)
     if traits.follows:
-        method.plan(target, rows, method.length(rows), settings.seed)  # refuses before the first method is fitted
+        method.plan(target, rows, method.length(rows), settings.seed)  # raises errors before the first method is fitted
     return Problem(target, rows, method)
 
 
 def reads_own_start(method: Method[Any]) -> bool:
-    """Whether the method's `start` is a name or numbers that the method reads itself."""
+    """Whether the method's `start` is a name or parameters that the method interprets itself."""
     return method.traits.own_start and isinstance(method.start, (str, dict))
 
 
 def make_target(
     model: BaseModel, rows: Data, temperature: float = 1.0, tempers: Any = "likelihood", drops: bool = False
 ) -> Target:
-    """The target of a model and prepared data, after one trial evaluation on a few rows and a check of all targets.
+    """Make the target of a model and prepared data, after a trial evaluation on a few rows and a check of all targets.
 
     Args:
         model: The model.
@@ -64,6 +64,9 @@ def make_target(
         temperature: T. Default: 1.
         tempers: "likelihood" or "posterior". Default: "likelihood".
         drops: Whether the method draws dropout masks itself. Default: False.
+
+    Returns:
+        The target.
     """
     some = rows.some(TRIAL_ROWS) if rows.num_data is not None else ()
     target = Target(model, rows.num_data, temperature, tempers, model.event_shape(some), rows.single)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-EVERY = 0.2  # seconds between two drawings
-SHOWN = {  # the metrics that are shown, and how each is written
+REFRESH_SECONDS = 0.2  # between two updates of the bar
+METRIC_FORMATS = {  # of the metrics that are shown
     "elbo": "elbo {:,.1f}",
     "loss": "loss {:,.1f}",
     "bound": "bound {:,.1f}",
@@ -71,10 +71,10 @@ class Progress:
 
     def show(self, done: int, metrics: Mapping[str, float], steps: int | None = None) -> None:
         """Draw the bar at this step; `steps` is the number of steps now expected, if it has changed."""
-        self._next = time.monotonic() + EVERY
+        self._next = time.monotonic() + REFRESH_SECONDS
         self.steps = self.steps if steps is None else max(1, steps)
-        names = [name for name in SHOWN if name in metrics and not (name == "loss" and "elbo" in metrics)]
-        text = "  ".join(SHOWN[name].format(metrics[name]) for name in names)
+        names = [name for name in METRIC_FORMATS if name in metrics and not (name == "loss" and "elbo" in metrics)]
+        text = "  ".join(METRIC_FORMATS[name].format(metrics[name]) for name in names)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, total=self.steps, text=text)
         else:

@@ -1,4 +1,4 @@
-"""The loop of a fit: steps, progress, history, draws, callbacks, checkpoints, and what happens at a NaN."""
+"""The loop of a fit: steps, progress, history, draws, callbacks, checkpoints, and the handling of NaN."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHECK_EVERY_STEPS = 100  # steps between two checks that all values are finite; 
 
 
 class Run:
-    """One fit in progress: its State, the step that it is at, its history and its draws."""
+    """One fit in progress: its State, current step, history and draws."""
 
     def __init__(
         self, target: Target, method: Method[Any], plan: Plan, seed: int, start: Posterior | None = None
@@ -46,13 +46,13 @@ class Run:
         self.generator = streams(seed, "noise", device=target.model.device)
         self.state = method.init(target, plan, self.generator, torch.Size(), start)
         self.step = 0
-        self.stopped: Status | None = None  # set when the fit ends before its time
+        self.stopped: Status | None = None  # set when the fit ends early
         self.history = History()
         self.draws = KeptDraws()
         self.monitor = method.traits.draws.monitor(self.spread)
         self.writer: CheckpointWriter | None = None
         self._good: tuple[int, dict[str, Any]] = (0, copied(self.state))
-        self._unfinished = False  # whether the step at hand is not yet one to resume from
+        self._unfinished = False  # whether the fit can't be resumed from the current step
 
     def open(self, checkpoint: Checkpoint | None, rows: Data) -> None:
         """Choose where draws are kept: in the method's folder, beside the checkpoint, or in memory."""
@@ -84,14 +84,14 @@ class Run:
         self.draws.flush()
 
     def posterior(self) -> Posterior:
-        """The posterior at the present State."""
+        """Return the posterior at the current State."""
         posterior = self.method.posterior(self.target, self.state, self.draws.tensor())
         posterior.history, posterior.method = self.history.values(), repr_of(self.method)
         posterior.seed, posterior.stopped = self.seed, self.stopped
         return posterior
 
     def _take_steps(self, bar: Progress, callbacks: Sequence[Callback]) -> None:
-        """The loop itself."""
+        """Take the steps of the fit."""
         for batch, epoch_ends in self._batches():
             self._unfinished = True
             self.state, info = self.method.step(self.target, self.state, batch, self.generator)
@@ -118,7 +118,7 @@ class Run:
         self._check_finite()
 
     def _batches(self) -> Iterator[tuple[Batch | Data, bool]]:
-        """What each remaining step reads, and whether an epoch ends there."""
+        """Yield the batch or pass of each remaining step, and whether an epoch ends with it."""
         plan = self.plan
         while self.step < plan.steps:
             rows = plan.rows(self.step)
@@ -134,21 +134,21 @@ class Run:
                 yield batch, index == each - 1
 
     def _call(self, callbacks: Sequence[Callback]) -> bool:
-        """Call every callback; whether one of them ends the fit."""
+        """Call every callback, and return whether one of them ends the fit."""
         each = 1 if self.reads_passes else self.plan.rows(self.step - 1).steps_per_epoch
         epoch = self.step if self.reads_passes else self.plan.epochs(self.step)
         now = FitProgress(self.step, self.plan.steps, epoch, self.history.recent_mean(each), self.posterior)
         return any([says_stop(callback(now)) for callback in callbacks])  # noqa: C419 - every callback is called
 
     def _shown(self) -> dict[str, float]:
-        """What the progress bar shows: metrics, counts since the first draw, and the effective sample size."""
+        """Return the values of the progress bar: metrics, counts since the first draw, effective sample size."""
         shown, ess = self.history.summary(self.monitor.first_step), self.monitor.ess
         return shown if ess is None else {**shown, "ess": ess}
 
     # Values that are not finite.
 
     def _check_finite(self) -> None:
-        """Copy a State without NaN; stop the fit at one with NaN, with the posterior of the last copy."""
+        """Copy the State if it is finite; otherwise raise an error with the posterior of the last copy."""
         wrong = self._nonfinite()
         if wrong is None:
             self._good = (self.step, copied(self.state))
@@ -167,7 +167,7 @@ class Run:
         )
 
     def _nonfinite(self) -> tuple[str, int] | None:
-        """The name and the step of a metric that is not finite, or of a part of the State that is NaN, or None."""
+        """Return the name and step of a metric that is not finite, or of a part of the State with NaN, or None."""
         for path, value in leaves(self.state):
             if isinstance(value, Tensor) and value.is_floating_point() and bool(torch.isnan(value).any()):
                 return self.history.first_nonfinite() or (path, self.step - 1)
@@ -208,7 +208,7 @@ class Run:
             self._synchronise()
 
     def _synchronise(self) -> None:
-        """Continue as the other processes do, which may have stopped at other steps: all end where one has ended."""
+        """Agree with the other processes, which may have stopped at other steps, on the earliest end."""
         device = self.target.model.device
         self.monitor.synchronise(device)
         ends = gather(torch.tensor([self.plan.steps], device=device))

@@ -44,21 +44,21 @@ class Settings:
         object.__setattr__(self, "checkpoint", checkpoint_at(self.checkpoint))
 
     def without_length(self) -> Settings:
-        """The settings of a method that runs for its own default, without callbacks."""
+        """Return the settings with the method's default length and without callbacks."""
         return dataclasses.replace(self, epochs=None, steps=None, callbacks=())
 
     def for_start(self) -> Settings:
-        """The settings of the method that is fitted first: another seed, so that the two don't share their noise."""
+        """Return the settings of the method that is fitted first, with another seed so that noise is not shared."""
         return dataclasses.replace(self, seed=self.seed + 1, checkpoint=self.checkpoint_named("start"))
 
     def checkpoint_named(self, suffix: str) -> Checkpoint | None:
-        """Another checkpoint, written as often, whose file name has a suffix; None without a checkpoint."""
+        """Return a checkpoint with the same interval and a suffix in its file name; None without a checkpoint."""
         kept: Checkpoint | None = self.checkpoint
         return None if kept is None else dataclasses.replace(kept, path=f"{os.fspath(kept.path)}.{suffix}")
 
 
 def checkpoint_at(given: Any) -> Checkpoint | None:
-    """The checkpoint that was given, or the one at the path that was given."""
+    """Return the given checkpoint, or one at the given path."""
     if given is None or isinstance(given, Checkpoint):
         return given
     path = isinstance(given, (str, os.PathLike))

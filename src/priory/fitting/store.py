@@ -1,9 +1,8 @@
 """Posteriors as files: safetensors for the numbers, JSON for the rest, no pickle.
 
-A file says what it is (format, version, kind), what it belongs to (names and shapes of the parameters, the
-likelihood) and what it should contain (a checksum of every tensor), so that a file that is corrupt, of
-another version or of another network is refused with the reason. Writing is atomic: a reader sees the old
-file or the new one, never half of one.
+A file records its format, version and kind, the model it belongs to (names and shapes of the parameters, the
+likelihood), and a checksum of every tensor. Loading a file that is corrupt, of another version or of another network
+raises an error with the reason. Writing is atomic: a reader sees the old file or the new one, never a partial file.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "priory", 1
 SAME_PRIOR = 1e-6  # relative difference of log p(w), in nats, up to which two priors are the same
-NAMES = {
+SAFETENSORS_TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -49,7 +48,15 @@ NAMES = {
 
 
 def save(posterior: Posterior, path: str | PathLike[str]) -> None:
-    """Write a posterior to a file."""
+    """Write a posterior to a file.
+
+    Args:
+        posterior: The posterior.
+        path: The file to write; its folder must exist. An existing file is replaced.
+
+    Raises:
+        InputError: If the path can't be written.
+    """
     target = posterior.target
     meta = {
         "kind": posterior.kind,
@@ -74,11 +81,22 @@ def save(posterior: Posterior, path: str | PathLike[str]) -> None:
 
 
 def load(path: str | PathLike[str], model: BaseModel) -> Posterior:
-    """Read a posterior for a model of the same network and likelihood."""
+    """Read a posterior from a file.
+
+    Args:
+        path: A file that `save` has written.
+        model: A model with the same network and likelihood as the one that was fitted.
+
+    Returns:
+        The posterior. Its predictions equal those of the posterior that was saved.
+
+    Raises:
+        StoreError: If the file is missing or corrupt, or belongs to another model or version.
+    """
     known = isinstance(model, BaseModel)
     require(known, "model", "load", "be a Model or a Density", type(model).__name__)
     tensors, meta = read(path, "posterior")
-    model = model.like(meta["model"])  # with the shapes of the data that it met
+    model = model.like(meta["model"])  # with the shapes of the data of the fit
     wanted, found = model.describe(), meta["model"]
     if found != wanted:
         raise StoreError(f"{os.fspath(path)} belongs to another model: {_difference(found, wanted)}.")
@@ -117,12 +135,12 @@ def load(path: str | PathLike[str], model: BaseModel) -> Posterior:
 
 
 def fixed(model: BaseModel) -> dict[str, str]:
-    """Checksums of what predictions depend on and a posterior doesn't keep: frozen parameters, unwritten buffers."""
+    """Return checksums of tensors that predictions need and a posterior doesn't keep, such as frozen parameters."""
     return {name: checksum(t.detach().cpu().contiguous()) for name, t in model.fixed().items()}
 
 
 def prior_at_two_places(model: BaseModel) -> list[float]:
-    """log p(w) at zero and at a fixed vector: two priors that agree there are the same for a file."""
+    """Return log p(w) at zero and at a fixed vector; priors that agree there count as the same."""
     size = model.layout.size
     vectors = torch.stack([torch.zeros(size), 0.1 * torch.randn(size, generator=stream(0, "identity"))])
     with torch.no_grad():
@@ -160,7 +178,7 @@ def write(path: str | PathLike[str], what: str, tensors: Mapping[str, Tensor], m
 
 
 def check_folder(path: str | PathLike[str], what: str) -> None:
-    """Refuse a path that can't be written: no path, a folder, in a folder that isn't there."""
+    """Raise an error for a path that can't be written: not a path, a folder, or in a folder that doesn't exist."""
     require(isinstance(path, (str, os.PathLike)), "path", what, "be a path", repr(path))
     require(not Path(path).is_dir(), "path", what, "be a file", f"the folder {os.fspath(path)}")
     folder = Path(path).parent
@@ -168,15 +186,15 @@ def check_folder(path: str | PathLike[str], what: str) -> None:
 
 
 def safetensors(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> bytes:
-    """The safetensors format: the length of a JSON header, the header, the bytes.
+    """Serialise tensors in the safetensors format: the length of a JSON header, the header, the bytes.
 
-    The package's own writer needs numpy, which the core does without.
+    The writer of the safetensors package needs numpy, which is not a dependency of the core.
     """
     entries: dict[str, Any] = {"__metadata__": dict(header)}
     start = 0
     for name, t in tensors.items():
         stop = start + t.numel() * t.element_size()
-        entries[name] = {"dtype": NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [start, stop]}
+        entries[name] = {"dtype": SAFETENSORS_TYPES[t.dtype], "shape": list(t.shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of eight bytes
@@ -184,7 +202,7 @@ def safetensors(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> byt
 
 
 def read(path: str | PathLike[str], what: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read tensors and JSON back, or say what is wrong with the file."""
+    """Read tensors and JSON from a file, or raise an error with the reason."""
     text = os.fspath(path)
     if not Path(path).is_file():
         raise StoreError(f"{text} is a folder, not a file." if Path(path).is_dir() else f"There is no file {text}.")
@@ -208,20 +226,20 @@ def read(path: str | PathLike[str], what: str) -> tuple[dict[str, Tensor], dict[
 
 
 def seal(header: Mapping[str, str]) -> str:
-    """A hash of everything that a header says."""
+    """Return a hash of the whole header."""
     said = json.dumps([header.get(key) for key in ("format", "version", "what", "meta", "checksums")])
     return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
 
 def checksum(t: Tensor) -> str:
-    """A hash of a contiguous CPU tensor's type, shape and bytes."""
+    """Return a hash of a contiguous CPU tensor's type, shape and bytes."""
     hasher = hashlib.blake2b(f"{t.dtype}{tuple(t.shape)}".encode(), digest_size=16)
     hasher.update(raw(t))
     return hasher.hexdigest()
 
 
 def raw(t: Tensor) -> bytes:
-    """The bytes of a contiguous CPU tensor."""
+    """Return the bytes of a contiguous CPU tensor."""
     return ctypes.string_at(t.data_ptr(), t.numel() * t.element_size()) if t.numel() else b""
 
 

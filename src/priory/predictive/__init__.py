@@ -1,4 +1,4 @@
-"""Predictions: what a posterior says about the targets at new inputs."""
+"""Predictions: the distribution of targets at new inputs under a posterior."""
 
 from priory.predictive.averaged import Averaged
 from priory.predictive.components import GaussianComponents

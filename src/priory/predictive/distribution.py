@@ -1,7 +1,7 @@
-"""The distribution of new targets given the data, p(y | x, D), in the forms that posteriors give it.
+"""The distribution of new targets given the data, p(y | x, D).
 
-A `PredictiveDistribution` knows moments, densities and draws; `Prediction` wraps one and adds what depends on whether
-y is a real number, a count or a label. Shapes: n rows, targets (n, *event), S draws first, (S, n, ...).
+A `PredictiveDistribution` has moments, densities and draws; `Prediction` wraps one and adds methods that depend on
+whether y is a real number, a count or a label. Shapes: n rows, targets (n, *event), S draws first, (S, n, ...).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Normals(NamedTuple):
 
 
 class PredictiveDistribution(ABC):
-    """p(y | x, D) at n rows: what a `Prediction` needs to know of it. Subclasses are final."""
+    """Base class of representations of p(y | x, D) at n rows. Subclasses are final."""
 
     likelihood: Likelihood  # the distribution of y given the network's output
     event: torch.Size  # shape of one target
@@ -35,7 +35,7 @@ class PredictiveDistribution(ABC):
     @property
     @abstractmethod
     def example(self) -> Tensor:
-        """Outputs of one network, or one mean, (n, ...): what the likelihood checks targets against."""
+        """Outputs of one network, or one mean, (n, ...), which the likelihood uses to check targets."""
 
     @cached_property
     def mean(self) -> Tensor:
@@ -75,12 +75,12 @@ class PredictiveDistribution(ABC):
         return None
 
     def normals(self) -> Normals | None:
-        """The Gaussians that this is a mixture of, where it is a finite mixture of them."""
+        """Return the Gaussian components, if this is a finite mixture of Gaussians; None otherwise."""
         return None
 
     @abstractmethod
     def describe(self) -> str:
-        """How the distribution is represented, for `repr`: "64 draws", "exact", "3 parts"."""
+        """Return the kind of representation for `repr`, such as "64 draws", "exact" or "3 parts"."""
 
     @property
     def entropy(self) -> Tensor:

@@ -1,15 +1,15 @@
-"""Prediction: what a posterior says about the targets at new inputs.
+"""Prediction: the distribution of targets y at new inputs under a posterior.
 
-`Prediction` is abstract; the three final classes follow what y is:
+`Prediction` is abstract; there is one final class per type of y:
 
     RegressionPrediction   real numbers: moments, quantiles, intervals
     CountPrediction        integers: the same, with quantiles that are integers
     ClassPrediction        labels: probabilities, entropy, mutual information
 
-Each wraps a `PredictiveDistribution`, which says how p(y | x, D) is represented: a mixture over draws, a linearised
-network, an average of other predictions, or the components of a latent-variable model. The variance of y is that of the
-means (epistemic: what more data would remove) plus the mean of the variances (aleatoric: what they would not), and
-quantiles are found on the distribution function of y itself, not on a Gaussian fitted to it.
+Each wraps a `PredictiveDistribution`, which represents p(y | x, D): a mixture over draws, a linearised network, an
+average of other predictions, or the components of a latent-variable model. The variance of y is the variance of the
+means (epistemic, which more data would reduce) plus the mean of the variances (aleatoric, which they would not).
+Quantiles are computed from the distribution function of y, not from a Gaussian fitted to it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from priory.predictive.distribution import PredictiveDistribution
     from priory.predictive.units import Units
 
-BISECTIONS = 60
-DOUBLINGS = 200
+MAX_BISECTIONS = 60  # of a bracket around a quantile
+MAX_DOUBLINGS = 200  # of the step that widens a bracket
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Prediction(ABC):
-    """What is known of y at n new inputs. `posterior.predict` returns one of the final subclasses.
+    """The predictive distribution of y at n new inputs. `posterior.predict` returns one of the final subclasses.
 
     Args:
         distribution: p(y | x, D) at each input.
@@ -80,12 +80,20 @@ class Prediction(ABC):
         prepare: Callable[[Tensor], Tensor],
         seed: int = 0,
     ) -> Prediction:
-        """The mixture over draws of a network's outputs, (S, n, ...): see `MixtureOfDraws`."""
+        """Return the mixture over draws of a network's outputs, (S, n, ...); for the arguments see `MixtureOfDraws`."""
         return Prediction.of(MixtureOfDraws(likelihood, outputs, learnt, event, seed), prepare)
 
     @staticmethod
     def average(parts: Sequence[Prediction], weights: Tensor) -> Prediction:
-        """The weighted average of predictions at the same inputs: see `Averaged`."""
+        """Return the weighted average of predictions at the same inputs.
+
+        Args:
+            parts: The predictions.
+            weights: Their weights, (K,), which sum to one.
+
+        Returns:
+            The average, as a prediction.
+        """
         require(len(parts) > 0, "parts", "Averaged", "be one prediction or more", "none")
         each, first = [part.distribution for part in parts], parts[0]
         same = all(len(p.example) == len(each[0].example) and p.event == first.event for p in each)
@@ -98,7 +106,14 @@ class Prediction(ABC):
         return Prediction.of(Averaged(first.likelihood, first.event, tuple(each), weights), first.prepare)
 
     def in_units(self, units: Units) -> Prediction:
-        """The prediction of `units.shift + units.scale * y`: in the units from before y was standardised."""
+        """Return the prediction in the original units of standardised targets.
+
+        Args:
+            units: The shift and scale by which the targets were standardised.
+
+        Returns:
+            The prediction of `units.shift + units.scale * y`.
+        """
         rescaled = Rescaled(self.likelihood, self.event, self.distribution, units)
         return Prediction.of(rescaled, self.prepare)
 
@@ -162,7 +177,10 @@ class Prediction(ABC):
         """Return log p(y | x, D), one value per row, (n,).
 
         Args:
-            y: Targets, (n, *event); (n, 1) serves for (n,).
+            y: Targets, (n, *event); (n, 1) is accepted for (n,).
+
+        Returns:
+            The log predictive density or mass of each row, in nats.
 
         Raises:
             InputError: If the targets aren't finite, have another shape or can't come from the likelihood.
@@ -184,14 +202,27 @@ class Prediction(ABC):
 
     @abstractmethod
     def quantile(self, q: float) -> Tensor:
-        """Return the value below which y lies with probability q, (n, *event).
+        """Return the value below which y lies with probability q.
+
+        Args:
+            q: A number between 0 and 1.
+
+        Returns:
+            The quantile of each row, (n, *event).
 
         Raises:
             InputError: If q isn't between 0 and 1, or y is a label.
         """
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the ends of the central interval that holds y with probability `level`, each (n, *event)."""
+        """Return the central interval that contains y with probability `level`.
+
+        Args:
+            level: A number between 0 and 1. Default: 0.95.
+
+        Returns:
+            The lower and the upper end, each (n, *event).
+        """
         ok = isinstance(level, Real) and 0 < level < 1
         require(ok, "level", "interval", "lie between 0 and 1", level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
@@ -226,7 +257,7 @@ class NumberPrediction(Prediction):
         if closed is not None:
             return closed
         low, high = self._bracket(q)
-        for _ in range(BISECTIONS):
+        for _ in range(MAX_BISECTIONS):
             middle = self._between(low, high)
             below = self.cdf(middle) < q
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
@@ -234,11 +265,11 @@ class NumberPrediction(Prediction):
 
     @abstractmethod
     def _between(self, low: Tensor, high: Tensor) -> Tensor:
-        """The next value to try between two."""
+        """Return the next value to try between two."""
 
     @abstractmethod
     def _bracket(self, q: float) -> tuple[Tensor, Tensor]:
-        """Values on the two sides of the q-quantile."""
+        """Return a value below and a value above the q-quantile."""
 
     def _centre_and_spread(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, or 0 and 1 where they aren't finite."""
@@ -271,7 +302,7 @@ class RegressionPrediction(NumberPrediction):
     def _bracket(self, q: float) -> tuple[Tensor, Tensor]:
         centre, spread = self._centre_and_spread()
         low, high, step = centre - spread, centre + spread, spread + 1e-12
-        for _ in range(DOUBLINGS):
+        for _ in range(MAX_DOUBLINGS):
             above, under = self.cdf(low) >= q, self.cdf(high) < q
             if not bool(above.any() | under.any()):
                 break
@@ -290,7 +321,7 @@ class CountPrediction(NumberPrediction):
     def _bracket(self, q: float) -> tuple[Tensor, Tensor]:
         centre, spread = self._centre_and_spread()
         high, step = (centre + spread).ceil(), (spread + 1e-12).ceil()
-        for _ in range(DOUBLINGS):
+        for _ in range(MAX_DOUBLINGS):
             under = self.cdf(high) < q
             if not bool(under.any()):
                 break
@@ -335,9 +366,21 @@ def predict(
     limit: int = MEMORY_LIMIT,
     centre: Tensor | None = None,
 ) -> Prediction:
-    """The prediction of a network at vectors of parameters, (S, P) in one piece or several, for some inputs.
+    """Predict with a network at posterior draws of its parameters.
 
-    A `centre` says that the second half of each piece, if it has an even length, mirrors the first half around it.
+    Args:
+        model: The model.
+        draws: Vectors of unconstrained parameters, in one or several tensors (S, P).
+        inputs: The inputs of n rows.
+        buffers: The buffers of the posterior.
+        event: The shape of one target.
+        seed: Seed of the draws of y.
+        limit: Bytes of activations that are held at once.
+        centre: If given, the second half of each tensor of even length mirrors the first half around it. Default:
+            None.
+
+    Returns:
+        The mixture over the draws.
     """
     outputs, learnt, shared = [], [], SharedInputs(centre)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Predictions in the targets' own units, of a model that was fitted to standardised targets."""
+"""Predictions in the original units of the targets, for a model that was fitted to standardised targets."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Units:
-    """The targets' own units, of a model fitted to standardised ones: `own = shift + scale * fitted`.
+    """The shift and scale by which targets were standardised: `original = shift + scale * standardised`.
 
     Args:
-        shift: What was subtracted from the targets.
-        scale: What they were divided by, positive.
+        shift: The number that was subtracted from the targets. Default: 0.0.
+        scale: The positive number by which they were divided. Default: 1.0.
     """
 
     shift: float = 0.0
@@ -34,11 +34,11 @@ class Units:
         require(0 < self.scale < math.inf, "scale", "Units", "be positive and finite", self.scale)
 
     def restore(self, y: Tensor) -> Tensor:
-        """Targets as they were before they were standardised."""
+        """Convert standardised targets to the original units."""
         return self.shift + self.scale * y
 
     def standard(self, y: Tensor) -> Tensor:
-        """Targets as the model was fitted to them."""
+        """Standardise targets given in the original units."""
         return (y - self.shift) / self.scale
 
 
@@ -51,7 +51,7 @@ class Rescaled(PredictiveDistribution):
         likelihood: The likelihood of the standardised targets.
         event: Shape of one target.
         inner: The distribution of the standardised targets.
-        units: The targets' own units.
+        units: The original units of the targets.
     """
 
     likelihood: Likelihood
@@ -92,7 +92,7 @@ class Rescaled(PredictiveDistribution):
         return self.inner.mutual_information
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        """The inner density, lowered by log(scale) for each number of a target."""
+        """Return the inner log density minus log(scale) for each number of a target."""
         return self.inner.log_prob(self.units.standard(targets)) - self.event.numel() * math.log(self.units.scale)
 
     def cdf(self, value: Tensor) -> Tensor:
