@@ -15,7 +15,6 @@ version = release = PROJECT["version"]
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml"]
 napoleon_numpy_docstring = False
-napoleon_attr_annotations = False  # it does not know the aliases below
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["math.css"]

@@ -170,6 +170,11 @@ def is_method(name: str) -> bool:
     return any(wanted <= {getattr(child, "name", None) for child in node.body} for node in classes)
 
 
+def test_no_file_has_more_than_450_lines():
+    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()}
+    assert {name: count for name, count in lines.items() if count > 450} == {}
+
+
 def test_all_names_what_is_exported_and_every_name_resolves():
     assert len(set(pr.__all__)) == len(pr.__all__)
     for name in pr.__all__:

@@ -29,7 +29,7 @@ from torch import Tensor, distributed
 from torch.optim import Optimizer
 
 from priory.core.distributed import rank, world
-from priory.core.errors import DivergedError, InputError, require, whole
+from priory.core.errors import DivergedError, InputError, is_integer, require
 from priory.core.streams import stream
 from priory.methods.variational.natural import keep_positive, number
 
@@ -95,11 +95,11 @@ class VariationalOnlineNewton(Optimizer):
         temperature: float = 1.0,
         seed: int = 0,
     ) -> None:
-        ok = num_data is not None and whole(num_data, 1)
+        ok = num_data is not None and is_integer(num_data, 1)
         require(ok, "num_data", OWNER, "be the number of rows, an integer >= 1", num_data)
         assert num_data is not None
         require(positive(temperature), "temperature", OWNER, "be a positive number", temperature)
-        require(whole(seed, -(2**63)), "seed", OWNER, "be an integer", seed)
+        require(is_integer(seed, -(2**63)), "seed", OWNER, "be an integer", seed)
         one = (prior_precision is None) != (weight_decay is None)
         both = (prior_precision, weight_decay)
         require(one, "prior_precision", OWNER, "be given, or else weight_decay: one of the two", both)

@@ -19,7 +19,7 @@ from torch import Tensor
 from priory import evaluate
 from priory.analysis.comparison_table import Comparison, standard_error
 from priory.core.data import Data
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.fitting.fit import fit
 from priory.fitting.identity import repr_of
 from priory.methods.base import Method
@@ -76,14 +76,14 @@ def compare(
         type(model).__name__,
     )
     require(
-        whole(samples, 1),
+        is_integer(samples, 1),
         "samples",
         "compare",
         "be an integer, at least 1",
         samples,
     )
     for name, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
-        ok = value is None or whole(value, 1)
+        ok = value is None or is_integer(value, 1)
         require(ok, name, "compare", "be an integer, at least 1", value)
     require(epochs is None or steps is None, "steps", "compare", "be left out when epochs are given", steps)
     rows_to_fit, (inputs, targets) = split_rows(data, test, seed, batch_size)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from priory.analysis.neuron_removal import columns, layers, outputs, shrink
 from priory.analysis.sweeps import SCORE_TITLES, scored
 from priory.core.data import Data
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.core.streams import stream
 from priory.core.tables import text_table
 from priory.families import DiagonalFamily
@@ -292,7 +292,7 @@ def prune_weights(
     require(by in ("signal_to_noise", "density_at_zero"), "by", owner, "be 'signal_to_noise' or 'density_at_zero'", by)
     pair = isinstance(test, (tuple, list)) and len(test) == 2
     require(pair, "test", owner, "be a pair (X, y)", test)
-    require(whole(samples, 1), "samples", owner, "be an integer, at least 1", samples)
+    require(is_integer(samples, 1), "samples", owner, "be an integer, at least 1", samples)
     many = isinstance(shares, Sequence) and not isinstance(shares, str) and len(shares) > 0
     require(many, "shares", owner, "be shares, such as (1.0, 0.5, 0.1)", shares)
     numbers = all(isinstance(s, (int, float)) and 0 <= s <= 1 for s in shares)

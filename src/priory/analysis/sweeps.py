@@ -25,7 +25,7 @@ from torch.distributions import Normal
 from priory import evaluate
 from priory.analysis.comparison import split_rows
 from priory.analysis.comparison_table import counted, standard_error
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.core.streams import stream
 from priory.core.tables import text_table
 from priory.evaluate.scores import matched, top_class
@@ -233,7 +233,7 @@ def temperature_sweep(
     fraction = isinstance(test, float) and 0 < test < 1
     require(pair or fraction, "test", OWNER, "be a pair (X, y), or a fraction between 0 and 1", test)
     require(data is not None, "data", OWNER, "be given", data)
-    require(whole(samples, 1), "samples", OWNER, "be an integer, at least 1", samples)
+    require(is_integer(samples, 1), "samples", OWNER, "be an integer, at least 1", samples)
     known = tempers in ("likelihood", "posterior")
     require(known, "tempers", OWNER, "be 'likelihood' or 'posterior'", repr(tempers))
 

@@ -22,7 +22,7 @@ from priory import methods
 from priory.analysis.comparison import compare, split_rows
 from priory.analysis.comparison_table import COLUMN_TITLES, Comparison, counted
 from priory.cli.tables import SHIPPED_DATA, DataTable, read_table
-from priory.core.errors import InputError, MissingExtra, extra, require, whole
+from priory.core.errors import InputError, MissingExtra, extra, is_integer, require
 from priory.methods.em.ascent import Ascent
 from priory.predictive.units import Units
 from priory.priors.base import FLAT
@@ -101,7 +101,7 @@ def run(
     """Run `priory compare`: read the table, fit and score the methods, print the scores, and write the report."""
     chosen, widths, spread = _methods(names), _widths(hidden), _prior(prior)
     require(0 < test < 1, "test", "compare", "be a fraction between 0 and 1", test)
-    require(epochs is None or whole(epochs, 1), "epochs", "compare", "be an integer >= 1", epochs)
+    require(epochs is None or is_integer(epochs, 1), "epochs", "compare", "be an integer >= 1", epochs)
     if report is not None:  # before the fits, so that a missing folder doesn't lose them
         extra("matplotlib.figure", "plot")
         require(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.core.loaders import CollatedRows, loader_sizes, seeded, swapped
 from priory.core.streams import stream
 
@@ -123,7 +123,7 @@ class Data:
             return replace(rows, weights=read_weights(weights, rows))
         if isinstance(source, Data):
             return source
-        ok = batch_size is None or whole(batch_size, 1)
+        ok = batch_size is None or is_integer(batch_size, 1)
         require(ok, "batch_size", "fit", "be an integer >= 1", repr(batch_size))
         if source is None:
             return Data(None, 1)

@@ -85,11 +85,11 @@ def warn(message: str, category: type[PrioryWarning] = PrioryWarning) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
-def whole(value: object, least: int) -> bool:
+def is_integer(value: object, least: int) -> bool:
     """Whether a value is an integer >= `least`; numpy integers count, booleans and floats do not.
 
     Example:
-        >>> whole(3, 1), whole(True, 1), whole(2.0, 1)
+        >>> is_integer(3, 1), is_integer(True, 1), is_integer(2.0, 1)
         (True, False, False)
     """
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.models.base import has_network
 from priory.models.model import Model
 from priory.network.skeleton import MEMORY_LIMIT
@@ -232,7 +232,7 @@ def _watch(model: Model, inputs: Batch, modules: Any, hook: Callable[..., Any]) 
 def check_kind(kind: str, samples: int, generator: torch.Generator | None) -> None:
     """Check the kind of curvature, the number of samples and the generator."""
     require(kind in KINDS, "curvature", "Laplace", f"be among {', '.join(KINDS)}", repr(kind))
-    require(whole(samples, 1), "samples", "Laplace", "be an integer >= 1", repr(samples))
+    require(is_integer(samples, 1), "samples", "Laplace", "be an integer >= 1", repr(samples))
     need = kind == "fisher" and generator is None
     require(not need, "generator", "Laplace", "be a torch.Generator for the sampled Fisher", None)
 

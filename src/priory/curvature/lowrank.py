@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.core.linalg import eigh
 from priory.core.streams import stream
 from priory.curvature.base import Curvature, Kind, Pass, PrecisionGaussian, Selection, check_curvature
@@ -74,7 +74,7 @@ class LowRankCurvature(Curvature):
         """Compute H in `iterations` passes over the data; a sampled Fisher uses the same labels in each."""
         w, selection, kind, generator = given.w, given.selection, given.kind, given.generator
         for name, value in (("rank", rank), ("iterations", iterations)):
-            require(whole(value, 1), name, "LowRank", "be an integer >= 1", repr(value))
+            require(is_integer(value, 1), name, "LowRank", "be an integer >= 1", repr(value))
         known = not (rest and kind == "hessian")
         require(known, "rest", "LowRank", "be False for the Hessian, whose diagonal costs p products", rest)
         none = torch.zeros(1, dtype=torch.float64, device=w.device).expand(selection.size)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.curvature.evidence import gaussian_part, log_evidence, prior_precision
 from priory.curvature.layer_jacobians import jacobian_rows
 from priory.likelihoods import Gaussian as GaussianNoise
@@ -96,7 +96,7 @@ def tune(
     """
     target.network_model("The evidence that tunes a prior", "has its prior inside")
     require(by is None or by in BY, "tune", "Laplace", f"be None or among {', '.join(BY)}", repr(by))
-    require(whole(steps, 1), "steps", "tune", "be an integer >= 1", steps)
+    require(is_integer(steps, 1), "steps", "tune", "be an integer >= 1", steps)
     fine = by != "parameter" or curvature.structure in ("diag", "full")
     require(fine, "structure", "Laplace", "be 'diag' or 'full' for tune='parameter'", repr(curvature.structure))
     groups = PrecisionGroups.of(target, w, curvature.selection, by)

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.diagnostics.chain_statistics import (
     Halves,
     beta_quantile,
@@ -283,7 +283,7 @@ def nested_r_hat(x: Tensor, groups: int) -> Tensor:
     """
     check_draws(x, "nested_r_hat")
     chains, draws = x.shape[:2]
-    ok = whole(groups, 2) and chains % groups == 0 and (chains > groups or draws > 1)
+    ok = is_integer(groups, 2) and chains % groups == 0 and (chains > groups or draws > 1)
     must = f"be an integer >= 2 that divides the {chains} chains into groups of two draws or more"
     require(ok, "groups", "nested_r_hat", must, groups)
 

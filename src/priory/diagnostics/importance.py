@@ -23,7 +23,7 @@ import math
 import torch
 from torch import Tensor
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 
 MIN_TAIL_WEIGHTS = 5  # that a fit needs
 PRIOR_DRAWS, PRIOR_K = 10, 0.5
@@ -107,7 +107,7 @@ def importance_resample(log_weights: Tensor, n: int, generator: torch.Generator)
         tensor([0, 1, 1, 1])
     """
     checked(log_weights, "importance_resample")
-    require(whole(n, 1), "n", "importance_resample", "be an integer >= 1", n)
+    require(is_integer(n, 1), "n", "importance_resample", "be an integer >= 1", n)
     order = torch.randperm(len(log_weights), generator=generator, device=log_weights.device)
     edges = log_weights.double().softmax(0)[order].cumsum(0)
     offset = torch.rand((), generator=generator, dtype=torch.float64, device=edges.device)

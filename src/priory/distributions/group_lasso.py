@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Gamma, constraints
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.distributions.base import Parametrised
 
 
@@ -49,7 +49,7 @@ class GroupLasso(Parametrised):
     def __init__(self, rate: Any, n: Any, validate_args: bool | None = None) -> None:
         # n is a tensor when a copy is built from `arg_constraints`
         size = int(n.reshape(-1)[0]) if isinstance(n, Tensor) else n
-        require(whole(size, 1), "n", "GroupLasso", "be an integer >= 1", n)
+        require(is_integer(size, 1), "n", "GroupLasso", "be an integer >= 1", n)
         self.size = int(size)
         self._set_parameters(validate_args, (self.size,), rate=rate, n=float(size))
 

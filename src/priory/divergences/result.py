@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ def check_pair(owner: str, q: object, p: object, samples: object) -> None:
     assert isinstance(q, Distribution)
     assert isinstance(p, Distribution)
     require(not getattr(q, "improper", False), "q", owner, "be a proper distribution, which can be sampled", repr(q))
-    require(whole(samples, 2), "samples", owner, "be an integer >= 2", samples)
+    require(is_integer(samples, 2), "samples", owner, "be an integer >= 2", samples)
     shapes = (tuple(q.event_shape), tuple(p.event_shape))
     same = shapes[0] == shapes[1]
     require(same, "p", owner, "have the same event shape as q", shapes)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from priory.core.data import Data
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.core.streams import stream
 from priory.core.tables import text_table
 from priory.estimators.evidence_bound import assemble
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
+    from priory import posteriors
     from priory.core.data import Batch
     from priory.families import Family
     from priory.models.base import BaseModel
     from priory.models.target import Target
-    from priory.posteriors import Variational
 
     # a loss, (*B,), from a family, buffers and a generator
     Loss = Callable[[Family, dict[str, Tensor], torch.Generator], Tensor]
@@ -140,7 +140,7 @@ def cells(row: Row, split: bool) -> list[str]:
 
 def variance(
     model: BaseModel,
-    posterior: Variational,
+    posterior: posteriors.Variational,
     batch: Any = None,
     *,
     samples: int = 1,
@@ -169,9 +169,9 @@ def variance(
     Raises:
         InputError: If a named estimator doesn't apply to this posterior and batch.
     """
-    require(whole(samples, 1), "samples", FUNCTION_NAME, "be an integer >= 1", samples)
-    require(whole(repeats, 30), "repeats", FUNCTION_NAME, "be an integer >= 30", repeats)
-    require(whole(seed, -(2**63)), "seed", FUNCTION_NAME, "be an integer", repr(seed))
+    require(is_integer(samples, 1), "samples", FUNCTION_NAME, "be an integer >= 1", samples)
+    require(is_integer(repeats, 30), "repeats", FUNCTION_NAME, "be an integer >= 30", repeats)
+    require(is_integer(seed, -(2**63)), "seed", FUNCTION_NAME, "be an integer", repr(seed))
     named = ESTIMATORS if estimators is None else estimators
     listed = isinstance(named, (tuple, list)) and len(named) > 0 and all(name in ESTIMATORS for name in named)
     require(listed, "estimators", FUNCTION_NAME, f"be some of {', '.join(ESTIMATORS)}", estimators)
@@ -212,7 +212,7 @@ class Measure:
     """The setting in which the estimators are compared: target, posterior, batch, sizes and seed."""
 
     target: Target
-    posterior: Variational
+    posterior: posteriors.Variational
     batch: Batch
     samples: int
     repeats: int

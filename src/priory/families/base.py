@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -178,7 +178,7 @@ class Form(ABC):
     def require_integer(self, name: str, least: int) -> None:
         """Raise an InputError unless a field is an integer >= `least`."""
         value = getattr(self, name)
-        require(whole(value, least), name, type(self).__name__, f"be an integer >= {least}", value)
+        require(is_integer(value, least), name, type(self).__name__, f"be an integer >= {least}", value)
 
 
 def form_of(description: Mapping[str, Any], layout: Layout) -> Form:

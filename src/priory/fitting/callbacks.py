@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,7 @@ class EarlyStop:
     def __post_init__(self) -> None:
         for name in ("patience", "samples"):
             value = getattr(self, name)
-            require(whole(value, 1), name, "EarlyStop", "be an integer >= 1", repr(value))
+            require(is_integer(value, 1), name, "EarlyStop", "be an integer >= 1", repr(value))
         require(self.least >= 0, "least", "EarlyStop", "be zero or more", self.least)
         pair = self.data is None or (isinstance(self.data, (tuple, list)) and len(self.data) == 2)
         require(pair, "data", "EarlyStop", "be inputs and targets, (X, y)", type(self.data).__name__)

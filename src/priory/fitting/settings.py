@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.fitting.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, number in (("epochs", self.epochs), ("steps", self.steps)):
-            require(number is None or whole(number, 1), name, "fit", "be an integer >= 1", repr(number))
+            require(number is None or is_integer(number, 1), name, "fit", "be an integer >= 1", repr(number))
         both = self.epochs is not None and self.steps is not None
         require(not both, "steps", "fit", "be left out when epochs are given", self.steps)
-        require(whole(self.seed, -(2**63)), "seed", "fit", "be an integer", repr(self.seed))
+        require(is_integer(self.seed, -(2**63)), "seed", "fit", "be an integer", repr(self.seed))
         ok = isinstance(self.callbacks, (tuple, list)) and all(callable(callback) for callback in self.callbacks)
         require(ok, "callbacks", "fit", "be a list of functions", self.callbacks)
         require(not torch.is_inference_mode_enabled(), "mode", "fit", "allow gradients", "torch.inference_mode()")

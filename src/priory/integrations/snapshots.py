@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.integrations.external import ExternalTraining
 from priory.methods.ensemble.swag import SWAG, State, take
 from priory.methods.optimise import Adam
@@ -61,10 +61,10 @@ class Snapshots:
         self, model: Any, data: Any, held: Any = None, rank: int = 20, begin: float = 0.75, every: int | None = None
     ) -> None:
         owner = type(self).__name__
-        require(whole(rank, 2), "rank", owner, "be an integer >= 2", repr(rank))
+        require(is_integer(rank, 2), "rank", owner, "be an integer >= 2", repr(rank))
         number = isinstance(begin, (int, float)) and not isinstance(begin, bool)
         require(number and 0 <= begin < 1, "begin", owner, "be a number in [0, 1)", repr(begin))
-        require(every is None or whole(every, 1), "every", owner, "be an integer >= 1, or None", repr(every))
+        require(every is None or is_integer(every, 1), "every", owner, "be an integer >= 1, or None", repr(every))
         self.external = ExternalTraining(owner, model, data, held)
         self.rank, self.begin, self.every = int(rank), float(begin), every
         self._step = 0  # the last optimizer step seen by `on_step`

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints as torch_constraints
 
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.core.flat import Param
 from priory.latent.base import Rows
 from priory.latent.bayesian_mixture import BayesianGaussianMixture
@@ -69,7 +69,7 @@ class DirichletProcessMixture(BayesianGaussianMixture):
         freedom: float | None = None,
         given: str | Sequence[str] = (),
     ) -> None:
-        require(whole(k, 2), "k", "DirichletProcessMixture", "be an integer >= 2", repr(k))
+        require(is_integer(k, 2), "k", "DirichletProcessMixture", "be an integer >= 2", repr(k))
         super().__init__(k, covariance, concentration, mean, strength, spread, freedom, given)
         require("z" not in self.given, "given", "DirichletProcessMixture", "be 'weights' or nothing", repr(given))
 

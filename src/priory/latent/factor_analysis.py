@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.core.flat import Param
 from priory.core.linalg import eigh
 from priory.latent.base import Expectation, Generated, Latent, Rows, Theta, warn_of_silent
@@ -60,7 +60,7 @@ class FactorAnalysis(Latent):
 
     def __init__(self, k: int, floor: float = 1e-6, given: str | Sequence[str] = ()) -> None:
         name = type(self).__name__
-        require(whole(k, 1), "k", name, "be an integer >= 1", repr(k))
+        require(is_integer(k, 1), "k", name, "be an integer >= 1", repr(k))
         ok = isinstance(floor, (int, float)) and 0 < floor < 1
         require(ok, "floor", name, "lie between 0 and 1", repr(floor))
         named = (given,) if isinstance(given, str) else tuple(given)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.core.flat import Param
 from priory.latent.base import Expectation, Rows, Theta
 from priory.latent.factor_analysis import principal, residuals
@@ -59,7 +59,7 @@ class FactorAnalysisMixture(GaussianMixture):
 
     def __init__(self, k: int, factors: int, floor: float = 1e-6, given: str | Sequence[str] = ()) -> None:
         super().__init__(k, "full", floor, given)
-        require(whole(factors, 1), "factors", type(self).__name__, "be an integer >= 1", repr(factors))
+        require(is_integer(factors, 1), "factors", type(self).__name__, "be an integer >= 1", repr(factors))
         self.factors = int(factors)
 
     def __repr__(self) -> str:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.core.errors import InputError, require, warn, whole
+from priory.core.errors import InputError, is_integer, require, warn
 from priory.core.flat import Param
 from priory.latent.base import Expectation, Generated, Rows, Theta, warn_of_silent
 from priory.latent.forward_backward import Smoothed, cuts, laid, smooth
@@ -93,12 +93,12 @@ class HiddenMarkov(SequenceModel):
         floor: float = 1e-6,
         given: str | Sequence[str] = (),
     ) -> None:
-        require(whole(k, 1), "k", "HiddenMarkov", "be an integer >= 1", repr(k))
+        require(is_integer(k, 1), "k", "HiddenMarkov", "be an integer >= 1", repr(k))
         known = isinstance(emissions, str) and emissions in EMISSION_TYPES
         require(known, "emissions", "HiddenMarkov", f"be one of {', '.join(EMISSION_TYPES)}", repr(emissions))
         drawn = emissions == "categorical"
         must = "be an integer >= 2 for categorical emissions" if drawn else "be left out without them"
-        ok = whole(categories, 2) if drawn else categories is None
+        ok = is_integer(categories, 2) if drawn else categories is None
         require(ok, "categories", "HiddenMarkov", must, repr(categories))
         self.k, self.emissions, self.categories = int(k), emissions, categories
         self.given = named_parts(given, "HiddenMarkov")

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.distributions import constraints as torch_constraints
 
 from priory import constraints
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.core.flat import Param
 from priory.latent.base import Expectation, Generated, Rows, Theta, warn_of_silent
 from priory.latent.frames import frame
@@ -64,7 +64,7 @@ class LinearGaussian(SequenceModel):
     weighs: ClassVar[bool] = True
 
     def __init__(self, k: int, floor: float = 1e-6, given: str | Sequence[str] = ()) -> None:
-        require(whole(k, 1), "k", "LinearGaussian", "be an integer >= 1", repr(k))
+        require(is_integer(k, 1), "k", "LinearGaussian", "be an integer >= 1", repr(k))
         ok = isinstance(floor, (int, float)) and 0 < floor < 1
         require(ok, "floor", "LinearGaussian", "lie between 0 and 1", repr(floor))
         named = (given,) if isinstance(given, str) else tuple(given)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from priory.core.errors import InputError, require, warn, whole
+from priory.core.errors import InputError, is_integer, require, warn
 from priory.core.flat import Param
 from priory.latent.base import Expectation, Generated, Latent, Rows, Theta, warn_of_silent
 from priory.latent.starts import clusters
@@ -53,7 +53,7 @@ class MixtureModel(Latent):
 
     def __init__(self, k: int, given: str | Sequence[str] = ()) -> None:
         name = type(self).__name__
-        require(whole(k, 1), "k", name, "be an integer >= 1", repr(k))
+        require(is_integer(k, 1), "k", name, "be an integer >= 1", repr(k))
         self.k, self.given = int(k), named_parts(given, name)
 
     def __repr__(self) -> str:

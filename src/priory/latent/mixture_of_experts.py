@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.core.flat import Param
 from priory.latent.base import Expectation, Latent, Rows, Theta
 from priory.latent.gaussian_mixture import columns
@@ -74,7 +74,7 @@ class MixtureOfExperts(Latent):
     def __init__(
         self, k: int, gate: nn.Module | None = None, floor: float = 1e-6, given: str | Sequence[str] = ()
     ) -> None:
-        require(whole(k, 2), "k", "MixtureOfExperts", "be an integer >= 2", repr(k))
+        require(is_integer(k, 2), "k", "MixtureOfExperts", "be an integer >= 2", repr(k))
         ok = gate is None or isinstance(gate, nn.Module)
         require(ok, "gate", "MixtureOfExperts", "be a torch.nn.Module, or None", repr(gate))
         ok = gate is None or any(p.requires_grad for p in gate.parameters())

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.core.flat import Param
 from priory.core.streams import stream
 from priory.latent.base import Expectation, Generated, Latent, Rows, Theta
@@ -73,7 +73,7 @@ class VAE(Latent):
             require(isinstance(module, nn.Module), name, "VAE", "be an nn.Module", type(module).__name__)
             must = "have no buffers, such as a BatchNorm's"
             require(not list(module.buffers()), name, "VAE", must, ", ".join(n for n, _ in module.named_buffers()))
-        require(whole(latent, 1), "latent", "VAE", "be an integer >= 1", repr(latent))
+        require(is_integer(latent, 1), "latent", "VAE", "be an integer >= 1", repr(latent))
         likelihood = Gaussian() if likelihood is None else likelihood
         require(isinstance(likelihood, Likelihood), "likelihood", "VAE", "be a likelihood", type(likelihood).__name__)
         self.encoder, self.decoder = copy.deepcopy(encoder).eval(), copy.deepcopy(decoder).eval()

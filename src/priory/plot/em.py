@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from priory.core.data import tensor_of
-from priory.core.errors import extra, require, whole
+from priory.core.errors import extra, is_integer, require
 from priory.latent import GaussianMixture
 from priory.plot import BLUE, COLOURS, GREEN, GREY, INK, VERMILION, _axes, _list
 from priory.plot.em_turns import Turn, entries, summit, turns
@@ -225,7 +225,7 @@ def components(posterior: Any, data: Any, columns: tuple[int, int] = (0, 1), *, 
     q = posterior.responsibilities(y).double().cpu()
     one = y.ndim == 1 or y.shape[1] == 1
     rows = y.reshape(len(y), -1).double().cpu()
-    ok = one or (len(set(columns)) == 2 and all(whole(c, 0) and c < rows.shape[1] for c in columns))
+    ok = one or (len(set(columns)) == 2 and all(is_integer(c, 0) and c < rows.shape[1] for c in columns))
     require(ok, "columns", "plot.em.components", f"be two different integers from 0 to {rows.shape[1] - 1}", columns)
     pick = rows if one else rows[:, list(columns)]
     seen = (~pick.isnan().any(1)).nonzero()[:, 0]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.latent import Latent, expect
 from priory.latent.base import has_latent
 
@@ -122,7 +122,7 @@ def turns(
         InputError: If an argument is invalid, or if the bound has its maximum at the edge of the grid.
     """
     require(has_latent(model), "model", "turns", "be a latent model", type(model).__name__)
-    require(whole(count, 1), "count", "turns", "be an integer >= 1", repr(count))
+    require(is_integer(count, 1), "count", "turns", "be an integer >= 1", repr(count))
     here = torch.as_tensor(start, dtype=torch.float64).reshape(-1)
     require(len(here) in (1, 2), "start", "turns", "be one number or two", start)
     ok = len(span) == len(here) and all(low < u < high for (low, high), u in zip(span, here.tolist(), strict=True))

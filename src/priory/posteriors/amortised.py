@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.core.streams import stream
 from priory.latent.vae import has_encoder
 from priory.posteriors.base import Evidence, Posterior
@@ -84,7 +84,7 @@ class AmortisedPosterior(Posterior):
         Returns:
             The bounds, (n,).
         """
-        require(whole(samples, 1), "samples", "log_likelihood", "be an integer >= 1", repr(samples))
+        require(is_integer(samples, 1), "samples", "log_likelihood", "be an integer >= 1", repr(samples))
         return torch.cat([log_mean(log_weights) for log_weights in self._log_weights(data, int(samples), seed)])
 
     def generate(self, n: int, seed: int = 0) -> Generated:
@@ -97,7 +97,7 @@ class AmortisedPosterior(Posterior):
         Returns:
             The rows and their latent variables: `y, z = posterior.generate(100)`.
         """
-        require(whole(n, 1), "n", "generate", "be an integer >= 1", repr(n))
+        require(is_integer(n, 1), "n", "generate", "be an integer >= 1", repr(n))
         with torch.no_grad():
             return self.latent.generate(self.mean, n, stream(seed, "generate", device=self.model.device))
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from priory.core.data import Data, tensor_of
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.core.streams import stream
 from priory.models.base import has_network
 from priory.posteriors.status import CONVERGED, FEWEST_STEPS, NOT_IN_FILE, UNKNOWN, Status, of_history, worst
@@ -236,7 +236,7 @@ class Posterior(ABC):
         Returns:
             Constrained parameters by name, each (n, *shape).
         """
-        require(whole(n, 1), "n", "sample", "be an integer >= 1", n)
+        require(is_integer(n, 1), "n", "sample", "be an integer >= 1", n)
         if seed is not None:
             generator = stream(seed, "sample", device=self.model.device)
         else:
@@ -257,8 +257,8 @@ class Posterior(ABC):
         Returns:
             A `Prediction`.
         """
-        require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
-        require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
+        require(is_integer(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
+        require(is_integer(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         inputs = self._inputs(x)
         assert has_network(self.model)
         generator = stream(seed, "predict", device=self.model.device)

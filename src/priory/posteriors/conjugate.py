@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from priory.core.data import as_batch, check_finite
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.core.streams import stream
 from priory.latent.conjugate import has_conjugate_prior
 from priory.likelihoods import Gaussian
@@ -69,7 +69,7 @@ class ConjugatePosterior(Posterior):
         Returns:
             Parameters by name, each (n, *shape).
         """
-        require(whole(n, 1), "n", "sample", "be an integer >= 1", n)
+        require(is_integer(n, 1), "n", "sample", "be an integer >= 1", n)
         if seed is None and self._generator is None:
             self._generator = stream(self.seed, "sample", device=self.model.device)
         generator = self._generator if seed is None else stream(seed, "sample", device=self.model.device)
@@ -122,7 +122,7 @@ class ConjugatePosterior(Posterior):
 
         Each row has a draw of theta of its own.
         """
-        require(whole(n, 1), "n", "generate", "be an integer >= 1", repr(n))
+        require(is_integer(n, 1), "n", "generate", "be an integer >= 1", repr(n))
         with torch.no_grad():
             return self.latent.generate_q(self.phi, int(n), stream(seed, "generate", device=self.model.device))
 
@@ -137,7 +137,7 @@ class ConjugatePosterior(Posterior):
         Returns:
             Log densities, (n,).
         """
-        require(whole(samples, 1), "samples", "log_predictive", "be an integer >= 1", repr(samples))
+        require(is_integer(samples, 1), "samples", "log_predictive", "be an integer >= 1", repr(samples))
         with torch.no_grad():
             return torch.cat([self._predictive(rows, int(samples), seed) for rows in self.latent.blocks(data)])
 
@@ -155,7 +155,7 @@ class ConjugatePosterior(Posterior):
         function = getattr(self.latent, "outputs", None)
         if function is None:
             raise InputError(f"{self.latent!r} has no inputs to predict from: use log_predictive or sample.")
-        require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
+        require(is_integer(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
         assert self.latent.shapes is not None
         (inputs,) = as_batch((x,), "of x")
         must, got = f"have rows of the shape {self.latent.shapes[0]}", f"the shape {tuple(inputs.shape)}"

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from priory.constraints import gaussian_mean
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.core.streams import stream
 from priory.curvature import STRUCTURES, Curvature, PrecisionGaussian, select
 from priory.curvature.evidence import log_evidence
@@ -201,8 +201,8 @@ class LaplacePosterior(Posterior):
         if (through or self.through) == "network" or not has_network(self.model):
             require(link == "samples", "link", "predict", "be 'samples' for draws through the network", repr(link))
             return super().predict(x, samples, seed)
-        require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
-        require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
+        require(is_integer(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
+        require(is_integer(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         model = self.model
         labels = link == "samples" or model.likelihood.classes
         must = f"be 'samples' for {model.likelihood!r}, which is over numbers"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.curvature.last_layer import LastLayerGaussian, OutputLayer, newton, precision_root
 from priory.models.base import has_network
 from priory.models.model import rows_given
@@ -91,8 +91,8 @@ class LastLayerPosterior(Posterior):
         Returns:
             A `Prediction`.
         """
-        require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
-        require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
+        require(is_integer(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
+        require(is_integer(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         require(link in ("samples", *LINKS), "link", "predict", f"be among samples, {', '.join(LINKS)}", repr(link))
         inputs, model = self._inputs(x), self.model
         assert has_network(model)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from priory.core.data import check_finite, tensor_of
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.core.streams import stream
 from priory.latent.base import has_latent
 from priory.posteriors.base import Evidence, Posterior
@@ -59,7 +59,7 @@ class LatentPoint(Posterior):
 
     def sample(self, n: int = 1, seed: int | None = None) -> dict[str, Tensor]:
         """theta, repeated n times, by name: a point has no other draws."""
-        require(whole(n, 1), "n", "sample", "be an integer >= 1", n)
+        require(is_integer(n, 1), "n", "sample", "be an integer >= 1", n)
         return {name: t.expand(n, *t.shape).clone() for name, t in self.theta.items()}
 
     @property
@@ -81,7 +81,7 @@ class LatentPoint(Posterior):
         Returns:
             A `Prediction`.
         """
-        require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
+        require(is_integer(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
         inputs = tensor_of(x, "The 'x' argument of predict").to(self.latent.device, self.latent.dtype)
         check_finite(inputs, "inputs")
         if self.latent.parts[0] == "x" and self.latent.shapes is not None:
@@ -128,10 +128,10 @@ class LatentPoint(Posterior):
         Returns:
             The rows and their latent variables: `y, z = posterior.generate(100)`.
         """
-        require(whole(n, 1), "n", "generate", "be an integer >= 1", repr(n))
+        require(is_integer(n, 1), "n", "generate", "be an integer >= 1", repr(n))
         able = self.latent.sequences
         must = "be an integer >= 1" if able else f"be left out for {self.latent!r}"
-        require(steps is None or (able and whole(steps, 1)), "steps", "generate", must, repr(steps))
+        require(steps is None or (able and is_integer(steps, 1)), "steps", "generate", must, repr(steps))
         with torch.no_grad():
             return self.latent.generate(self.theta, n, stream(seed, "generate", device=self.model.device), steps)
 

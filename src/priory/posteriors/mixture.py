@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from priory.core.distributed import gather, world
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.models.base import has_network
 from priory.posteriors.base import BLOCK_NUMBERS, KINDS, Evidence, Posterior, taking
 from priory.posteriors.point import Point
@@ -93,7 +93,7 @@ class Mixture(Posterior):
         Returns:
             A `Prediction`.
         """
-        require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
+        require(is_integer(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
         if self._alike():
             return self._predict_points(x, seed)
         parts = []
@@ -114,7 +114,7 @@ class Mixture(Posterior):
 
     def _predict_points(self, x: Any, seed: int) -> Prediction:
         """The prediction of members that are points, with as few calls of the network as possible."""
-        require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
+        require(is_integer(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         inputs, members, target = self._inputs(x), cast("Any", self.members), self.target
         few = max(1, BLOCK_NUMBERS // target.size)
         groups = [members[start : start + few] for start in range(0, len(members), few)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.posteriors.base import Posterior, taking
 from priory.predictive import Prediction, predict
 
@@ -54,8 +54,8 @@ class PriorFunction(Posterior):
         Returns:
             A `Prediction`.
         """
-        require(whole(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
-        require(whole(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
+        require(is_integer(samples, 1), "samples", "predict", "be an integer >= 1", repr(samples))
+        require(is_integer(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         inputs = self._inputs(x)
         prediction = predicted(self.target, [self.w[None]], [self.a[None]], inputs, self.buffers, seed)
         self._check_rows(inputs, len(prediction))

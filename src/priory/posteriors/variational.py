@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from priory.core.data import Data
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.core.streams import stream
 from priory.diagnostics import psis
 from priory.diagnostics.importance import k_hat
@@ -125,7 +125,7 @@ class Variational(Posterior):
         Returns:
             An `Evidence` with value, kind and standard error.
         """
-        require(whole(samples, 4), "samples", "elbo", "be an integer >= 4", samples)
+        require(is_integer(samples, 4), "samples", "elbo", "be an integer >= 4", samples)
         samples -= samples % 2  # they may come in pairs
         rows, generator = self._rows(data, "elbo"), stream(seed, "elbo", device=self.model.device)
         values = torch.cat(list(self._bounds(rows, samples, generator)))
@@ -150,7 +150,7 @@ class Variational(Posterior):
         Returns:
             An `Importance` with draws, log ratios, smoothed log weights and k-hat.
         """
-        require(whole(samples, 4), "samples", "importance", "be an integer >= 4", samples)
+        require(is_integer(samples, 4), "samples", "importance", "be an integer >= 4", samples)
         rows, generator = self._rows(data, "importance"), stream(seed, "importance", device=self.model.device)
         found = [(w, self._ratios(w, rows)) for w in self._pieces(samples, generator)]
         return Importance(torch.cat([w for w, _ in found]), torch.cat([r for _, r in found]))

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.core.linalg import NotPositiveDefiniteError, cholesky
 from priory.core.streams import stream
 from priory.predictive.distribution import Normals, PredictiveDistribution
@@ -98,7 +98,7 @@ class Linearised(PredictiveDistribution):
         Raises:
             InputError: If a shape, number or link can't be used.
         """
-        require(whole(samples, 1), "samples", "Linearised", "be an integer >= 1", samples)
+        require(is_integer(samples, 1), "samples", "Linearised", "be an integer >= 1", samples)
         known = ("samples", *LINKS)
         require(link in known, "link", "Linearised", f"be among {', '.join(known)}", repr(link))
         labels = link == "samples" or likelihood.classes

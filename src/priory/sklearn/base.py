@@ -19,7 +19,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from priory.core.data import tensor_of
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.fitting.fit import fit
 from priory.posteriors import ConjugatePosterior, LatentPoint
 
@@ -60,7 +60,7 @@ class LatentEstimator(DensityMixin, BaseEstimator):
         name = type(self).__name__
         for option in ("n_components", "max_iter", "n_init"):
             value = getattr(self, option)
-            require(whole(value, 1), option, name, "be an integer >= 1", repr(value))
+            require(is_integer(value, 1), option, name, "be an integer >= 1", repr(value))
         ok = isinstance(self.tol, Real) and 0 <= self.tol < math.inf
         require(ok, "tol", name, "be a number >= 0", repr(self.tol))
         must = f"be one of {', '.join(START_METHODS)}"
@@ -162,7 +162,7 @@ class MixtureEstimator(LatentEstimator):
         """
         check_is_fitted(self)
         owner = f"{type(self).__name__}.sample"
-        require(whole(n_samples, 1), "n_samples", owner, "be an integer >= 1", repr(n_samples))
+        require(is_integer(n_samples, 1), "n_samples", owner, "be an integer >= 1", repr(n_samples))
         rows, labels = self._generate(int(n_samples))
         order = np.argsort(labels, kind="stable")
         return rows[order], labels[order]

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from priory import latent
 from priory.core.data import tensor_of
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.latent.sequences import padded, padded_states
 from priory.methods import EM
 from priory.models.target import Target
@@ -175,7 +175,7 @@ class HMM(LatentEstimator):
     def sample(self, n_samples: int = 1) -> tuple[Array, Array]:
         """Sample one sequence of `n_samples` steps: its rows, (n_samples, n_features), and states, (n_samples,)."""
         check_is_fitted(self)
-        require(whole(n_samples, 1), "n_samples", "HMM.sample", "be an integer >= 1", repr(n_samples))
+        require(is_integer(n_samples, 1), "n_samples", "HMM.sample", "be an integer >= 1", repr(n_samples))
         y, z = self._posterior(int(n_samples)).generate(1, seed=self._seed(), steps=int(n_samples))
         return y[0].reshape(int(n_samples), -1).numpy(), z[0].numpy()
 
@@ -193,7 +193,7 @@ class HMM(LatentEstimator):
     def _sequence_lengths(self, X: Array, lengths: Any) -> list[int]:
         """The number of steps of each sequence."""
         given = [len(X)] if lengths is None else np.asarray(lengths).tolist()
-        ok = isinstance(given, list) and all(whole(n, 1) for n in given) and sum(given) == len(X)
+        ok = isinstance(given, list) and all(is_integer(n, 1) for n in given) and sum(given) == len(X)
         require(ok, "lengths", "HMM", f"be integers >= 1 that add up to {len(X)}", repr(given))
         last = np.isnan(X[np.cumsum(given) - 1]).all(1)
         got = f"only NaN in the last of sequence {int(last.argmax())}"

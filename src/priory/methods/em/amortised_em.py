@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.latent.vae import VAE, has_encoder
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
@@ -74,8 +74,8 @@ class AmortisedEM(Options):
 
     def __post_init__(self) -> None:
         require(self.bound in ("elbo", "iwae"), "bound", "AmortisedEM", "be 'elbo' or 'iwae'", repr(self.bound))
-        require(whole(self.samples, 1), "samples", "AmortisedEM", "be an integer >= 1", repr(self.samples))
-        require(whole(self.e_steps, 0), "e_steps", "AmortisedEM", "be an integer >= 0", repr(self.e_steps))
+        require(is_integer(self.samples, 1), "samples", "AmortisedEM", "be an integer >= 1", repr(self.samples))
+        require(is_integer(self.e_steps, 0), "e_steps", "AmortisedEM", "be an integer >= 0", repr(self.e_steps))
         check_rate(self.learning_rate, self.schedule, "AmortisedEM")
 
     @property

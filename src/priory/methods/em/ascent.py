@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from priory.core.data import Data
-from priory.core.errors import DivergedError, require, warn, whole
+from priory.core.errors import DivergedError, is_integer, require, warn
 from priory.latent.base import Latent, Theta, has_latent
 from priory.latent.expectation import climbed, expect
 from priory.methods.base import Info, Options, Plan, Traits
@@ -96,7 +96,9 @@ class Ascent(Options):
     gradient_steps: int | None = None
 
     def __post_init__(self) -> None:
-        require(whole(self.restarts, 1), "restarts", type(self).__name__, "be an integer >= 1", repr(self.restarts))
+        require(
+            is_integer(self.restarts, 1), "restarts", type(self).__name__, "be an integer >= 1", repr(self.restarts)
+        )
         number = isinstance(self.tolerance, Real) and 0 <= self.tolerance < math.inf
         require(number, "tolerance", type(self).__name__, "be a number >= 0", repr(self.tolerance))
         given = self.start is not None and not isinstance(self.start, str)
@@ -118,10 +120,10 @@ class Ascent(Options):
         ok = isinstance(heats, (tuple, list)) and all(isinstance(t, Real) and 1 <= t < math.inf for t in heats)
         require(ok, "annealing", type(self).__name__, "be a tuple of temperatures >= 1", repr(heats))
         object.__setattr__(self, "annealing", tuple(heats))
-        require(whole(self.draws, 0), "draws", type(self).__name__, "be an integer >= 0", repr(self.draws))
+        require(is_integer(self.draws, 0), "draws", type(self).__name__, "be an integer >= 0", repr(self.draws))
         ok = self.online is None or (isinstance(self.online, Real) and 0.5 < self.online <= 1)
         require(ok, "online", type(self).__name__, "lie above 0.5 and not above 1, or be None", repr(self.online))
-        ok = self.gradient_steps is None or whole(self.gradient_steps, 1)
+        ok = self.gradient_steps is None or is_integer(self.gradient_steps, 1)
         require(ok, "gradient_steps", type(self).__name__, "be an integer >= 1, or None", repr(self.gradient_steps))
         if isinstance(self.start, dict):
             object.__setattr__(self, "start", Given(self.start))

@@ -34,7 +34,7 @@ from torch.distributions import Normal
 from torch.nn.functional import softplus
 
 from priory.core.data import weighted_sum
-from priory.core.errors import InputError, require, warn, whole
+from priory.core.errors import InputError, is_integer, require, warn
 from priory.core.streams import stream
 from priory.distributions import LogUniform
 from priory.divergences import kl
@@ -130,7 +130,7 @@ class Dropout(Options):
         known = self.noise in ("bernoulli", "gaussian")
         require(known, "noise", "Dropout", "be 'bernoulli' or 'gaussian'", repr(self.noise))
         require(isinstance(self.inputs, bool), "inputs", "Dropout", "be True or False", repr(self.inputs))
-        require(whole(self.samples, 1), "samples", "Dropout", "be an integer >= 1", repr(self.samples))
+        require(is_integer(self.samples, 1), "samples", "Dropout", "be an integer >= 1", repr(self.samples))
         ok = self.holdout is None or (isinstance(self.holdout, (int, float)) and 0 < self.holdout < 1)
         require(ok, "holdout", "Dropout", "lie between 0 and 1", self.holdout)
         check_rate(self.learning_rate, self.schedule, "Dropout")

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from priory.core.distributed import rank, world
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.likelihoods import Gaussian
 from priory.methods.base import Info, Method, Options, Plan, Traits
 from priory.methods.point.map import MAP
@@ -122,7 +122,7 @@ class Ensemble(Options):
         ok = not (isinstance(begun, Posterior) and begun.point) or bool(self.anchored)
         must = "have another start for each member; members that start at one point stay alike"
         require(ok, "method", "Ensemble", must, got)
-        require(whole(self.size, 1), "size", "Ensemble", "be an integer >= 1", repr(self.size))
+        require(is_integer(self.size, 1), "size", "Ensemble", "be an integer >= 1", repr(self.size))
         ok = isinstance(self.anchored, bool) or self.anchored == "function"
         require(ok, "anchored", "Ensemble", "be True, False or 'function'", repr(self.anchored))
         ok = not self.anchored or traits.finds_mode

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.families.low_rank import LowRankForm
 from priory.methods.base import Info, Options, Plan, Traits, factors_of
 from priory.methods.optimise import Adam, check_rate, rates
@@ -84,9 +84,9 @@ class SWAG(Options):
     start: Any = None
 
     def __post_init__(self) -> None:
-        require(whole(self.rank, 2), "rank", "SWAG", "be an integer >= 2", repr(self.rank))
-        require(whole(self.snapshots, 2), "snapshots", "SWAG", "be an integer >= 2", repr(self.snapshots))
-        ok = self.every is None or whole(self.every, 1)
+        require(is_integer(self.rank, 2), "rank", "SWAG", "be an integer >= 2", repr(self.rank))
+        require(is_integer(self.snapshots, 2), "snapshots", "SWAG", "be an integer >= 2", repr(self.snapshots))
+        ok = self.every is None or is_integer(self.every, 1)
         require(ok, "every", "SWAG", "be an integer >= 1, or None", repr(self.every))
         check_rate(self.learning_rate, "constant", "SWAG")
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from priory.core.data import Data
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.curvature import KINDS, STRUCTURES, select
 from priory.curvature.budget import Budget, budget
 from priory.methods.base import Info, Method, Options, Plan, Traits, centre_of, factors_of
@@ -72,7 +72,7 @@ class Subnetwork:
     size: int
 
     def __post_init__(self) -> None:
-        require(whole(self.size, 1), "size", "Subnetwork", "be an integer >= 1", repr(self.size))
+        require(is_integer(self.size, 1), "size", "Subnetwork", "be an integer >= 1", repr(self.size))
 
 
 @dataclass(frozen=True)
@@ -140,16 +140,16 @@ class Laplace(Options):
         ok = ok or (isinstance(self.at, str) and self.at == "network")
         require(ok, "at", "Laplace", "be 'network', a posterior or a method such as MAP()", repr(self.at))
         require(self.curvature in KINDS, "curvature", "Laplace", f"be among {', '.join(KINDS)}", repr(self.curvature))
-        require(whole(self.samples, 1), "samples", "Laplace", "be an integer >= 1", repr(self.samples))
+        require(is_integer(self.samples, 1), "samples", "Laplace", "be an integer >= 1", repr(self.samples))
         ok = self.tune in (None, "scalar", "layer", "parameter")
         require(ok, "tune", "Laplace", "be None, 'scalar', 'layer' or 'parameter'", repr(self.tune))
         ok = self.predictive in ("linear", "network")
         require(ok, "predictive", "Laplace", "be 'linear' or 'network'", repr(self.predictive))
-        ok = self.rank is None or (whole(self.rank, 1) and self.structure == "lowrank")
+        ok = self.rank is None or (is_integer(self.rank, 1) and self.structure == "lowrank")
         require(ok, "rank", "Laplace", "be an integer >= 1, with structure='lowrank'", repr(self.rank))
         ok = self.sharing in ("expand", "reduce")
         require(ok, "sharing", "Laplace", "be 'expand' or 'reduce'", repr(self.sharing))
-        require(whole(self.limit, 1), "limit", "Laplace", "be an integer of bytes", repr(self.limit))
+        require(is_integer(self.limit, 1), "limit", "Laplace", "be an integer of bytes", repr(self.limit))
 
     @property
     def traits(self) -> Traits:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.methods.mcmc.integrators import integrate, kinetic
 from priory.methods.mcmc.sampler import DIVERGENCE_NATS, Move, Sampler, State, normal, probability, wide
 
@@ -86,7 +86,7 @@ class NUTS(Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(whole(self.max_depth, 1), "max_depth", "NUTS", "be an integer >= 1", self.max_depth)
+        require(is_integer(self.max_depth, 1), "max_depth", "NUTS", "be an integer >= 1", self.max_depth)
 
     def transition(self, state: State, generator: torch.Generator) -> Move:
         p = state.metric.momentum(normal(state.w, generator))

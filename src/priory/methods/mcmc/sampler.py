@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.draw_policy import DrawPolicy
 from priory.methods.mcmc.adaptation import Length, Moments, StepSize, first_step, windows
@@ -122,9 +122,9 @@ class Sampler(Options):
         name = type(self).__name__
         for option, least in (("chains", 1), ("warmup", 0)):
             value = getattr(self, option)
-            ok = value is None or whole(value, least)
+            ok = value is None or is_integer(value, least)
             require(ok, option, name, f"be an integer >= {least}", value)
-        require(whole(self.thin, 1), "thin", name, "be an integer >= 1", self.thin)
+        require(is_integer(self.thin, 1), "thin", name, "be an integer >= 1", self.thin)
         ok = isinstance(self.accept, float) and 0 < self.accept < 1
         require(ok, "accept", name, "be a number between 0 and 1", self.accept)
         require(self.metric in (None, *METRICS), "metric", name, f"be one of {', '.join(METRICS)}", self.metric)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.methods.base import Options
 from priory.methods.optimise import default_steps
 
@@ -63,7 +63,7 @@ class Cyclical(Options):
     exploring: float = 0.8
 
     def __post_init__(self) -> None:
-        require(whole(self.cycles, 1), "cycles", "Cyclical", "be an integer >= 1", repr(self.cycles))
+        require(is_integer(self.cycles, 1), "cycles", "Cyclical", "be an integer >= 1", repr(self.cycles))
         number = isinstance(self.exploring, (int, float)) and 0 <= self.exploring < 1
         require(number, "exploring", "Cyclical", "be a number from 0 and below 1", repr(self.exploring))
 
@@ -129,10 +129,10 @@ class GradientSampler(Options):
         owner, rate = type(self).__name__, self.rate
         ok = isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 < rate < math.inf
         require(ok, "learning_rate", owner, "be a positive number", repr(rate))
-        require(whole(self.chains, 1), "chains", owner, "be an integer >= 1", repr(self.chains))
-        ok = self.burn_in is None or whole(self.burn_in, 0)
+        require(is_integer(self.chains, 1), "chains", owner, "be an integer >= 1", repr(self.chains))
+        ok = self.burn_in is None or is_integer(self.burn_in, 0)
         require(ok, "burn_in", owner, "be an integer >= 0", repr(self.burn_in))
-        ok = self.thin is None or whole(self.thin, 1)
+        ok = self.thin is None or is_integer(self.thin, 1)
         require(ok, "thin", owner, "be an integer >= 1", repr(self.thin))
         ok = self.schedule == "constant" or isinstance(self.schedule, Cyclical)
         require(ok, "schedule", owner, "be 'constant' or Cyclical()", repr(self.schedule))

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.curvature import STRUCTURES, Pass, select
 from priory.curvature.tuning import tune
 from priory.methods.base import Info, Options, Plan, Traits
@@ -111,7 +111,7 @@ class MAP(Options):
         check_rate(self.learning_rate, self.schedule, "MAP")
         ok = self.holdout is None or (isinstance(self.holdout, (int, float)) and 0 < self.holdout < 1)
         require(ok, "holdout", "MAP", "lie between 0 and 1", self.holdout)
-        ok = self.evidence_every is None or whole(self.evidence_every, 1)
+        ok = self.evidence_every is None or is_integer(self.evidence_every, 1)
         require(ok, "evidence_every", "MAP", "be an integer >= 1, or None", repr(self.evidence_every))
         ok = self.holdout is None or self.evidence_every is None
         require(ok, "holdout", "MAP", "be left out when the evidence sets the noise", self.holdout)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from priory.core.errors import require, warn, whole
+from priory.core.errors import is_integer, require, warn
 from priory.core.streams import stream
 from priory.diagnostics.flatness import FLATNESS_DRAWS, flat_place, name_of
 from priory.estimators.evidence_bound import assemble
@@ -74,7 +74,7 @@ class Objective:
 
     def check(self, owner: str, layers: bool) -> None:
         """Raise InputError for options that can't be combined."""
-        require(whole(self.samples, 1), "samples", owner, "be an integer >= 1", self.samples)
+        require(is_integer(self.samples, 1), "samples", owner, "be an integer >= 1", self.samples)
         known = (*PATH_ESTIMATORS, *SCORE_ESTIMATORS, *(LAYER_ESTIMATORS if layers else ()))
         require(self.estimator in known, "estimator", owner, f"be one of {', '.join(known)}", repr(self.estimator))
         require(self.objective in ("elbo", "iwae"), "objective", owner, "be 'elbo' or 'iwae'", repr(self.objective))

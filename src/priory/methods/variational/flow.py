@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.families.flow import FlowForm
 from priory.methods.variational.base import VariationalMethod
 
@@ -73,7 +73,7 @@ class Flow(VariationalMethod):
         super().__post_init__()
         for name in ("layers", "hidden"):
             number = getattr(self, name)
-            require(whole(number, 1), name, "Flow", "be an integer >= 1", number)
+            require(is_integer(number, 1), name, "Flow", "be an integer >= 1", number)
 
     def form(self, target: Target) -> FlowForm:
         return FlowForm(target.size, self.layers, self.hidden)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.families.low_rank import LowRankForm
 from priory.methods.variational.base import VariationalMethod
 
@@ -60,7 +60,7 @@ class LowRank(VariationalMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(whole(self.rank, 1), "rank", "LowRank", "be an integer >= 1", self.rank)
+        require(is_integer(self.rank, 1), "rank", "LowRank", "be an integer >= 1", self.rank)
 
     def form(self, target: Target) -> LowRankForm:
         return LowRankForm(target.size, min(self.rank, target.size))

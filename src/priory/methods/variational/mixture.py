@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.families.mixture import MixtureForm
 from priory.methods.variational.base import VariationalMethod
 
@@ -69,7 +69,7 @@ class MixtureOfGaussians(VariationalMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        ok = whole(self.components, 1)
+        ok = is_integer(self.components, 1)
         require(ok, "components", "MixtureOfGaussians", "be an integer >= 1", self.components)
         must = "be 'pathwise' for the objective 'iwae'"
         require(self.estimator != "doubly", "estimator", "MixtureOfGaussians", must, repr(self.estimator))

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.core.linalg import try_cholesky
 from priory.families import DiagonalFamily, FullRankFamily, FullRankForm
 from priory.methods.base import Info, Options, Plan, Traits
@@ -131,7 +131,7 @@ class NaturalGradient(Options):
         owner = "NaturalGradient"
         known = self.covariance in ("diagonal", "full")
         require(known, "covariance", owner, "be 'diagonal' or 'full'", repr(self.covariance))
-        require(whole(self.samples, 1), "samples", owner, "be an integer >= 1", self.samples)
+        require(is_integer(self.samples, 1), "samples", owner, "be an integer >= 1", self.samples)
         check_rate(self.learning_rate, self.schedule, owner)
         ok = number(self.momentum) and 0 <= self.momentum < 1
         require(ok, "momentum", owner, "be a number from 0 to below 1", self.momentum)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from priory.core.errors import DivergedError, require, warn, whole
+from priory.core.errors import DivergedError, is_integer, require, warn
 from priory.core.linalg import try_cholesky
 from priory.core.streams import stream
 from priory.diagnostics.flatness import FLATNESS_DRAWS, flat_place, name_of
@@ -160,7 +160,7 @@ class Pathfinder(Options):
 
     def __post_init__(self) -> None:
         for name in ("paths", "draws", "history", "elbo_draws", "iterations"):
-            require(whole(getattr(self, name), 1), name, "Pathfinder", "be an integer >= 1", getattr(self, name))
+            require(is_integer(getattr(self, name), 1), name, "Pathfinder", "be an integer >= 1", getattr(self, name))
         require(isinstance(self.resample, bool), "resample", "Pathfinder", "be True or False", self.resample)
 
     @property

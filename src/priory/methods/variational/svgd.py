@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from priory.core.errors import require, whole
+from priory.core.errors import is_integer, require
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.posteriors import Draws, Posterior
@@ -90,7 +90,7 @@ class SVGD(Options):
     start: Any = None
 
     def __post_init__(self) -> None:
-        require(whole(self.particles, 1), "particles", "SVGD", "be an integer >= 1", self.particles)
+        require(is_integer(self.particles, 1), "particles", "SVGD", "be an integer >= 1", self.particles)
         check_rate(self.learning_rate, self.schedule, "SVGD")
         h = self.bandwidth
         number = isinstance(h, (int, float)) and not isinstance(h, bool) and 0 < h < math.inf

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from priory.core.errors import InputError, require, whole
+from priory.core.errors import InputError, is_integer, require
 from priory.core.tables import text_table
 from priory.penalties.as_prior.base import Regulariser, is_positive, variance_rule
 from priory.penalties.as_prior.norms import L2, PENALTIES_BY_NAME
@@ -203,7 +203,7 @@ def explain(
     """
     require_network(net, "explain")
     rule = variance_rule(variance, "variance", "explain")
-    ok = num_data is None or whole(num_data, 1)
+    ok = num_data is None or is_integer(num_data, 1)
     require(ok, "num_data", "explain", "be an integer >= 1", repr(num_data))
     if isinstance(penalty, (int, float)) and not isinstance(penalty, bool):
         require(is_positive(penalty), "penalty", "explain", "be a positive weight decay", penalty)
