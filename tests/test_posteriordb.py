@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,10 @@ def test_k_hat_says_that_full_rank_does_not_fit_the_funnel_of_the_centered_eight
 @pytest.mark.parametrize("form", ["centered", "noncentered"])
 def test_k_hat_says_that_no_normal_fits_eight_schools(form: str, shared_data: Path) -> None:
     known = posteriordb.problem(f"eight_schools-eight_schools_{form}", shared_data)
-    posterior = pr.fit(known.density, None, Pathfinder(iterations=100), progress=False)
+    # the joint density of the centred form has no finite mode, so that its paths never end
+    endless = pytest.warns(pr.PrioryWarning, match="has not converged") if form == "centered" else nullcontext()
+    with endless:
+        posterior = pr.fit(known.density, None, Pathfinder(iterations=100), progress=False)
     assert isinstance(posterior, Draws)
     assert posterior.k_hat is not None
     assert posterior.k_hat > 0.7
