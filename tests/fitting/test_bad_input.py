@@ -641,7 +641,7 @@ def test_a_holdout_that_leaves_no_row_to_learn_from_leaves_one() -> None:
 FITS: dict[str, tuple[Callable[[], Any], str]] = {
     "a bare network": (
         lambda: pr.fit(net(), (X, Y), pr.MAP()),
-        r"'model' argument of fit must be a Model or a Density, got Sequential",
+        r"'model' argument of fit must be a Model, a Density or a latent model, such as .*, got Sequential",
     ),
     "a stream": (
         lambda: fit(DataLoader(Stream(), 4)),

@@ -152,7 +152,8 @@ def test_what_is_no_method_or_model_is_refused_in_a_sentence() -> None:
         with pytest.raises(pr.InputError, match=rf"be a method such as MeanField\(\), got {said}."):
             fit(wrong, steps=2)
     with pytest.raises(
-        pr.InputError, match=r"The 'model' argument of fit must be a Model or a Density, got Sequential."
+        pr.InputError,
+        match=r"The 'model' argument of fit must be a Model, a Density or a latent model, such as .*, got Sequential.",
     ):
         pr.fit(plain(), (X, Y), pr.MAP(), steps=2)
 

@@ -191,7 +191,7 @@ def test_chains_that_disagree_are_spoken_against_by_name():
     w[2, :, 1] += 2
     verdict = Chains(TARGET, w).summary().verdict
     assert verdict[0].startswith("R-hat is above 1.01 for 1 of 3 quantities, and largest (")
-    assert verdict[0].endswith("for x[1]: the chains disagree. Let them run longer.")
+    assert verdict[0].endswith("for x[1]: the chains disagree. Draw more.")
     assert verdict[1].startswith("ESS is below 400 for 1 of 3 quantities, and smallest (")
 
 

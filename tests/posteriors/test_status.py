@@ -114,7 +114,7 @@ def test_laplace_around_a_point_that_is_no_mode_has_not_converged():
     with pytest.warns(pr.PrioryWarning, match="where Laplace expects a mode"):
         posterior = pr.fit(network(), rows(), pr.Laplace(), steps=5, progress=False)
     assert posterior.status.name == SHORT
-    assert "give the fit that found it more epochs" in posterior.status.reason
+    assert "give the fit that found it more steps" in posterior.status.reason
     assert pr.fit(network(), rows(), pr.Laplace(), steps=1500, progress=False).status == CONVERGED
 
 
@@ -318,3 +318,15 @@ def test_a_status_has_one_of_three_names_and_a_reason_unless_it_converged():
         Status("fine")
     with pytest.raises(pr.InputError, match="The 'reason' argument of Status must be a sentence"):
         Status("doubtful")
+
+
+def test_laplace_takes_over_the_doubts_about_the_fit_of_its_mode():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 1, generator=generator, dtype=torch.float64)
+    model = pr.Model(nn.Linear(1, 1).double(), pr.Gaussian(1.0))
+    mode = pr.fit(model, (x, x[:, 0]), pr.MAP(), steps=1000, progress=False)
+    assert pr.fit(model, (x, x[:, 0]), pr.Laplace(at=mode), progress=False).status.name == "converged"
+    mode.know(Status("not_converged", "The loss was still falling."))
+    taken = pr.fit(model, (x, x[:, 0]), pr.Laplace(at=mode), progress=False).status
+    assert taken.name == "doubtful"
+    assert "The mode comes from a fit that is not converged" in taken.reason

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from priory.core.errors import require
-from priory.core.tables import text_table
+from priory.core.tables import counted, text_table
 
 HIGHER_IS_BETTER = {"accuracy"}
 TIME_COLUMNS = {"fit_seconds", "predict_seconds"}
@@ -218,15 +218,6 @@ def table_html(comparison: Comparison) -> str:
         body.append(f"{opening}{''.join(parts)}</tr>")
     head = f"<caption>{html.escape(comparison.heading)}</caption>\n<thead><tr>{heads}</tr></thead>"
     return "\n".join(["<table>", head, "<tbody>", *body, "</tbody>", "</table>"])
-
-
-def counted(count: int, noun: str) -> str:
-    """Write a count with its noun in the singular or the plural.
-
-    >>> counted(1, "row"), counted(2, "row")
-    ('1 row', '2 rows')
-    """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _listed(names: Sequence[str]) -> str:

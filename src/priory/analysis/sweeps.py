@@ -24,10 +24,10 @@ from torch.distributions import Normal
 
 from priory import evaluate
 from priory.analysis.comparison import split_rows
-from priory.analysis.comparison_table import counted, standard_error
+from priory.analysis.comparison_table import standard_error
 from priory.core.errors import is_integer, require
 from priory.core.streams import stream
-from priory.core.tables import text_table
+from priory.core.tables import counted, text_table
 from priory.evaluate.scores import matched, top_class
 from priory.fitting.fit import fit
 from priory.fitting.identity import repr_of

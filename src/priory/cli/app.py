@@ -20,9 +20,10 @@ from rich.text import Text
 import priory
 from priory import methods
 from priory.analysis.comparison import compare, split_rows
-from priory.analysis.comparison_table import COLUMN_TITLES, Comparison, counted
+from priory.analysis.comparison_table import COLUMN_TITLES, Comparison
 from priory.cli.tables import SHIPPED_DATA, DataTable, read_table
 from priory.core.errors import InputError, MissingExtra, extra, is_integer, require
+from priory.core.tables import counted
 from priory.methods.em.ascent import Ascent
 from priory.predictive.units import Units
 from priory.priors.base import FLAT

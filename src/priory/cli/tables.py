@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from priory.analysis.comparison_table import counted
 from priory.core.errors import InputError, extra, require
+from priory.core.tables import counted
 
 SHIPPED_DATA = ("diabetes", "breast_cancer", "wine", "iris", "digits")
 MAX_CLASSES = 10  # integers with more distinct values than this are a regression target

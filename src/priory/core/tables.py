@@ -8,6 +8,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun in the singular or the plural.
+
+    Example:
+        >>> counted(1, "row"), counted(2000, "row")
+        ('1 row', '2,000 rows')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def text_table(rows: Sequence[Sequence[str]], align: str = "lr", *, gap: int = 2, rule: bool = False) -> list[str]:
     r"""Lay out cells in columns.
 

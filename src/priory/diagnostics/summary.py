@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from priory.core.errors import require
-from priory.core.tables import text_table
+from priory.core.tables import counted, text_table
 from priory.diagnostics.convergence import measures
 
 if TYPE_CHECKING:
@@ -122,9 +122,10 @@ class Summary:
         if not bool((r > MAX_R_HAT).any()):
             return ""
         place = int(r.nan_to_num(nan=0.0).argmax())
+        who = "the chains" if self.chains != 1 else "the halves of the chain"
         return (
             f"R-hat is above {MAX_R_HAT} for {int((r > MAX_R_HAT).sum())} of {len(self.names)} quantities, and "
-            f"largest ({float(r[place]):.4g}) for {self.names[place]}: the chains disagree. Let them run longer."
+            f"largest ({float(r[place]):.4g}) for {self.names[place]}: {who} disagree. Draw more."
         )
 
     @property
@@ -174,10 +175,10 @@ class Summary:
         """The lines under the table."""
         said = list(self.remarks)
         if self.chains:
-            said.append(f"{self.chains} chains of {self.draws:,} draws.")
+            said.append(f"{counted(self.chains, 'chain')} of {counted(self.draws, 'draw')}.")
             if self.divergences is not None:
                 said[-1] += f" Divergences: {self.divergences}."
-            if self.bfmi is not None:
+            if self.bfmi is not None and not bool(self.bfmi.isnan().all()):
                 said[-1] += f" E-BFMI: {float(self.bfmi.min()):.2f} at the least."
         if len(self._shown) < len(self.names):
             said.append(f"Shown are the {MAX_PRINTED_ROWS} of {len(self.names):,} quantities with the highest R-hat.")

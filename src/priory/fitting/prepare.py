@@ -32,7 +32,8 @@ def prepare(
     model: Any, data: Any, method: Method[Any], batch_size: int | None, settings: Settings, weights: Any = None
 ) -> Problem:
     """Bind the data to the model, and raise errors for invalid arguments before anything is trained."""
-    require(isinstance(model, BaseModel), "model", "fit", "be a Model or a Density", type(model).__name__)
+    must = "be a Model, a Density or a latent model, such as pr.Model(net, pr.Gaussian())"
+    require(isinstance(model, BaseModel), "model", "fit", must, type(model).__name__)
     check_method(method, "method", "fit")
     owner, traits = type(method).__name__, method.traits
     if method.start is not None and not reads_own_start(method) and not isinstance(method.start, Posterior):

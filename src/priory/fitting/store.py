@@ -94,7 +94,7 @@ def load(path: str | PathLike[str], model: BaseModel) -> Posterior:
         StoreError: If the file is missing or corrupt, or belongs to another model or version.
     """
     known = isinstance(model, BaseModel)
-    require(known, "model", "load", "be a Model or a Density", type(model).__name__)
+    require(known, "model", "load", "be a Model, a Density or a latent model", type(model).__name__)
     tensors, meta = read(path, "posterior")
     model = model.like(meta["model"])  # with the shapes of the data of the fit
     wanted, found = model.describe(), meta["model"]

@@ -20,6 +20,7 @@ from torch import Tensor
 from priory.core.data import Batch, Data, check_finite, part
 from priory.core.errors import InputError, require, warn
 from priory.core.flat import Layout
+from priory.core.tables import counted
 from priory.likelihoods import Likelihood
 from priory.models.base import BaseModel, Capabilities
 from priory.network.evaluation import Evaluation
@@ -84,7 +85,7 @@ class Model(BaseModel):
         self._prior_text, self._prior_argument = str(prior), prior
 
     def __repr__(self) -> str:
-        weights = f"{type(self.net).__name__} with {self.network.size:,} weights"
+        weights = f"{type(self.net).__name__} with {counted(self.network.size, 'weight')}"
         return f"Model({weights}, {self.likelihood!r}, prior={self._prior_text})"
 
     def __copy__(self) -> Model:

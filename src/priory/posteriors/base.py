@@ -19,6 +19,7 @@ from torch import Tensor
 from priory.core.data import Data, tensor_of
 from priory.core.errors import InputError, is_integer, require
 from priory.core.streams import stream
+from priory.core.tables import counted
 from priory.models.base import has_network
 from priory.posteriors.status import CONVERGED, FEWEST_STEPS, NOT_IN_FILE, UNKNOWN, Status, of_history, worst
 from priory.posteriors.summaries import summarise
@@ -348,8 +349,8 @@ class Posterior(ABC):
         save(self, path)
 
     def __repr__(self) -> str:
-        data = "no data" if self.num_data is None else f"{self.num_data:,} rows"
-        size = f"{self.model.layout.size:,} parameters"
+        data = "no data" if self.num_data is None else counted(self.num_data, "row")
+        size = counted(self.model.layout.size, "parameter")
         return f"{type(self).__name__}({size}, {data}, by {self.method}{self._status_text()})"
 
     def _status_text(self) -> str:

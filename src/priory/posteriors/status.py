@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from priory.core.errors import require
+from priory.core.tables import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +102,7 @@ def of_cap(converged: bool, steps: int | None, owner: str) -> Status:
     """The status of a method that ends by itself: whether it did, or reached its cap on steps."""
     if converged:
         return CONVERGED
-    after = "when its steps were used up" if steps is None else f"after {steps:,} iterations"
+    after = "when its steps were used up" if steps is None else f"after {counted(steps, 'iteration')}"
     return Status("not_converged", f"{owner} was still improving {after}: give the fit more steps.")
 
 

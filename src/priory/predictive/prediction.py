@@ -25,6 +25,7 @@ from torch import Tensor
 
 from priory.core.data import check_finite, tensor_of
 from priory.core.errors import InputError, require
+from priory.core.tables import counted
 from priory.network.layer_chain import SharedInputs
 from priory.network.skeleton import MEMORY_LIMIT
 from priory.predictive.averaged import Averaged
@@ -118,7 +119,9 @@ class Prediction(ABC):
         return Prediction.of(rescaled, self.prepare)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} rows, {self.distribution.describe()}, {self.likelihood!r})"
+        return (
+            f"{type(self).__name__}({counted(len(self), 'row')}, {self.distribution.describe()}, {self.likelihood!r})"
+        )
 
     def __len__(self) -> int:
         """The number of rows."""

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from priory import evaluate, plot
-from priory.analysis.comparison_table import Comparison, counted, table_html
+from priory.analysis.comparison_table import Comparison, table_html
 from priory.core.errors import extra, require
+from priory.core.tables import counted
 from priory.plot.penalties import equivalence
 from priory.reports.page import definitions, number, page, picture
 

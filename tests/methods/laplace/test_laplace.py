@@ -317,7 +317,7 @@ def test_a_point_that_is_not_a_mode_gives_a_warning_with_the_norm_of_the_gradien
     message = f"gradient of the log joint has the norm {norm:.3g} where Laplace expects a mode, which lies about"
     with pytest.warns(PrioryWarning, match=re.escape(message)) as said:
         pr.fit(model, data, Laplace("full", at=at(model, data, w)), progress=False)
-    assert str(said[0].message).endswith("standard deviations away: give the fit that found it more epochs.")
+    assert str(said[0].message).endswith("standard deviations away: give the fit that found it more steps.")
     assert said[0].filename == __file__  # the user's own line
     with pytest.warns(PrioryWarning, match="name the prior that the network was trained under"):
         pr.fit(model, data, Laplace("full", at="network"), progress=False)

@@ -25,7 +25,7 @@ def test_dual_averaging_is_the_recursion_by_hand():
     step = StepSize.at(torch.tensor([0.5, 2.0], dtype=DOUBLE))
     heard = [torch.tensor([0.9, 0.2]), torch.tensor([0.4, 0.6]), torch.tensor([0.7, 0.8])]
     for accepted in heard:
-        step.hear(accepted.double(), 0.8, ANY)
+        step.record(accepted.double(), 0.8, ANY)
     for member, start in enumerate((0.5, 2.0)):
         error, average = 0.0, math.log(start)
         log = average
@@ -41,14 +41,14 @@ def test_dual_averaging_is_the_recursion_by_hand():
 
 def test_the_step_size_falls_where_too_little_is_accepted_and_rises_where_too_much():
     step = StepSize.at(torch.ones(2, dtype=DOUBLE))
-    step.hear(torch.tensor([0.1, 1.0], dtype=DOUBLE), 0.8, ANY)
+    step.record(torch.tensor([0.1, 1.0], dtype=DOUBLE), 0.8, ANY)
     assert float(step.log[0]) < 0 < float(step.log[1])
 
 
 def test_the_step_size_stays_below_what_is_of_use():
     step = StepSize.at(torch.ones(2, dtype=DOUBLE))
     for _ in range(5):
-        step.hear(torch.ones(2, dtype=DOUBLE), 0.8, torch.tensor([1.5, math.inf], dtype=DOUBLE))
+        step.record(torch.ones(2, dtype=DOUBLE), 0.8, torch.tensor([1.5, math.inf], dtype=DOUBLE))
     assert float(step.log[0]) == pytest.approx(math.log(1.5), abs=1e-12)
     assert float(step.log[1]) > 1
     assert float(step.average[0]) <= math.log(1.5)
@@ -103,7 +103,7 @@ def test_the_length_climbs_by_adam_between_its_bounds():
     low, high = torch.tensor([0.1, 0.1], dtype=DOUBLE), torch.tensor([10.0, 1.01], dtype=DOUBLE)
     square = log = 0.0
     for t, slope in enumerate((2.0, -0.5, 3.0), 1):
-        length.hear(torch.full((2,), slope, dtype=DOUBLE), low, high)
+        length.record(torch.full((2,), slope, dtype=DOUBLE), low, high)
         square = LENGTH_DECAY * square + (1 - LENGTH_DECAY) * slope**2
         log += LENGTH_RATE * slope / math.sqrt(square / (1 - LENGTH_DECAY**t))
     assert float(length.log[0]) == pytest.approx(log, rel=1e-12)

@@ -22,7 +22,7 @@ def draws(steps: int = 6, chains: int = 40) -> Tensor:
 def heard(w: Tensor, metric: str) -> Moments:
     moments = Moments.none(w[0], METRICS[metric].__name__)
     for step in w:
-        moments.hear(step)
+        moments.record(step)
     return moments
 
 

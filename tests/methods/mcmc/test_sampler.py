@@ -435,9 +435,9 @@ def test_members_learn_their_step_sizes_and_metrics_from_their_own_chains():
         acceptance = torch.as_tensor(info.metrics["acceptance"])
         assert acceptance[0] != acceptance[1]
         for member in range(2):
-            alone[member].hear(acceptance[member], method.accept, torch.tensor(math.inf))
+            alone[member].record(acceptance[member], method.accept, torch.tensor(math.inf))
             if now > end // 2:
-                heard[member].hear(state.w[member])
+                heard[member].record(state.w[member])
             if now < end:
                 torch.testing.assert_close(state.step_size.log[member], alone[member].log, rtol=1e-12, atol=1e-12)
     assert isinstance(state.metric, DiagonalMetric)

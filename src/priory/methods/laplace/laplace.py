@@ -43,6 +43,7 @@ from priory.models.model import Model
 from priory.models.target import Target
 from priory.posteriors import Posterior
 from priory.posteriors.laplace import LaplacePosterior
+from priory.posteriors.status import CONVERGED, of_start
 
 if TYPE_CHECKING:
     pass
@@ -223,7 +224,8 @@ class Laplace(Options):
         for i, v in enumerate(w.view(-1, target.size)):
             own = model.member(buffers, i)
             around.append(expand_at(self, target, v, plan.data, own, generator) if bool(v.isfinite().all()) else None)
-        return NetworkState(w, buffers, around, plan.data)
+        status = CONVERGED if start is None else of_start(start.status, "The mode comes")
+        return NetworkState(w, buffers, around, plan.data, status)
 
     def step(
         self, target: Target, state: NewtonState | NetworkState, batch: Data, generator: torch.Generator
@@ -261,6 +263,7 @@ class Laplace(Options):
         )
         posterior.data = state.data
         posterior.know(around.mode.status(self._advice(target.model)), warned=True)
+        posterior.know(state.begun)
         return posterior
 
     def _advice(self, model: BaseModel) -> str:
@@ -269,7 +272,7 @@ class Laplace(Options):
             return "give the fit more steps"
         if isinstance(self.at, str):
             return "name the prior that the network was trained under, train it further, or leave 'at' out to run MAP"
-        return "give the fit that found it more epochs"
+        return "give the fit that found it more steps"
 
     def _budget(self, model: BaseModel, data: Data) -> Budget:
         """Return the budget; raise InputError for options that don't fit the model, before anything is computed."""

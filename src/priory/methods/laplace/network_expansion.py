@@ -22,6 +22,7 @@ from priory.curvature.evidence import prior_precision, prior_second_derivative
 from priory.curvature.tuning import tune
 from priory.methods.laplace.mode_gradient import ModeGradient
 from priory.penalties.as_prior.proximal import proximal_blocks
+from priory.posteriors.status import CONVERGED, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +45,7 @@ class NetworkState:
         metadata={"fixed": True}
     )  # one per member; None for weights that are not finite
     data: Data = field(metadata={"fixed": True})
+    begun: Status = field(default=CONVERGED, metadata={"fixed": True})  # the status of the fit that found the mode
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class StepSize:
         log = step.log()
         return cls(log, log.clone(), torch.zeros_like(log), log.clone())
 
-    def hear(self, accepted: Tensor, wanted: float, most: Tensor) -> None:
+    def record(self, accepted: Tensor, wanted: float, most: Tensor) -> None:
         """Update from the mean acceptance of the chains; the step size stays below `most`."""
         self.count += 1
         t = self.count
@@ -108,7 +108,7 @@ class Moments:
         recent = w.new_zeros(*w.shape[:-2], RECENT_DRAWS, size) if metric == "LowRankMetric" else None
         return cls(0, zeros, zeros.clone(), scatter, recent)
 
-    def hear(self, w: Tensor) -> None:
+    def record(self, w: Tensor) -> None:
         """Add one draw of each chain (*B, K, P) (Chan, Golub and LeVeque 1979)."""
         k = w.shape[-2]
         mean = w.mean(-2)
@@ -153,7 +153,7 @@ class Length:
         log = length.log()
         return cls(log, log.clone(), torch.zeros_like(log))
 
-    def hear(self, slope: Tensor, low: Tensor, high: Tensor) -> None:
+    def record(self, slope: Tensor, low: Tensor, high: Tensor) -> None:
         """Ascend the gradient of the criterion in log T; T stays between `low` and `high`."""
         self.count += 1
         t = self.count

@@ -256,15 +256,15 @@ class Sampler(Options):
 
     def adapt(self, target: Target, state: State, move: Move, accepted: Tensor, generator: torch.Generator) -> None:
         """Learn from one transition of the warm-up."""
-        state.step_size.hear(accepted, self.accept, self.furthest(state))
+        state.step_size.record(accepted, self.accept, self.furthest(state))
         if move.slope is not None:
             step = state.step_size.log.exp()
-            state.length.hear(move.slope, step / 2, self.longest * step)
+            state.length.record(move.slope, step / 2, self.longest * step)
         ends, now = windows(state.warmup), state.step + 1
         if ends and (now in (ends[0] // 2, ends[0]) or (now < ends[0] and now % CHECK_EVERY == 0)):
             rescue(state)  # before moments are first recorded, and before the metric is learnt
         if ends and ends[0] // 2 < now <= ends[-1]:
-            state.moments.hear(state.w)
+            state.moments.record(state.w)
         if now in ends:
             learnt = state.scaled
             state.metric, state.scaled = state.metric.learnt(state.moments), True

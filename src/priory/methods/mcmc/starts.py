@@ -129,7 +129,7 @@ def learnt_from(start: Posterior, metric: str, w: Tensor, generator: torch.Gener
     if len(torch.unique(draws, dim=0)) < min(METRIC_DRAWS, 2 * (w.shape[-1] + MIN_DISTINCT_DRAWS)):
         return None
     moments = Moments.none(w, metric)
-    moments.hear(draws.reshape(*w.shape[:-2], METRIC_DRAWS, w.shape[-1]))
+    moments.record(draws.reshape(*w.shape[:-2], METRIC_DRAWS, w.shape[-1]))
     return moments
 
 
