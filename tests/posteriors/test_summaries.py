@@ -141,5 +141,5 @@ def test_a_posterior_without_parameters_refuses():
     x = torch.linspace(-1, 1, 20)[:, None]
     model = pr.Model(nn.Linear(1, 1), pr.Gaussian(0.3), prior=1.0)
     posterior = pr.fit(model, (x, x[:, 0]), pr.Ensemble(pr.MAP(), 2, anchored="function"), steps=5, progress=False)
-    with pytest.raises(pr.InputError, match="has no parameters"):
+    with pytest.raises(pr.InputError, match="has no single parameter vector"):
         posterior.summary()
