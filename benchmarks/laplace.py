@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import priory as pr
 from priory.core.data import Data
 from priory.core.streams import stream
-from priory.curvature import STRUCTURES, PrecisionGaussian, select
+from priory.curvature import STRUCTURES, Pass, PrecisionGaussian, select
 from priory.curvature.base import Kind
 from priory.curvature.layer_jacobians import jacobian_rows
 from priory.fitting.prepare import make_target
@@ -76,8 +76,8 @@ class Ours:
 
     def fit(self, structure: str, over: str, kind: Kind) -> PrecisionGaussian:
         selection = select(self.model, over)
-        make = STRUCTURES[structure].of
-        curvature = make(self.target, self.w, self.data, selection, kind, generator=stream(0, "labels"))
+        over_rows = Pass(self.target, self.w, self.data, selection, kind, generator=stream(0, "labels"))
+        curvature = STRUCTURES[structure].of(over_rows)
         return curvature.gaussian(self.model.prior.precision[selection.places])
 
     def covariance(self, gaussian: PrecisionGaussian, over: str, x: Tensor) -> Tensor:
