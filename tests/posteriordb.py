@@ -60,7 +60,7 @@ class Problem:
 
 
 def problem(name: str, folder: Path) -> Problem:
-    """One of NAMES, from the folder of reference data."""
+    """Return one of NAMES from the folder of reference data."""
     with open(folder / "posteriordb" / "index.csv") as stream:
         row = next(r for r in csv.DictReader(stream) if r["posterior"] == name)
     with gzip.open(folder / "posteriordb" / "data" / f"{row['data']}.json.gz") as stream:
@@ -107,7 +107,7 @@ def close_to_reference(posterior: Posterior, problem: Problem, sds: float) -> No
 
 
 def normal(x: Tensor, loc: Any, scale: Any) -> Tensor:
-    """log N(x; loc, scale^2), a value an entry."""
+    """Return log N(x; loc, scale^2), one value per entry."""
     scale = torch.as_tensor(scale, dtype=x.dtype)
     return -0.5 * ((x - loc) / scale).square() - scale.log()
 
@@ -155,7 +155,7 @@ def density(log_prob: Callable[[Params], Tensor], **params: Param) -> Model:
 
 
 def flat_regression(X: Tensor, y: Tensor, log_prior: Callable[[Params], Tensor] | None = None) -> Model:
-    """y ~ Normal(X beta, sigma), flat but for what `log_prior` says."""
+    """y ~ Normal(X beta, sigma) with a flat prior, plus `log_prior` if it is given."""
     log_likelihood = regression(X, y)
 
     def log_prob(p: Params) -> Tensor:

@@ -57,6 +57,14 @@ CASES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
     "positive_definite copies": (constraints.positive_definite, (2, 2, 2), (2, 3)),
     "corr_cholesky": (constraints.corr_cholesky, (4, 4), (6,)),
     "corr_cholesky copies": (constraints.corr_cholesky, (2, 3, 3), (2, 3)),
+    "corr_matrix": (constraints.corr_matrix, (4, 4), (6,)),
+    "corr_matrix copies": (constraints.corr_matrix, (2, 3, 3), (2, 3)),
+    "zero_sum": (constraints.zero_sum, (5,), (4,)),
+    "zero_sum of two": (constraints.zero_sum, (2,), (1,)),
+    "zero_sum copies": (constraints.zero_sum, (3, 4), (3, 3)),
+    "unit_vector": (constraints.unit_vector, (4,), (4,)),
+    "unit_vector of two": (constraints.unit_vector, (2,), (2,)),
+    "unit_vector copies": (constraints.unit_vector, (2, 3), (2, 3)),
 }
 ELEMENTWISE = (
     "real",
@@ -64,13 +72,14 @@ ELEMENTWISE = (
     "nonnegative",
     "greater",
     "less",
-    "unit",
+    "unit_interval",
     "interval",
     "half",
     "independent p",
 )
 
 every = pytest.mark.parametrize("case", CASES)
+every_bijection = pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("unit_vector")])
 
 
 def build(case: str) -> Bijector:
@@ -90,16 +99,19 @@ def free_entries(case: str, x: Tensor) -> Tensor:
     if base is constraints.simplex:
         return x[..., :-1].flatten()
     if base.event_dim == 2:
-        offset = -1 if base is constraints.corr_cholesky else 0
+        offset = -1 if base in (constraints.corr_cholesky, constraints.corr_matrix) else 0
         rows, columns = torch.tril_indices(shape[-1], shape[-1], offset)
         return x[..., rows, columns].flatten()
     return x.flatten()
 
 
 def slogdet_by_autograd(case: str, b: Bijector, u: Tensor) -> Tensor:
+    """log sqrt(det J'J), which is log |det J| where J is square."""
     jacobian: Any = torch.autograd.functional.jacobian(lambda v: free_entries(case, b.forward(v)), u)
-    size = math.prod(b.free_shape)
-    return torch.linalg.slogdet(jacobian.reshape(size, size)).logabsdet
+    jacobian = jacobian.reshape(-1, math.prod(b.free_shape))
+    if jacobian.shape[0] == jacobian.shape[1]:
+        return torch.linalg.slogdet(jacobian).logabsdet
+    return 0.5 * torch.linalg.slogdet(jacobian.mT @ jacobian).logabsdet
 
 
 @every
@@ -116,7 +128,7 @@ def test_a_value_has_the_requested_shape_and_a_minimal_number_of_coordinates(cas
     assert b.exponential == case.startswith(("positive scalar", "positive vector", "nonneg", "independent p"))
 
 
-@every
+@every_bijection
 @pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
 def test_log_det_is_that_of_the_jacobian_in_minimal_coordinates(case: str, spread: float) -> None:
     b = build(case)
@@ -134,7 +146,7 @@ def test_draws_lie_in_their_support(case: str, dtype: torch.dtype) -> None:
     assert bool(CASES[case][0].check(x).all())
 
 
-@every
+@every_bijection
 def test_inverse_undoes_forward(case: str) -> None:
     b = build(case)
     u = free_draws(b, 20)
@@ -270,7 +282,12 @@ def test_zero_is_the_centre_of_a_simplex_and_the_identity_correlation() -> None:
 
 @pytest.mark.parametrize(
     ("support", "shape", "only"),
-    [(constraints.simplex, (1,), [1.0]), (constraints.corr_cholesky, (1, 1), [[1.0]])],
+    [
+        (constraints.simplex, (1,), [1.0]),
+        (constraints.corr_cholesky, (1, 1), [[1.0]]),
+        (constraints.corr_matrix, (1, 1), [[1.0]]),
+        (constraints.zero_sum, (1,), [0.0]),
+    ],
 )
 def test_a_support_of_one_point_has_no_coordinates(support: Any, shape: Any, only: Any) -> None:
     b = bijector(support, shape)
@@ -306,11 +323,73 @@ def test_the_mass_of_a_wishart_is_preserved_by_the_map() -> None:
     assert mass == pytest.approx(1.0, abs=1e-8)
 
 
+def test_the_mass_of_correlation_matrices_is_preserved_by_the_map() -> None:
+    b = bijector(constraints.corr_matrix, (3, 3))
+    grid = torch.linspace(-12, 12, 97, dtype=torch.float64)
+    u = torch.cartesian_prod(grid, grid, grid)
+    mass = float(b.log_det(u, b.forward(u)).exp().sum()) * float(grid[1] - grid[0]) ** 3
+    assert mass == pytest.approx(math.pi**2 / 2, abs=1e-8)  # the volume of 3 x 3 correlation matrices
+
+
+def test_a_correlation_matrix_is_exactly_symmetric_with_an_exact_unit_diagonal() -> None:
+    b = bijector(constraints.corr_matrix, (4, 4))
+    x = b.forward(2 * free_draws(b, 50))
+    assert torch.equal(x, x.mT)
+    assert torch.equal(x.diagonal(0, -2, -1), torch.ones(50, 4, dtype=torch.float64))
+    factor = bijector(constraints.corr_cholesky, (4, 4)).forward(2 * free_draws(b, 50))
+    torch.testing.assert_close(x, factor @ factor.mT, rtol=1e-14, atol=1e-14)
+
+
+def test_the_map_onto_zero_sums_preserves_lengths() -> None:
+    b = bijector(constraints.zero_sum, (6,))
+    u = free_draws(b, 20)
+    x = b.forward(u)
+    torch.testing.assert_close(x.norm(dim=-1), u.norm(dim=-1), rtol=1e-13, atol=0)
+    torch.testing.assert_close(x.sum(-1), torch.zeros(20, dtype=torch.float64), rtol=0, atol=1e-13)
+    assert not bool(constraints.zero_sum.check(x + 1e-3).any())
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_the_auxiliary_length_of_a_unit_vector_has_mass_one_on_every_ray(size: int) -> None:
+    b = bijector(constraints.unit_vector, (size,))
+    direction = b.forward(free_draws(b))
+
+    def density(r: float) -> float:  # of u = r x, times the area r^(K-1) of the sphere on which it lies
+        return math.exp(float(b.log_det(r * direction, direction))) * r ** (size - 1)
+
+    mass, _ = integrate.quad(density, 0, 30, epsabs=1e-12, epsrel=1e-12, limit=200)
+    assert mass == pytest.approx(1.0, abs=1e-9)
+
+
+def test_the_inverse_of_a_unit_vector_keeps_its_direction_at_the_most_probable_length() -> None:
+    b = bijector(constraints.unit_vector, (4,))
+    assert not b.one_to_one
+    x = b.forward(free_draws(b, 20))
+    u = b.inverse(x)
+    torch.testing.assert_close(b.forward(u), x, rtol=1e-14, atol=1e-14)
+    slope = grad(lambda v: b.log_det(v, b.forward(v)))(u[0])
+    torch.testing.assert_close(slope, torch.zeros(4, dtype=torch.float64), rtol=0, atol=1e-13)
+    assert not bool(constraints.unit_vector.check(1.001 * x).any())
+
+
+@every
+def test_a_fit_starts_at_finite_values_inside_the_support(case: str) -> None:
+    b = build(case)
+    u = b.start(torch.float64)
+    x = b.forward(u)
+    assert u.shape == b.free_shape
+    assert bool(CASES[case][0].check(x).all())
+    assert bool(b.log_det(u, x).isfinite())
+
+
 numbers = st.floats(-6, 6, allow_nan=False)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(sorted(CASES)), st.lists(numbers, min_size=6, max_size=12))
+@given(
+    st.sampled_from(sorted(case for case in CASES if not case.startswith("unit_vector"))),
+    st.lists(numbers, min_size=6, max_size=12),
+)
 def test_any_unconstrained_point_is_recovered_from_its_image(case: str, values: list[float]) -> None:
     b = build(case)
     size = math.prod(b.free_shape)
@@ -367,7 +446,7 @@ def test_the_mean_agrees_with_that_of_draws(case: str) -> None:
     draws = torch.cat([b.forward(loc + scale * noise), b.forward(loc - scale * noise)])
     draws = 0.5 * (draws[:200_000] + draws[200_000:])  # antithetic pairs, independent of one another
     mean, error = draws.mean(0), draws.std(0) / math.sqrt(len(draws))
-    # 5 standard errors for at most 18 entries in each of 33 cases: a false alarm once in 3,000 seeds
+    # 5 standard errors for at most 18 entries in each of 41 cases: a false alarm once in 2,400 seeds
     assert bool(((gaussian_mean(b, loc, scale) - mean).abs() <= 5 * error + 1e-12).all())
 
 
@@ -377,6 +456,7 @@ def test_the_mean_agrees_with_that_of_draws(case: str) -> None:
         (constraints.simplex, (3,)),
         (constraints.ordered, (2,)),
         (constraints.positive_ordered, (2,)),
+        (constraints.zero_sum, (3,)),
     ],
 )
 def test_the_mean_of_a_map_of_two_coordinates_agrees_with_a_grid(support: Any, shape: tuple[int, ...]) -> None:
@@ -401,8 +481,9 @@ def test_the_mean_of_a_triangle_of_three_coordinates_agrees_with_a_grid(support:
     torch.testing.assert_close(gaussian_mean(b, loc, scale), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_the_mean_of_a_correlation_factor_of_three_agrees_with_a_grid() -> None:
-    b = bijector(constraints.corr_cholesky, (3, 3))
+@pytest.mark.parametrize("support", [constraints.corr_cholesky, constraints.corr_matrix])
+def test_the_mean_of_a_correlation_of_three_agrees_with_a_grid(support: Any) -> None:
+    b = bijector(support, (3, 3))
     loc = torch.tensor([0.4, -1.1, -0.2], dtype=torch.float64)
     scale = torch.tensor([0.5, 0.8, 0.3], dtype=torch.float64)
     z = torch.linspace(-9.5, 9.5, 77, dtype=torch.float64)
@@ -410,6 +491,28 @@ def test_the_mean_of_a_correlation_factor_of_three_agrees_with_a_grid() -> None:
     weights = (-0.5 * grid.square().sum(-1)).exp()
     expected = (weights[:, None, None] * b.forward(loc + scale * grid)).sum(0) / weights.sum()
     torch.testing.assert_close(gaussian_mean(b, loc, scale), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_mean_of_a_unit_vector_agrees_with_a_grid() -> None:
+    b = bijector(constraints.unit_vector, (2,))
+    loc, scale = torch.tensor([0.9, -1.4], dtype=torch.float64), torch.tensor([0.4, 0.2], dtype=torch.float64)
+    z = torch.linspace(-6.5, 6.5, 401, dtype=torch.float64)  # the origin, where x jumps, is seven deviations away
+    inner = torch.cartesian_prod(z, z)
+    weights = (-0.5 * inner.square().sum(-1)).exp()
+    expected = (weights[:, None] * b.forward(loc + scale * inner)).sum(0) / weights.sum()
+    torch.testing.assert_close(gaussian_mean(b, loc, scale), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [0.3, 3.0, 300.0])
+def test_the_mean_of_a_unit_vector_with_equal_scales_agrees_with_its_closed_form(scale: float) -> None:
+    b = bijector(constraints.unit_vector, (3,))
+    loc = torch.tensor([0.6, -0.0, 0.8], dtype=torch.float64)
+
+    def expected(m: float) -> float:  # E[cos angle] of an isotropic normal in three dimensions, m its mean over its sd
+        return math.erf(m / math.sqrt(2)) * (1 - 1 / m**2) + math.sqrt(2 / math.pi) * math.exp(-m * m / 2) / m
+
+    found = gaussian_mean(b, loc, torch.full_like(loc, scale))
+    torch.testing.assert_close(found, loc * expected(1 / scale), rtol=1e-9, atol=1e-9)
 
 
 def test_the_mean_of_a_log_normal_is_in_closed_form() -> None:
@@ -442,6 +545,11 @@ def test_a_bijector_without_a_registered_mean_raises_an_error() -> None:
 
 
 # Errors
+
+
+def test_a_sphere_of_one_dimension_raises_an_error() -> None:
+    with pytest.raises(InputError, match="two entries or more for the support unit_vector, got \\(1,\\)"):
+        bijector(constraints.unit_vector, (1,))
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_weight_decay_is_a_precision_of_num_data_times_it():
 
 
 def test_draws_have_the_standard_deviations_that_std_returns():
-    """4,000 draws; 5 standard errors of a standard deviation (false alarms: 6e-7 a number)."""
+    """4,000 draws; 5 standard errors of a standard deviation (false alarms: 6e-7 per entry)."""
     p = nn.Parameter(torch.zeros(3))
     optimizer = VariationalOnlineNewton([p], 10, prior_precision=1.0, initial_scale=0.7)
     found = []
@@ -131,7 +131,7 @@ def test_draws_have_the_standard_deviations_that_std_returns():
 # Loops as people write them.
 
 
-def test_the_mean_is_restored_bit_for_bit_after_a_block_and_after_an_exception():
+def test_the_mean_is_restored_exactly_after_a_block_and_after_an_exception():
     net = network()
     optimizer, (X, y) = optimizer_of(net), regression()
     train(net, optimizer, 2)
@@ -157,7 +157,7 @@ def test_the_mean_is_restored_bit_for_bit_after_a_block_and_after_an_exception()
 
 
 def test_blocks_before_a_step_are_averaged_whether_rows_come_together_or_apart():
-    """At a standard deviation of nearly nothing all blocks see the same network."""
+    """With a tiny standard deviation all blocks evaluate the same network."""
     (X, y), found = regression(F64), []
     for parts in (1, 3):
         net = network(F64)
@@ -258,7 +258,7 @@ def test_a_block_that_does_not_train_leaves_gradients_alone():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, F64])
-def test_a_restored_state_continues_with_the_same_bits(dtype):
+def test_a_restored_state_continues_with_the_same_result(dtype):
     whole, halves = network(dtype), network(dtype)
     optimizer = optimizer_of(whole)
     train(whole, optimizer, 6)
@@ -368,7 +368,7 @@ def worker(rank, port, queue):
 
 
 @pytest.mark.slow
-def test_processes_draw_their_own_noise_average_products_and_end_with_the_same_bits():
+def test_processes_draw_their_own_noise_average_products_and_end_with_the_same_state():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -423,7 +423,7 @@ def test_processes_draw_their_own_noise_average_products_and_end_with_the_same_b
         ({"seed": 0.5}, "'seed' argument of VariationalOnlineNewton must be an integer"),
     ],
 )
-def test_invalid_options_are_refused_in_one_sentence(options, sentence):
+def test_invalid_options_are_refused(options, sentence):
     with pytest.raises(pr.InputError, match=sentence):
         optimizer_of(network(), **options)
 
@@ -481,7 +481,7 @@ def test_a_gradient_that_is_not_finite_raises_an_error_before_the_step():
     train(net, optimizer, 1)
 
 
-def test_a_state_of_another_optimizer_is_refused_in_a_sentence():
+def test_a_state_of_another_optimizer_is_refused():
     net = network()
     optimizer = optimizer_of(net)
     other = torch.optim.Adam(net.parameters()).state_dict()

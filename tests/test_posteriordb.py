@@ -16,10 +16,10 @@ from priory.testing import assert_mean_close
 
 pytestmark = pytest.mark.reference
 
-spec = importlib.util.spec_from_file_location("posteriordb", Path(__file__).with_name("posteriordb.py"))
+spec = importlib.util.spec_from_file_location("posteriordb_densities", Path(__file__).with_name("posteriordb.py"))
 assert spec is not None
 assert spec.loader is not None
-posteriordb = sys.modules["posteriordb"] = importlib.util.module_from_spec(spec)
+posteriordb = sys.modules["posteriordb_densities"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(posteriordb)
 
 

@@ -42,11 +42,13 @@ _WHERE = {
     "compare": "priory.analysis.comparison",
     "explain_kl": "priory.divergences",
     "fit": "priory.fitting.fit",
+    "generate": "priory.analysis.generated",
     "jensen_shannon": "priory.divergences",
     "kl": "priory.divergences",
     "layer_factors": "priory.penalties",
     "load": "priory.fitting.store",
     "penalty_from_prior": "priory.penalties",
+    "prior_draws": "priory.analysis.prior_draws",
     "prior_from_penalty": "priory.penalties",
     "prune_neurons": "priory.analysis.pruning",
     "prune_weights": "priory.analysis.pruning",
@@ -98,6 +100,7 @@ __all__ = [
     "evaluate",
     "explain_kl",
     "fit",
+    "generate",
     "jensen_shannon",
     "kl",
     "latent",
@@ -107,6 +110,7 @@ __all__ = [
     "penalties",
     "penalty_from_prior",
     "plot",
+    "prior_draws",
     "prior_from_penalty",
     "priors",
     "prune_neurons",
@@ -134,6 +138,8 @@ if TYPE_CHECKING:
         testing,
     )
     from priory.analysis.comparison import compare
+    from priory.analysis.generated import generate
+    from priory.analysis.prior_draws import prior_draws
     from priory.analysis.pruning import prune_neurons, prune_weights
     from priory.analysis.stacking import average, stack
     from priory.analysis.sweeps import temperature_sweep

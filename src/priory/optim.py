@@ -36,7 +36,7 @@ from priory.methods.variational.natural import keep_positive, number
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-OWNER = "VariationalOnlineNewton"
+CLASS_NAME = "VariationalOnlineNewton"
 GROUP_OPTIONS = (
     "lr",
     "betas",
@@ -96,15 +96,15 @@ class VariationalOnlineNewton(Optimizer):
         seed: int = 0,
     ) -> None:
         ok = num_data is not None and is_integer(num_data, 1)
-        require(ok, "num_data", OWNER, "be the number of rows, an integer >= 1", num_data)
+        require(ok, "num_data", CLASS_NAME, "be the number of rows, an integer >= 1", num_data)
         assert num_data is not None
-        require(positive(temperature), "temperature", OWNER, "be a positive number", temperature)
-        require(is_integer(seed, -(2**63)), "seed", OWNER, "be an integer", seed)
+        require(positive(temperature), "temperature", CLASS_NAME, "be a positive number", temperature)
+        require(is_integer(seed, -(2**63)), "seed", CLASS_NAME, "be an integer", seed)
         one = (prior_precision is None) != (weight_decay is None)
         both = (prior_precision, weight_decay)
-        require(one, "prior_precision", OWNER, "be given, or else weight_decay: one of the two", both)
+        require(one, "prior_precision", CLASS_NAME, "be given, or else weight_decay: one of the two", both)
         if weight_decay is not None:
-            require(positive(weight_decay), "weight_decay", OWNER, "be a positive number", weight_decay)
+            require(positive(weight_decay), "weight_decay", CLASS_NAME, "be a positive number", weight_decay)
             prior_precision = num_data * weight_decay
         self.num_data, self.temperature, self.seed = int(num_data), float(temperature), int(seed)
         self.draws = 0  # index of the next draw
@@ -129,19 +129,21 @@ class VariationalOnlineNewton(Optimizer):
         Raises:
             InputError: If an option is unknown or invalid.
         """
-        require("weight_decay" not in param_group, "group", OWNER, "have a prior_precision, N wd", "a weight_decay")
+        require(
+            "weight_decay" not in param_group, "group", CLASS_NAME, "have a prior_precision, N wd", "a weight_decay"
+        )
         unknown = ", ".join(str(name) for name in param_group if name not in (*GROUP_OPTIONS, *TORCH_GROUP_KEYS))
-        require(not unknown, "group", OWNER, f"have only the options {', '.join(GROUP_OPTIONS)}", unknown)
+        require(not unknown, "group", CLASS_NAME, f"have only the options {', '.join(GROUP_OPTIONS)}", unknown)
         options = {**self.defaults, **param_group}
         for name in ("lr", "prior_precision"):
-            require(positive(options[name]), name, OWNER, "be a positive number", options[name])
+            require(positive(options[name]), name, CLASS_NAME, "be a positive number", options[name])
         for name in ("initial_scale", "clip"):
             ok = options[name] is None or positive(options[name])
-            require(ok, name, OWNER, "be a positive number or None", options[name])
+            require(ok, name, CLASS_NAME, "be a positive number or None", options[name])
         betas = options["betas"]
         pair = isinstance(betas, (tuple, list)) and len(betas) == 2
         ok = pair and all(number(beta) and 0 <= beta < 1 for beta in betas)
-        require(ok, "betas", OWNER, "be two numbers in [0, 1)", betas)
+        require(ok, "betas", CLASS_NAME, "be two numbers in [0, 1)", betas)
         super().add_param_group(param_group)
 
     # Draws.
@@ -341,12 +343,12 @@ class VariationalOnlineNewton(Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state from `state_dict`, bit for bit; load the parameters first."""
         keys = state_dict.keys() if hasattr(state_dict, "keys") else ()
-        own = {"state", "param_groups", "seed", "draws"} <= set(keys)
-        own = own and all(name in group for group in state_dict["param_groups"] for name in GROUP_OPTIONS)
+        has_keys = {"state", "param_groups", "seed", "draws"} <= set(keys)
+        has_keys = has_keys and all(name in group for group in state_dict["param_groups"] for name in GROUP_OPTIONS)
         require(
-            own,
+            has_keys,
             "state_dict",
-            OWNER,
+            CLASS_NAME,
             "come from VariationalOnlineNewton.state_dict()",
             f"another with {', '.join(map(str, keys))}",
         )

@@ -1,4 +1,4 @@
-"""Comparison of methods: the scores of a row, the split, the table, failures, and the sentences for wrong arguments."""
+"""Comparison of methods: scores, the split, the table, failures and invalid arguments."""
 
 import math
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def run(model: Any, data: Any, methods: Any = METHODS, **options: Any) -> Compar
 
 @dataclass(frozen=True)
 class Broken(pr.MAP):
-    """A method that can't begin."""
+    """A method that raises when it starts."""
 
     def init(self, *arguments: Any, **options: Any) -> Any:
         raise RuntimeError("The broken method can't begin.")
@@ -64,11 +64,12 @@ def test_a_row_holds_the_scores_of_its_own_posterior_on_the_held_out_rows() -> N
         assert row["rmse"] == evaluate.rmse(prediction, y)
         assert row["calibration"] == evaluate.calibration_error(prediction, y)
         assert row["error"] is None
+        assert row["status"] == comparison.posteriors[row["method"]].status.name
         assert min(row["fit_seconds"], row["predict_seconds"]) >= 0
     assert comparison.best == min(comparison.rows, key=lambda row: row["nll"])["method"]
 
 
-def test_a_row_is_what_fit_alone_would_have_given() -> None:
+def test_a_row_equals_the_result_of_fit() -> None:
     x, y = rows(20, seed=1)
     comparison = run(regression(), rows(), test=(x, y))
     alone = pr.fit(regression(), rows(), pr.MeanField(), steps=40, seed=0, progress=False)
@@ -191,6 +192,18 @@ def test_the_baseline_of_classes_is_their_frequency_with_one_more_of_each() -> N
     assert baseline["accuracy"] == (y.numpy() == frequency.argmax()).mean()
 
 
+def test_a_method_below_the_baseline_is_named_in_a_sentence() -> None:
+    x = torch.linspace(-1, 1, 40)[:, None]
+    model = pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1), prior=1e-3)  # so narrow that the slope stays at zero
+    bad = run(model, (x, 5 * x[:, 0]), [pr.MAP()])
+    assert bad.rows[0]["nll"] > bad.baseline["nll"]
+    assert "MAP has a higher NLL than (no inputs), a prediction that ignores the inputs" in bad.worse_than_baseline
+    assert str(bad).endswith(bad.worse_than_baseline)
+    good = run(regression(), rows(), {"one": pr.MAP()}, steps=600)
+    assert good.worse_than_baseline == ""
+    assert "status" in str(good).splitlines()[2]
+
+
 def test_a_method_that_fails_costs_only_its_own_row() -> None:
     comparison = run(regression(), rows(), methods={"good": pr.MAP(), "bad": Broken()})
     assert comparison.best == "good"
@@ -245,7 +258,7 @@ def test_a_time_wins_if_it_can_be_measured_and_is_a_tenth_shorter(
 
 def test_equal_methods_are_not_compared_with_each_other() -> None:
     pair = run(regression(), rows(), methods=[pr.MAP(), pr.MAP()])
-    assert pair.verdict == "MAP and MAP #2 give the same predictions: there is nothing to tell apart."
+    assert pair.verdict == "MAP and MAP #2 give the same predictions: none is better than another."
     assert pair.winners("nll") == set()
     three = run(regression(), rows(), methods=[pr.MAP(), pr.MeanField(), pr.MAP()])
     assert three.verdict.startswith(("MAP and MAP #2 have the lowest NLL, ", "MeanField has the lowest NLL, "))
@@ -259,7 +272,7 @@ def test_a_small_difference_is_printed_with_the_digits_it_needs() -> None:
     assert "0.00025 ± 0.00023 nats per row below two" in comparison.verdict  # 0.75 * sqrt(12/11) / sqrt(12) = 0.226
 
 
-def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+def test_numpy_integers_are_accepted_as_integers() -> None:
     comparison = run(regression(), rows(), samples=np.int64(4), steps=np.int32(2), batch_size=np.int64(16))
     assert comparison.failures == {}
 
@@ -274,7 +287,7 @@ def test_names_are_escaped_in_html() -> None:
     assert "&lt;script&gt;" in comparison._repr_html_()
 
 
-def test_methods_of_one_class_are_named_by_what_differs() -> None:
+def test_methods_of_one_class_are_named_by_their_differences() -> None:
     methods = [pr.MeanField(), pr.MeanField(samples=2), pr.MAP(), pr.MeanField(samples=2)]
     names = [row["method"] for row in run(regression(), rows(), methods=methods, steps=2).rows]
     assert names == ["MeanField", "MeanField(samples=2)", "MAP", "MeanField(samples=2) #2"]
@@ -312,10 +325,10 @@ def test_the_difference_of_two_methods_is_taken_row_by_row() -> None:
         ({"steps": -1}, r"'steps' argument of compare must be an integer, at least 1, got -1"),
         ({"epochs": 3}, r"'steps' argument of compare must be left out when epochs are given"),
         ({"data": None}, r"'data' argument of compare must be given"),
-        ({"model": nn.Linear(3, 1)}, r"'model' argument of compare must be a Model, with a likelihood, got Linear"),
+        ({"model": nn.Linear(3, 1)}, r"'model' argument of compare must be a Model, with a likelihood, or a Density"),
     ],
 )
-def test_wrong_arguments_get_one_sentence(options: dict[str, Any], sentence: str) -> None:
+def test_invalid_arguments_are_refused(options: dict[str, Any], sentence: str) -> None:
     arguments = {"model": regression(), "data": rows(), **options}
     with pytest.raises(InputError, match=sentence):
         run(arguments.pop("model"), arguments.pop("data"), **arguments)

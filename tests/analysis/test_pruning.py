@@ -73,7 +73,7 @@ def test_a_neuron_that_nothing_sees_is_removed_whatever_comes_in():
     torch.testing.assert_close(found.network[2].bias, net[2].bias)
 
 
-def test_what_a_removed_neuron_alone_looked_at_goes_too():
+def test_neurons_that_only_a_removed_neuron_reads_are_removed_too():
     net = filled(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
     silence(net[4], columns=(1, 2))  # the second layer keeps its first neuron only,
     with torch.no_grad():
@@ -144,7 +144,7 @@ def test_a_layer_whose_neurons_are_all_zero_keeps_one_and_the_network_its_consta
     assert found.sizes["0"] == (4, 1)
 
 
-def test_the_network_given_is_left_as_it_was_and_unused_inputs_are_named():
+def test_the_given_network_is_unchanged_and_unused_inputs_are_named():
     net = filled(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))).train()
     silence(net[0], rows=(1,), columns=(2,))
     before = copy.deepcopy(net.state_dict())
@@ -198,7 +198,7 @@ def test_a_learnt_noise_and_targets_as_numbers_are_scored_too():
         (nn.Sequential(nn.Linear(4, 2), nn.Flatten(), nn.Linear(6, 1)), "got 6 inputs of 2 after the 2 of 0."),
     ],
 )
-def test_a_network_that_is_no_chain_is_refused_in_a_sentence(net: nn.Module, sentence: str):
+def test_a_network_that_is_not_a_chain_is_refused(net: nn.Module, sentence: str):
     with pytest.raises(InputError, match="prune_neurons") as error:
         prune_neurons(net)  # pyright: ignore[reportArgumentType]
     assert sentence in str(error.value)
@@ -216,7 +216,7 @@ def test_test_rows_need_a_posterior_and_a_pair():
 
 
 def gaussian(mean: Tensor, scale: Tensor) -> DiagonalGaussian:
-    """A posterior of three weights and a bias, whose moments are given."""
+    """Return a posterior of three weights and a bias with given moments."""
     model = pr.Model(nn.Linear(3, 1).double(), pr.Gaussian(0.5))
     return DiagonalGaussian(Target(model, 10), DiagonalFamily(mean, scale.log()))
 
@@ -284,13 +284,13 @@ def test_the_curve_prints_and_draws_its_shares(tmp_path: Path):
         ({"test": 1}, r"The 'test' argument of prune_weights must be a pair \(X, y\), got 1."),
     ],
 )
-def test_wrong_arguments_are_refused_in_a_sentence(options: dict[str, Any], sentence: str):
+def test_invalid_arguments_are_refused(options: dict[str, Any], sentence: str):
     arguments = {"posterior": gaussian(normal(4), normal(4).exp()), "test": (normal(9, 3), normal(9))} | options
     with pytest.raises(InputError, match=sentence):
         prune_weights(**arguments)
 
 
-def test_a_posterior_that_is_no_gaussian_is_refused():
+def test_a_posterior_that_is_not_gaussian_is_refused():
     model = pr.Model(nn.Linear(3, 1).double(), pr.Gaussian(0.5))
     point = pr.fit(model, (normal(9, 3), normal(9)), pr.MAP(), steps=2, progress=False)
     with pytest.raises(InputError, match=r"must be Gaussian, as those of MeanField, Laplace and SWAG are, got Point"):

@@ -53,7 +53,7 @@ def sweep(model: Any = None, data: Any = None, method: Any = None, **options: An
     return temperature_sweep(model or regression(), data or rows(), method or pr.MeanField(), **(known | options))
 
 
-def test_a_row_is_what_fit_alone_gives_at_its_temperature():
+def test_a_row_equals_the_result_of_fit_at_its_temperature():
     test = labels(30, seed=1)
     found = sweep(classification(), labels(), grid=(1.0, 0.1), test=test, tempers="posterior", seed=3)
     assert found.temperatures == (0.1, 1.0)
@@ -265,7 +265,7 @@ def test_a_picture_of_something_else_is_refused():
         ({"model": 3}, "The 'model' argument of temperature_sweep must be a Model"),
     ],
 )
-def test_wrong_arguments_are_refused_in_a_sentence(options: dict[str, Any], sentence: str):
+def test_invalid_arguments_are_refused(options: dict[str, Any], sentence: str):
     with pytest.raises(InputError, match=sentence):
         sweep(**options)
 

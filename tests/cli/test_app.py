@@ -1,11 +1,13 @@
-"""The command: what it prints, what it writes, and its sentences."""
+"""The command line: its output, its files and its errors."""
 
 import io
 import math
 import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from priory import methods
 from priory.cli import main
 from priory.cli.app import METHOD_NAMES, app, build_model, print_rich, standardise
 from priory.cli.tables import DataTable, read_table
+from priory.core.errors import warn
 
 
 def run(*arguments: str) -> Result:
@@ -24,7 +27,7 @@ def run(*arguments: str) -> Result:
 
 
 def words(result: Result) -> str:
-    """What was printed, the line breaks of a narrow terminal aside."""
+    """Return the printed text without line breaks."""
     return " ".join((result.output + result.stderr).split())
 
 
@@ -54,6 +57,20 @@ def test_compare_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
     page = report.read_text(encoding="utf-8")
     assert "<title>table.csv: MAP, MeanField</title>" in page
     assert "target &#x27;y&#x27;" in page
+
+
+def test_a_warning_is_one_line_without_a_place_in_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warned(*_: Any) -> Any:
+        warn("The fit has not converged.")
+        raise priory.InputError("The end.")
+
+    monkeypatch.setattr("priory.cli.app.run", warned)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        shown = warnings.showwarning
+        result = run("compare", "--data", table(NUMBERS, tmp_path))
+        assert warnings.showwarning is shown
+    assert result.output == "Warning: The fit has not converged.\nError: The end.\n"
 
 
 def test_compare_reads_classes_and_takes_its_options(tmp_path: Path) -> None:
@@ -100,12 +117,12 @@ def test_the_same_seed_prints_the_same_scores(tmp_path: Path) -> None:
         (["--data", "iris", "--prior", "-1"], "must be a positive number or a rule's name, got -1"),
     ],
 )
-def test_wrong_arguments_print_one_sentence_and_no_traceback(options: list[str], sentence: str) -> None:
+def test_invalid_arguments_print_an_error_without_a_traceback(options: list[str], sentence: str) -> None:
     result = run("compare", *options)
     assert result.exit_code == 1
     assert sentence in words(result)
     assert "Traceback" not in words(result)
-    assert result.stdout == ""  # the sentence comes before anything else
+    assert result.stdout == ""  # the error is raised before any output
     assert result.stderr.startswith("Error: The")
 
 

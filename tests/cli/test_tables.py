@@ -1,4 +1,4 @@
-"""Tables from files and from scikit-learn: what is read, what is left out and said so, what is refused."""
+"""Tables from files and from scikit-learn: reading, dropped rows and columns, and errors."""
 
 from pathlib import Path
 
@@ -193,12 +193,12 @@ def test_data_sets_that_ship_with_scikit_learn_are_known_by_name(name: str) -> N
         ("a,y\n1,2,3\n4,5,6\n", r"table.csv has 3 values in line 2, but 2 columns in its first line\.$"),
     ],
 )
-def test_an_unusable_file_raises_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+def test_an_unusable_file_raises_an_error(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         read_table(write(tmp_path, text))
 
 
-def test_a_missing_file_an_unknown_column_and_a_wrong_task_raise_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_file_an_unknown_column_and_a_wrong_task_raise_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"must be the path of a CSV file, or one of diabetes, .*got 'none.csv'"):
         read_table("none.csv")
     with pytest.raises(InputError, match=r"must be a column of .*\(a, b, y\), got 'z'"):
@@ -211,7 +211,7 @@ def test_a_missing_file_an_unknown_column_and_a_wrong_task_raise_one_sentence(tm
         read_table("diabetes", task="classification")
 
 
-def test_a_binary_file_raises_one_sentence(tmp_path: Path) -> None:
+def test_a_binary_file_raises_an_error(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     for content in (b"a,y\n\xff\0,1\n", "a,y\n1,2\n".encode("utf-16"), b"a,y\n\x81,1\n"):
         path.write_bytes(content)

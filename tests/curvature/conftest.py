@@ -1,4 +1,4 @@
-"""Small networks with every kind of layer, each a problem to find the curvature of."""
+"""Small networks with every kind of layer, with data, as test cases for curvatures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Problem:
     data: Data
     w: Tensor
     selection: Selection
-    plain: set[str]  # parameters that have no rule
+    plain: set[str]  # parameters of layers without a rule
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -32,7 +32,7 @@ class Problem:
         return self.data.tensors[:-1]
 
     def jacobian(self, inputs: tuple[Tensor, ...] | None = None) -> Tensor:
-        """The Jacobian (n, C, p) by autograd through a pure function of w."""
+        """Return the Jacobian (n, C, p), computed by autograd through a function of w."""
         network, likelihood = self.target.model.network, self.target.model.likelihood
         inputs = self.inputs if inputs is None else inputs
         leaf = self.w.clone().requires_grad_()
@@ -64,7 +64,7 @@ class SequenceFirst(nn.Module):
 
 
 class Folded(SequenceFirst):
-    """Positions folded into the rows before the layer."""
+    """Merges positions into the rows before the layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         inside = torch.tanh(self.inner(x.reshape(-1, 3)))
@@ -72,7 +72,7 @@ class Folded(SequenceFirst):
 
 
 class InPlace(SequenceFirst):
-    """What a layer gave, a view, is written over."""
+    """Writes in place to a view of a layer's output."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.outer(functional.relu_(self.inner(x)).mean(1))
@@ -104,7 +104,7 @@ class Tied(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A frozen layer with a small one beside it (LoRA)."""
+    """A frozen layer with a trainable low-rank layer in parallel (LoRA)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,8 +115,8 @@ class Adapted(nn.Module):
         return torch.tanh(self.base(x) + self.up(self.down(x)))
 
 
-class Odd(nn.Module):
-    """Weights that are read by something else than their layer, a raw parameter, and writing in place."""
+class Irregular(nn.Module):
+    """A weight that is read outside its layer, a parameter of the module itself, and an in-place operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Recurrent(nn.Module):
 
 
 class Residual(nn.Module):
-    """A block with batch normalisation and a path around it."""
+    """A block with batch normalisation and a skip connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,11 +172,11 @@ def words(*shape: int) -> Callable[[], Tensor]:
 
 
 def after(*layers: nn.Module, features: int) -> nn.Module:
-    """Layers of images, then a linear one on what is left of each channel."""
+    """Return layers for images, followed by a linear layer on the pooled channels."""
     return nn.Sequential(*layers, nn.Flatten(2), Mean(-1), nn.Linear(features, 2))
 
 
-ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], set[str]]] = {
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], set[str]]] = {
     "linear": (lambda: nn.Linear(3, 2), images(3), set()),
     "mlp": (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 2)),
@@ -211,7 +211,7 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], set[str]]] =
     "tied": (Tied, words(3), {"look.weight"}),
     "twice": (Twice, images(3), set()),
     "adapted": (Adapted, images(4), set()),
-    "odd": (Odd, images(3), {"read.weight", "read.bias", "both.weight", "both.bias", "raw", "unused"}),
+    "odd": (Irregular, images(3), {"read.weight", "read.bias", "both.weight", "both.bias", "raw", "unused"}),
     "norm": (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)),
         images(3),
@@ -246,10 +246,10 @@ def make(net: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor, over: obj
     return Problem(target, data, w, select(model, over, data.tensors[:-1] if data.tensors else None), set())
 
 
-@pytest.fixture(params=list(ZOO))
+@pytest.fixture(params=list(NETWORKS))
 def problem(request: pytest.FixtureRequest) -> Problem:
-    """One network of each kind with random weights and three rows of data, in float64, under Gaussian noise."""
-    net, inputs, plain = ZOO[request.param]
+    """A float64 network of each kind with random weights, three rows of data and Gaussian noise."""
+    net, inputs, plain = NETWORKS[request.param]
     with torch.random.fork_rng():
         torch.manual_seed(3)
         built, x = net().double().eval(), inputs()

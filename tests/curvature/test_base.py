@@ -1,4 +1,4 @@
-"""Which coordinates a curvature is over."""
+"""Selections of the coordinates of a curvature."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
 
 
-def test_all_means_the_network_and_not_the_noise() -> None:
+def test_all_selects_the_network_without_the_noise() -> None:
     model = model_of(mlp())
     selection = select(model, "all")
     assert model.layout.size == 14
@@ -40,14 +40,14 @@ def test_all_means_the_network_and_not_the_noise() -> None:
     }
 
 
-def test_names_and_patterns_come_in_the_order_of_the_layout() -> None:
+def test_names_and_patterns_are_sorted_in_the_order_of_the_layout() -> None:
     selection = select(model_of(mlp()), ["2.*", "0.bias", "2.weight"])
     assert selection.names == ("0.bias", "2.weight", "2.bias")
     assert selection.places.tolist() == [6, 7, 8, 9, 10, 11, 12]
     assert selection.spans()["2.bias"] == slice(6, 7)
 
 
-def test_coordinates_are_sorted_and_say_whether_their_parameters_are_whole() -> None:
+def test_coordinates_are_sorted_and_report_whether_parameters_are_complete() -> None:
     model = model_of(mlp())
     some = select(model, torch.tensor([12, 7, 0]))
     assert some.places.tolist() == [0, 7, 12]
@@ -57,7 +57,7 @@ def test_coordinates_are_sorted_and_say_whether_their_parameters_are_whole() -> 
     assert select(model, torch.tensor([8, 6, 7])).whole
 
 
-def test_all_of_a_density_are_its_parameters() -> None:
+def test_all_selects_every_parameter_of_a_density() -> None:
     density = pr.Density(lambda p: -p["a"].square().sum() - p["b"] ** 2, {"a": Param((2,)), "b": Param(())})
     assert select(density).places.tolist() == [0, 1, 2]
     assert select(density, ["b"]).places.tolist() == [2]
@@ -66,7 +66,7 @@ def test_all_of_a_density_are_its_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("over", "sentence"),
+    ("over", "message"),
     [
         ("first", "must be 'all', 'last', a list of names or patterns of them, or a LongTensor .*got 'first'"),
         ([], r"must be 'all', 'last', .*got \[\]"),
@@ -81,8 +81,8 @@ def test_all_of_a_density_are_its_parameters() -> None:
         (torch.tensor([1, 1]), "must name each coordinate once, got 2 with repetitions"),
     ],
 )
-def test_an_invalid_selection_is_refused_in_a_sentence(over, sentence: str) -> None:
-    with pytest.raises(InputError, match="The 'over' argument of Laplace " + sentence):
+def test_an_invalid_selection_is_refused(over, message: str) -> None:
+    with pytest.raises(InputError, match="The 'over' argument of Laplace " + message):
         select(model_of(mlp()), over)
 
 
@@ -90,7 +90,7 @@ def test_an_invalid_selection_is_refused_in_a_sentence(over, sentence: str) -> N
 
 
 class Backwards(nn.Module):
-    """Layers are registered in another order than they are called."""
+    """Registers its layers in another order than it calls them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Bypass(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A parameter of the network itself after its layers."""
+    """Applies a parameter of its own after its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class AttentionLast(nn.Module):
 
 
 class Adapter(nn.Module):
-    """A frozen layer with trainable numbers beside it."""
+    """A frozen layer with trainable parameters in parallel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class TiedOut(nn.Module):
         return self.out(torch.tanh(self.embed(x)))
 
 
-LAST = {
+NETWORKS_WITH_LAST_LAYER = {
     "a sequence": (mlp, ["2.weight", "2.bias"]),
     "a single layer": (lambda: nn.Linear(2, 1), ["weight", "bias"]),
     "nested sequences with a tail": (
@@ -172,7 +172,7 @@ LAST = {
         ["1.0.weight", "1.0.bias"],
     ),
     "a norm at the end": (lambda: nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)), ["1.weight", "1.bias"]),
-    "an order of its own": (Backwards, ["head.weight", "head.bias"]),
+    "another order of registration": (Backwards, ["head.weight", "head.bias"]),
     "attention": (
         AttentionLast,
         ["mix.in_proj_weight", "mix.in_proj_bias", "mix.out_proj.weight", "mix.out_proj.bias"],
@@ -182,20 +182,20 @@ LAST = {
 }
 
 
-@pytest.mark.parametrize("name", LAST)
-def test_the_last_layer_is_the_one_that_the_network_calls_last(name: str) -> None:
-    make, expected = LAST[name]
+@pytest.mark.parametrize("name", NETWORKS_WITH_LAST_LAYER)
+def test_the_last_layer_is_the_one_called_last(name: str) -> None:
+    make, expected = NETWORKS_WITH_LAST_LAYER[name]
     model = model_of(make())
     assert select(model, "last", (torch.randn(5, 2),)).names == tuple(expected)
 
 
 @pytest.mark.parametrize("name", ["a sequence", "a single layer", "nested sequences with a tail", "a norm at the end"])
 def test_the_last_layer_of_a_plain_sequence_needs_no_inputs(name: str) -> None:
-    make, expected = LAST[name]
+    make, expected = NETWORKS_WITH_LAST_LAYER[name]
     assert select(model_of(make()), "last").names == tuple(expected)
 
 
-def test_a_frozen_last_layer_leaves_the_one_before_it() -> None:
+def test_a_frozen_last_layer_is_skipped() -> None:
     net = mlp()
     net[2].requires_grad_(False)
     for inputs in (None, (torch.randn(5, 2),)):
@@ -210,20 +210,20 @@ def test_a_frozen_last_layer_leaves_the_one_before_it() -> None:
         (Scaled, "scale", "body.weight, body.bias"),
     ],
 )
-def test_a_network_without_one_last_layer_is_refused_in_a_sentence(make, mine: str, others: str) -> None:
-    sentence = f"its output comes from {mine}, but also from {others} beside it, got 'last'"
-    with pytest.raises(InputError, match=sentence):
+def test_a_network_without_a_unique_last_layer_is_refused(make, mine: str, others: str) -> None:
+    message = f"its output comes from {mine}, but also from {others} beside it, got 'last'"
+    with pytest.raises(InputError, match=message):
         select(model_of(make()), "last", (torch.randn(5, 2),))
 
 
-def test_a_network_that_is_no_sequence_needs_inputs_to_show_its_last_layer() -> None:
+def test_a_network_that_is_not_a_sequence_needs_inputs_to_find_its_last_layer() -> None:
     with pytest.raises(
         InputError, match="not a plain sequence of layers, unless inputs show which layer it calls last"
     ):
         select(model_of(Backwards()), "last")
 
 
-def test_looking_for_the_last_layer_leaves_no_hooks() -> None:
+def test_finding_the_last_layer_leaves_no_hooks() -> None:
     model = model_of(Backwards())
     select(model, "last", (torch.randn(5, 2),))
     assert not any(m._forward_hooks for m in model.network.skeleton.modules())
@@ -232,7 +232,7 @@ def test_looking_for_the_last_layer_leaves_no_hooks() -> None:
 # Columns.
 
 
-def test_columns_of_each_kind_have_the_number_that_they_say() -> None:
+def test_each_kind_of_curvature_has_the_stated_number_of_columns() -> None:
     model = pr.Model(nn.Linear(2, 3).double(), Categorical(), prior=1.0)
     data = Data.of((torch.randn(5, 2), torch.arange(5) % 3)).prepared(model.prepare)
     target = make_target(model, data)
@@ -243,6 +243,6 @@ def test_columns_of_each_kind_have_the_number_that_they_say() -> None:
         assert roots.count(torch.Size([3])) == expected
 
 
-def test_a_structure_is_known_by_its_name() -> None:
+def test_structures_are_looked_up_by_name() -> None:
     assert all(issubclass(kind, Curvature) and kind.structure == name for name, kind in STRUCTURES.items())
     assert {"full", "lowrank"} <= STRUCTURES.keys()

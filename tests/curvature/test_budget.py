@@ -1,4 +1,4 @@
-"""What Laplace will need, counted by hand for small networks; and the refusal of what is too much."""
+"""Estimates of the memory and time of Laplace, and the error raised when they exceed the limit."""
 
 import pytest
 import torch
@@ -9,14 +9,14 @@ from priory.core.errors import InputError
 from priory.curvature.budget import TUNING_UPDATES, Budget, Need, in_bytes
 from priory.methods.laplace.laplace import Laplace, Subnetwork
 
-# 784-400-400-10: the network that the issue of memory was first met with
-WIDE = nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10))
+# 784-400-400-10: too large for a dense curvature
+WIDE_NET = nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10))
 P = 478_410
 DATA = (torch.zeros(60, 784), torch.arange(60) % 10)
 
 
 def wide():
-    return pr.Model(WIDE, pr.Categorical())
+    return pr.Model(WIDE_NET, pr.Categorical())
 
 
 def test_a_wide_network_is_advised_to_use_kron():
@@ -33,7 +33,7 @@ def test_a_wide_network_is_advised_to_use_kron():
     assert str(found).endswith("; use kron.")
 
 
-def test_fit_refuses_what_exceeds_the_limit_before_anything_is_allocated():
+def test_fit_raises_before_allocating_more_than_the_limit():
     message = r"must stay under 4\.3 GB, got kron: 32 MB, full: 3\.7 TB, .*last/full: 257 MB; use kron\.$"
     start = pr.MAP()
     with pytest.raises(InputError, match=message):
@@ -47,7 +47,7 @@ def test_a_limit_that_no_structure_fits_is_reported():
         found.refuse()
 
 
-def test_the_driver_gets_a_plan_of_rows_from_the_same_function():
+def test_plan_also_serves_the_driver():
     from priory.core.data import Data
     from priory.fitting.prepare import make_target
 
@@ -59,7 +59,7 @@ def test_the_driver_gets_a_plan_of_rows_from_the_same_function():
         Laplace().plan(nn.Linear(1, 1), DATA)
 
 
-def test_data_that_do_not_fit_the_network_are_refused_in_a_sentence():
+def test_data_that_do_not_fit_the_network_are_refused():
     with pytest.raises(InputError, match="'data' argument of plan must be inputs and targets"):
         Laplace().plan(wide(), None)
     with pytest.raises(InputError, match="The network must take the inputs"):
@@ -69,7 +69,7 @@ def test_data_that_do_not_fit_the_network_are_refused_in_a_sentence():
 def test_time_is_counted_in_epochs_of_training():
     model, rows = wide(), 60
     found = Laplace("diag").plan(model, DATA).needs
-    # a forward pass, ten backward passes to activations, and ten products of squares: of six a row for an epoch
+    # Forward pass 2, ten backward passes 20, ten products of squares 20; one row of a training epoch costs 6.
     assert found["diag"].epochs == pytest.approx((2 + 20 + 20) / 6)
     work = 6 * rows * (P)
     assert found["full"].epochs == pytest.approx((2 + 20) / 6 + (2 * rows * 10 * P**2 + P**3 / 3) / work)
@@ -80,19 +80,19 @@ def test_time_is_counted_in_epochs_of_training():
     assert hessian["full"].epochs > 2 * P
 
 
-def test_tuning_counts_a_factorisation_and_its_variances_an_update():
+def test_tuning_counts_a_factorisation_and_variances_per_update():
     model, work = wide(), 6 * 60 * P
     plain, tuned = (Laplace("full", tune=by).plan(model, DATA).needs for by in (None, "layer"))
     assert tuned["full"].epochs - plain["full"].epochs == pytest.approx(TUNING_UPDATES * 4 * P**3 / 3 / work)
     assert tuned["full"].memory == 2 * plain["full"].memory
     assert tuned["lowrank"].epochs - plain["lowrank"].epochs == pytest.approx(TUNING_UPDATES * 6 * P * 74**2 / work)
     assert tuned["diag"] == plain["diag"]
-    learnt = pr.Model(nn.Linear(3, 1), pr.Gaussian())  # whose noise the evidence sets for a network that is trained
+    learnt = pr.Model(nn.Linear(3, 1), pr.Gaussian())  # its noise is also set by the evidence
     data = (torch.zeros(5, 3), torch.zeros(5))
     assert Laplace("full", at="network").plan(learnt, data).needs["full"].memory == 4 * 8 * 16
 
 
-def test_parts_of_a_network_are_counted_alone():
+def test_only_the_selected_part_of_a_network_is_counted():
     found = Laplace("full", over="last").plan(wide(), DATA)
     assert found.chosen == "last/full"
     assert found.needs[found.chosen].memory == 16 * 4010**2
@@ -106,7 +106,7 @@ def test_parts_of_a_network_are_counted_alone():
     assert low.needs["lowrank"].memory == 24 * P * 15
 
 
-def test_convolutions_embeddings_and_norms_have_shapes_of_their_own():
+def test_convolutions_embeddings_and_norms_have_the_right_factor_shapes():
     net = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.Flatten(), nn.LayerNorm(96), nn.Linear(96, 3))
     data = (torch.zeros(5, 4, 6, 6), torch.arange(5) % 3)
     kron = Laplace().plan(pr.Model(net, pr.Categorical()), data).needs["kron"]
@@ -119,7 +119,7 @@ def test_convolutions_embeddings_and_norms_have_shapes_of_their_own():
     assert kron.memory == 16 * (8**2 + 1 + 25**2 + 3**2) + 24 * (400 + 75)
 
 
-def test_positions_multiply_the_time_of_a_convolution():
+def test_the_time_of_a_convolution_is_proportional_to_its_positions():
     times = []
     for side in (6, 10):
         net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3))
@@ -128,7 +128,7 @@ def test_positions_multiply_the_time_of_a_convolution():
     assert times[0] != times[1]
 
 
-def test_a_network_without_one_last_layer_has_no_such_advice():
+def test_a_network_without_a_unique_last_layer_isnt_advised_to_use_it():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
@@ -142,12 +142,12 @@ def test_a_network_without_one_last_layer_has_no_such_advice():
 
 
 @pytest.mark.parametrize(
-    ("count", "said"),
+    ("count", "formatted"),
     [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (32e6, "32 MB"), (3.66e12, "3.7 TB"), (7e18, "7,000 PB")],
 )
-def test_bytes_are_formatted_with_units(count, said):
-    assert in_bytes(count) == said
+def test_bytes_are_formatted_with_units(count, formatted):
+    assert in_bytes(count) == formatted
 
 
-def test_a_need_prints_memory_and_time():
+def test_an_estimate_prints_memory_and_time():
     assert str(Need(12_345_678, 3.21)) == "12 MB and the time of 3.2 epochs"

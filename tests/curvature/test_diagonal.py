@@ -19,24 +19,24 @@ from priory.testing import assert_covariance_close, assert_mean_close
 EXACT: Any = {"rtol": 1e-8, "atol": 1e-10}
 
 
-def spread(p: int) -> torch.Tensor:
-    """Precisions that all differ."""
+def distinct_precisions(p: int) -> torch.Tensor:
+    """Return precisions that all differ."""
     return torch.linspace(0.5, 3.0, p, dtype=torch.float64)
 
 
-def test_it_is_the_diagonal_of_the_whole_curvature(problem: Any) -> None:
+def test_the_diagonal_equals_that_of_the_dense_curvature(problem: Any) -> None:
     jacobian = problem.jacobian()
     found = DiagonalCurvature.of(Pass(problem.target, problem.w, problem.data, problem.selection)).diagonal()
     torch.testing.assert_close(found, (jacobian / 0.5).square().sum((0, 1)), **EXACT)
 
 
-def test_the_covariance_of_the_outputs_is_that_of_the_dense_jacobian(problem: Any) -> None:
+def test_the_covariance_of_outputs_equals_that_with_the_dense_jacobian(problem: Any) -> None:
     curvature = DiagonalCurvature.of(Pass(problem.target, problem.w, problem.data, problem.selection))
-    gaussian = curvature.gaussian(spread(problem.selection.size), scale=0.7)
+    gaussian = curvature.gaussian(distinct_precisions(problem.selection.size), scale=0.7)
     jacobian = problem.jacobian()
     some = jacobian_rows(problem.target, problem.w, problem.inputs, problem.selection)
     found = torch.cat([gaussian.output_covariance(r) for r in some])
-    expected = (jacobian / (0.7 * curvature.diagonal() + spread(problem.selection.size))) @ jacobian.mT
+    expected = (jacobian / (0.7 * curvature.diagonal() + distinct_precisions(problem.selection.size))) @ jacobian.mT
     torch.testing.assert_close(found, expected, **EXACT)
 
 
@@ -47,11 +47,11 @@ def small(make_problem: Any) -> Any:
     return make_problem(net, pr.Categorical(), torch.randn(7, 3).double(), torch.arange(7) % 3)
 
 
-def test_its_gaussian_agrees_with_the_dense_precision(small: Any) -> None:
+def test_the_gaussian_agrees_with_the_dense_precision(small: Any) -> None:
     p = small.selection.size
     curvature = DiagonalCurvature.of(Pass(small.target, small.w, small.data, small.selection))
-    gaussian = curvature.gaussian(spread(p), scale=0.7)
-    q = 0.7 * curvature.dense() + torch.diag(spread(p))
+    gaussian = curvature.gaussian(distinct_precisions(p), scale=0.7)
+    q = 0.7 * curvature.dense() + torch.diag(distinct_precisions(p))
     v = torch.randn(2, 3, p, dtype=torch.float64)
     torch.testing.assert_close(gaussian.log_det, torch.logdet(q), **EXACT)
     torch.testing.assert_close(gaussian.variance(), torch.linalg.inv(q).diagonal(), **EXACT)
@@ -60,21 +60,21 @@ def test_its_gaussian_agrees_with_the_dense_precision(small: Any) -> None:
 
 
 def test_draws_have_the_inverse_precision_as_covariance(small: Any) -> None:
-    # 31 means and 496 covariances at 5 standard errors: a false alarm in 3,000 seeds, and the seed is fixed
+    # 31 means and 496 covariances at 5 standard errors (false alarms: 3e-4).
     curvature = DiagonalCurvature.of(Pass(small.target, small.w, small.data, small.selection))
-    gaussian = curvature.gaussian(spread(small.selection.size))
+    gaussian = curvature.gaussian(distinct_precisions(small.selection.size))
     draws = gaussian.draw(4000, torch.Generator().manual_seed(0))
     assert_mean_close(draws, 0.0)
     assert_covariance_close(draws, torch.diag(gaussian.variance()))
 
 
-def test_single_coordinates_have_the_same_numbers(small: Any) -> None:
+def test_single_coordinates_have_the_same_values(small: Any) -> None:
     over = torch.tensor([0, 3, 13, 18, 29])
     selection = select(small.target.model, over)
     part = DiagonalCurvature.of(Pass(small.target, small.w, small.data, selection))
     every = DiagonalCurvature.of(Pass(small.target, small.w, small.data, small.selection))
     torch.testing.assert_close(part.diagonal(), every.diagonal()[over], **EXACT)
-    gaussian = part.gaussian(spread(5))
+    gaussian = part.gaussian(distinct_precisions(5))
     jacobian = small.jacobian()[..., over]
     (found,) = jacobian_rows(small.target, small.w, small.inputs, selection)
     torch.testing.assert_close(found.dense(), jacobian, **EXACT)
@@ -82,8 +82,8 @@ def test_single_coordinates_have_the_same_numbers(small: Any) -> None:
     torch.testing.assert_close(gaussian.output_covariance(found), expected, **EXACT)
 
 
-def test_the_mean_of_sampled_fishers_is_the_exact_one(small: Any) -> None:
-    # 31 numbers at 5 standard errors: a false alarm in 50,000 seeds, and the seed is fixed
+def test_the_mean_of_sampled_fishers_is_the_exact_fisher(small: Any) -> None:
+    # 31 entries at 5 standard errors (false alarms: 2e-5).
     generator = torch.Generator().manual_seed(1)
     exact = DiagonalCurvature.of(Pass(small.target, small.w, small.data, small.selection)).diagonal()
     several = [
@@ -95,7 +95,7 @@ def test_the_mean_of_sampled_fishers_is_the_exact_one(small: Any) -> None:
     assert_mean_close(torch.stack(several), exact)
 
 
-def test_the_empirical_one_has_squares_of_gradients_at_the_observed_labels(small: Any) -> None:
+def test_the_empirical_fisher_is_the_sum_of_squared_gradients_at_the_observed_labels(small: Any) -> None:
     found = DiagonalCurvature.of(Pass(small.target, small.w, small.data, small.selection, "empirical")).diagonal()
     gradients = []
     for row in range(7):
@@ -115,7 +115,7 @@ def test_the_rows_that_a_loader_keeps_are_scaled_to_all_rows(small: Any) -> None
     torch.testing.assert_close(found, expected, **EXACT)
 
 
-def test_a_flat_prior_where_the_data_say_nothing_is_refused(make_problem: Any) -> None:
+def test_a_flat_prior_over_unidentified_coordinates_is_refused(make_problem: Any) -> None:
     x = torch.tensor([[1.0, 0.0]]).double()
     made = make_problem(nn.Linear(2, 1).double(), pr.Gaussian(noise=1.0), x, x[:, :1])
     curvature = DiagonalCurvature.of(Pass(made.target, made.w, made.data, made.selection))
@@ -128,7 +128,7 @@ def test_the_hessian_is_refused(small: Any) -> None:
         DiagonalCurvature.of(Pass(small.target, small.w, small.data, small.selection, "hessian"))
 
 
-def test_a_file_gives_it_back(small: Any) -> None:
+def test_a_saved_curvature_loads_unchanged(small: Any) -> None:
     curvature = DiagonalCurvature.of(Pass(small.target, small.w, small.data, small.selection))
-    again = DiagonalCurvature.of_tensors(small.selection, curvature.tensors(), **curvature.own())
+    again = DiagonalCurvature.of_tensors(small.selection, curvature.tensors(), **curvature.to_json())
     assert torch.equal(again.diagonal(), curvature.diagonal())

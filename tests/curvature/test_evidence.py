@@ -1,4 +1,4 @@
-"""The evidence against its closed form for linear regression, and its maximum against a search by scipy."""
+"""The evidence against its closed form for linear regression, and its maximum against SciPy's optimiser."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ F64 = torch.float64
 
 
 class Line:
-    """y = f(X) + noise with two linear layers' worth of priors: a weight and a bias, (n, 1 + d) as one design."""
+    """Linear regression with separate priors on weight and bias; the design matrix includes a column of ones."""
 
     def __init__(self, likelihood=None, prior=None, rows=30, inputs=3, outputs=1, noise=0.7, seed=0, **options):
         generator = stream(seed, "line")
@@ -45,7 +45,7 @@ class Line:
         return Full.of(Pass(self.target, w, self.data, self.selection, **options))
 
     def mode(self, precision, square, w=None):
-        """The vector whose weights are the mode for these prior precisions (p,) and this noise."""
+        """Return w with its weights at the mode for these prior precisions (p,) and this noise variance."""
         w = self.start.clone() if w is None else w.clone()
         q = self.design.T @ self.design / square + torch.diag(precision)
         w[: len(precision)] = torch.linalg.solve(q, self.design.T @ self.y / square)
@@ -54,7 +54,7 @@ class Line:
         return w
 
     def exact(self, precision, square):
-        """log p(y), with the weights integrated out."""
+        """Return log p(y) with the weights integrated out."""
         covariance = (
             square * torch.eye(len(self.y), dtype=F64) + self.design @ torch.diag(1 / precision) @ self.design.T
         )
@@ -72,20 +72,20 @@ def evidence_at(line, w, curvature=None, **options):
     return float(log_evidence(line.target, w, gaussian, value, curvature.selection))
 
 
-def test_it_is_the_exact_evidence_of_linear_regression():
+def test_the_evidence_of_linear_regression_is_exact():
     line = Line()
     w = line.mode(PRECISION, 0.49)
     assert evidence_at(line, w) == pytest.approx(line.exact(PRECISION, 0.49), abs=1e-8)
 
 
-def test_a_learnt_noise_is_given_and_has_no_prior_in_it():
+def test_the_evidence_is_conditional_on_a_learnt_noise_without_its_prior():
     line = Line(pr.Gaussian())
     w = line.mode(PRECISION, 0.36)
     assert evidence_at(line, w) == pytest.approx(line.exact(PRECISION, 0.36), abs=1e-8)
 
 
-def test_weights_that_stay_points_are_given():
-    """With the bias a point, it is the evidence of y minus that bias."""
+def test_the_evidence_is_conditional_on_weights_outside_the_selection():
+    """With a fixed bias, it is the evidence of y minus that bias."""
     line = Line()
     line.selection = select(line.model, ["weight"])
     bias, tau = 0.3, PRECISION[:3]
@@ -98,7 +98,7 @@ def test_weights_that_stay_points_are_given():
 
 
 @pytest.mark.parametrize("temperature", [0.25, 4.0])
-def test_a_tempered_likelihood_is_one_of_a_wider_noise_with_another_constant(temperature):
+def test_a_tempered_likelihood_has_the_evidence_of_a_wider_noise_up_to_its_constant(temperature):
     line = Line(temperature=temperature)
     w = line.mode(PRECISION, 0.49 * temperature)
     constant = 15 * (math.log(2 * math.pi * 0.49 * temperature) - math.log(2 * math.pi * 0.49) / temperature)
@@ -106,8 +106,8 @@ def test_a_tempered_likelihood_is_one_of_a_wider_noise_with_another_constant(tem
     assert evidence_at(line, w) == pytest.approx(wanted, abs=1e-8)
 
 
-def test_a_tempered_posterior_is_the_integral_of_the_joint_to_one_over_t():
-    """One weight, by quadrature."""
+def test_the_evidence_of_a_tempered_posterior_integrates_the_joint_to_the_power_one_over_t():
+    """The integral over one weight is computed by quadrature."""
     generator = stream(0, "x")
     X = torch.randn(6, 1, generator=generator, dtype=F64)
     y = 0.5 * X[:, 0] + 0.3
@@ -137,7 +137,7 @@ def test_the_precision_of_a_prior_is_minus_its_second_derivative():
     wanted = -torch.autograd.functional.hessian(target.log_prior, w).diagonal()
     found = prior_precision(target, w)[:13]
     torch.testing.assert_close(found, wanted[:13].clamp_min(0), rtol=0, atol=1e-10)
-    assert bool((wanted[:6] < 0).any())  # Student's t is convex in its tails, where it counts as flat
+    assert bool((wanted[:6] < 0).any())  # Student's t is convex in its tails, where its precision counts as zero
 
 
 def test_a_laplace_prior_has_no_precision_and_a_joint_prior_is_refused():
@@ -155,7 +155,7 @@ def test_a_laplace_prior_has_no_precision_and_a_joint_prior_is_refused():
 
 
 def search(line, free_noise=True, groups=(0, 0, 0, 0)):
-    """Factors on PRECISION and the variance of the noise with the highest exact evidence, by scipy."""
+    """Return factors on PRECISION and the noise variance that maximise the exact evidence, by SciPy."""
     index = np.array(groups)
     count = index.max() + 1
 
@@ -169,7 +169,7 @@ def search(line, free_noise=True, groups=(0, 0, 0, 0)):
 
 
 def alternate(line, by, rounds=60, **options):
-    """Modes and `tune` by turns, until both rest."""
+    """Alternate between computing the mode and `tune` until both converge."""
     factors, square = torch.ones(4, dtype=F64), 0.49
     for _ in range(rounds):
         w = line.mode(PRECISION * factors, square)
@@ -182,7 +182,7 @@ def alternate(line, by, rounds=60, **options):
     return factors, square, found
 
 
-def test_prior_and_noise_come_to_rest_where_the_exact_evidence_is_highest():
+def test_prior_and_noise_converge_to_the_maximum_of_the_exact_evidence():
     line = Line(pr.Gaussian())
     wanted, square, top = search(line)
     factors, found, tuned = alternate(line, "scalar")
@@ -191,7 +191,7 @@ def test_prior_and_noise_come_to_rest_where_the_exact_evidence_is_highest():
     assert tuned.log_evidence == pytest.approx(top, abs=1e-7)
 
 
-def test_at_the_mode_of_the_best_prior_and_noise_nothing_moves():
+def test_the_maximum_of_the_evidence_is_a_fixed_point_of_tune():
     line = Line(pr.Gaussian())
     factor, square, _ = search(line)
     w = line.mode(PRECISION * float(factor[0]), square)
@@ -201,7 +201,7 @@ def test_at_the_mode_of_the_best_prior_and_noise_nothing_moves():
     assert float(found.noise["likelihood.noise"]) == pytest.approx(square**0.5, rel=1e-5)
 
 
-def test_one_factor_a_parameter_prunes_and_the_noise_that_is_given_stays():
+def test_one_factor_per_parameter_reaches_the_maximum_and_keeps_a_given_noise():
     line = Line()
     wanted, _, top = search(line, free_noise=False, groups=(0, 1, 2, 3))
     factors, _, tuned = alternate(line, "parameter")
@@ -220,7 +220,7 @@ def net(outputs=1, dtype=F64):
 
 
 def problem(likelihood, outputs=1, prior="glorot", dtype=F64, rows=25, **options):
-    """A small network at weights that fit its data a little, with its target."""
+    """Return the target of a small network, weights that roughly fit the data, and the data."""
     generator = stream(2, "problem")
     X = torch.randn(rows, 2, generator=generator, dtype=dtype)
     model = pr.Model(net(outputs, dtype), likelihood, prior=prior)
@@ -232,8 +232,8 @@ def problem(likelihood, outputs=1, prior="glorot", dtype=F64, rows=25, **options
     return target, target.start(data, torch.Size(), generator), data
 
 
-def assert_highest(found, data, kind="ggn", structure=Full, step=1e-4):
-    """No factor on a group of precisions and no change of a noise raises the evidence: its slopes are zero."""
+def assert_stationary(found, data, kind="ggn", structure=Full, step=1e-4):
+    """Assert that the derivatives of the evidence with respect to each factor and each noise are zero."""
     target, w, selection = found.target, found.w, found.curvature.selection
 
     def value(target, w):
@@ -266,51 +266,51 @@ def assert_highest(found, data, kind="ggn", structure=Full, step=1e-4):
         (pr.StudentT(4.0), "ggn", {}),
     ],
 )
-def test_a_factor_a_layer_and_the_noise_are_where_no_slope_of_the_evidence_is_left(likelihood, kind, options):
+def test_one_factor_per_layer_and_the_noise_reach_a_stationary_point_of_the_evidence(likelihood, kind, options):
     target, w, data = problem(likelihood, **options)
     curvature = Full.of(Pass(target, w, data, select(target.model), kind=kind))
     found = tune(target, w, curvature, data, by="layer", kind=kind, steps=1_000)
     assert set(found.factors) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert found.factors["0.weight"] == found.factors["0.bias"] != found.factors["2.bias"]
-    assert_highest(found, data, kind)
+    assert_stationary(found, data, kind)
     assert all(later >= earlier - 1e-9 for earlier, later in zip(found.trace, found.trace[1:], strict=False))
     assert found.trace[-1] > found.trace[0] + 0.02
     assert bool((found.w[:-1] == w[:-1]).all())
 
 
 @pytest.mark.parametrize("likelihood", [pr.Gaussian(outputs=2), pr.StudentT(4.0, outputs=2)])
-def test_one_noise_an_output_too(likelihood):
+def test_one_noise_per_output_reaches_a_stationary_point_of_the_evidence(likelihood):
     target, w, data = problem(likelihood, outputs=2)
     again = lambda v: Full.of(Pass(target, v, data, select(target.model)))  # noqa: E731
     found = tune(target, w, again(w), data, by="layer", again=again, steps=300)
     (noise,) = found.noise.values()
     assert noise[1] > noise[0]
-    assert_highest(found, data)
+    assert_stationary(found, data)
 
 
-def test_without_another_curvature_one_noise_per_output_stays_and_a_note_says_so():
+def test_without_recomputing_the_curvature_one_noise_per_output_is_kept_with_a_note():
     target, w, data = problem(pr.Gaussian(outputs=2), outputs=2)
     found = tune(target, w, Full.of(Pass(target, w, data, select(target.model))), data)
     assert found.noise == {}
     assert torch.equal(found.w, w)
-    assert found.notes == ["likelihood.noise: left as it is, one noise per output needs `again`."]
+    assert found.notes == ["likelihood.noise: left unchanged, because one noise per output needs `again`."]
 
 
-def test_a_curvature_that_does_not_scale_with_the_noise_leaves_it_and_says_so():
+def test_a_curvature_that_does_not_scale_with_the_noise_keeps_it_with_a_note():
     target, w, data = problem(pr.StudentT(4.0))
     curvature = Full.of(Pass(target, w, data, select(target.model), kind="empirical"))
     found = tune(target, w, curvature, data, kind="empirical")
     assert torch.equal(found.w, w)
-    assert "likelihood.scale: left as it is" in found.notes[0]
+    assert "likelihood.scale: left unchanged" in found.notes[0]
 
 
-def test_the_prior_and_the_noise_stay_unless_they_are_tuned():
+def test_the_prior_and_the_noise_are_kept_unless_they_are_tuned():
     target, w, data = problem(pr.Gaussian())
     curvature = Full.of(Pass(target, w, data, select(target.model)))
     found = tune(target, w, curvature, data, by=None)
     assert found.factors == {}
     assert found.target is target
-    assert_highest(found, data)
+    assert_stationary(found, data)
     still = tune(target, w, curvature, data, noise=False)
     assert torch.equal(still.w, w)
     assert set(still.factors) == set(target.model.layout.names[:-1])
@@ -318,7 +318,7 @@ def test_the_prior_and_the_noise_stay_unless_they_are_tuned():
     assert len(nothing.trace) == 1
 
 
-def test_its_gaussian_is_that_of_the_scaled_target_with_the_set_noise():
+def test_the_gaussian_is_that_of_the_scaled_target_with_the_tuned_noise():
     target, w, data = problem(pr.Gaussian())
     selection = select(target.model)
     found = tune(target, w, Full.of(Pass(target, w, data, selection)), data, by="layer")
@@ -343,7 +343,7 @@ def test_only_the_selected_coordinates_are_scaled():
     )
 
 
-def test_a_learnt_precision_of_the_prior_moves_as_the_coordinate_that_it_is():
+def test_a_learnt_prior_precision_is_tuned_through_its_coordinate():
     plain, w, data = problem(pr.Gaussian(0.4), prior=2.0)
     wanted = tune(plain, w, Full.of(Pass(plain, w, data, select(plain.model))), data)
     target, v, _ = problem(pr.Gaussian(0.4), prior=Hierarchical(shape=1.0, rate=4.0))  # precision 1/4, as a scale of 2
@@ -354,7 +354,7 @@ def test_a_learnt_precision_of_the_prior_moves_as_the_coordinate_that_it_is():
     assert found.log_evidence == pytest.approx(wanted.log_evidence, abs=1e-8)
 
 
-def test_weights_at_the_centre_of_their_prior_and_a_perfect_fit_stay_within_bounds():
+def test_factors_and_noise_stay_within_bounds_for_zero_weights_and_a_perfect_fit():
     target, w, data = problem(pr.Gaussian())
     w[:12] = 0
     curvature = Full.of(Pass(target, w, data, select(target.model)))
@@ -369,16 +369,16 @@ def test_weights_at_the_centre_of_their_prior_and_a_perfect_fit_stay_within_boun
     assert math.isfinite(found.log_evidence)
 
 
-def test_it_works_in_single_precision():
+def test_tune_works_in_float32():
     (target, w, data), (target_32, w_32, data_32) = (problem(pr.Gaussian(), dtype=t) for t in (F64, torch.float32))
     wanted = tune(target, w, Full.of(Pass(target, w, data, select(target.model))), data)
     found = tune(target_32, w_32, Full.of(Pass(target_32, w_32, data_32, select(target_32.model))), data_32)
     assert found.w.dtype == found.factors["0.weight"].dtype == torch.float32
-    assert found.log_evidence > wanted.log_evidence - 20  # other data: of another type's noise
+    assert found.log_evidence > wanted.log_evidence - 20  # the float32 data are other draws
     assert all(later >= earlier - 1e-4 for earlier, later in zip(found.trace, found.trace[1:], strict=False))
 
 
-def test_bad_input_is_one_sentence():
+def test_invalid_arguments_of_tune_are_refused():
     target, w, data = problem(pr.Gaussian())
     curvature = Full.of(Pass(target, w, data, select(target.model)))
     with pytest.raises(
@@ -398,8 +398,8 @@ def test_bad_input_is_one_sentence():
 
 
 @pytest.mark.parametrize("likelihood", [pr.Gaussian(), pr.Gaussian(outputs=2)])
-def test_rows_that_stand_for_two_count_twice(likelihood):
-    """As where a loader drops rows: N/n is in the curvature, in the residuals and in how many there are."""
+def test_scaled_rows_give_the_same_result_as_repeated_rows(likelihood):
+    """As with a loader that drops rows: N/n scales the curvature, the residuals and the number of rows."""
     outputs = len(likelihood.start(torch.randn(6, 2))["noise"].reshape(-1))
     target, w, data = problem(likelihood, outputs=outputs)
     assert data.tensors is not None

@@ -34,7 +34,7 @@ def prepared(net: nn.Module, likelihood: Likelihood, *batch: Tensor, batch_size:
 
 
 def jacobian_by_loop(target: Target, w: Tensor, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """Outputs (n, C) and d outputs / dw (n, C, P), with one backward pass per output."""
+    """Return outputs (n, C) and their derivatives (n, C, P), with one backward pass per output."""
     leaf = w.clone().requires_grad_()
     with torch.enable_grad():
         outputs = target.model.likelihood.arrange(target.model.network.functional(leaf, inputs, {}), target.event)
@@ -47,7 +47,7 @@ def jacobian_by_loop(target: Target, w: Tensor, inputs: tuple[Tensor, ...]) -> t
 
 
 def information(target: Target, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> Tensor:
-    """The Fisher information in the outputs of each datum, (n, C, C), not by the likelihood's own roots."""
+    """Return the Fisher information in the outputs of each row, (n, C, C), without the likelihood's roots."""
     likelihood, n = target.model.likelihood, len(outputs)
     if getattr(likelihood, "_source", None) == "network":
         _, scale = likelihood.location_and_scale(outputs, learnt)
@@ -94,14 +94,14 @@ LIKELIHOODS = {
     "a learnt noise per output": (Gaussian(outputs=2), "number", (2,), 2),
     "a noise from the network": (Gaussian("network"), "number", (2,), 4),
     "classes": (Categorical(), "class", (), 3),
-    "a bit": (Bernoulli(), "bit", (), 1),
-    "several bits": (Bernoulli(), "bit", (3,), 3),
+    "a binary label": (Bernoulli(), "bit", (), 1),
+    "several binary labels": (Bernoulli(), "bit", (3,), 3),
     "counts": (Poisson(), "count", (), 1),
     "heavy tails": (StudentT(4.0, 0.5), "number", (2,), 2),
-    "heavy tails of a learnt scale": (StudentT(4.0), "number", (), 1),
+    "heavy tails with a learnt scale": (StudentT(4.0), "number", (), 1),
     "a pixelwise class": (Categorical(), "class", (2, 2), 3),
     "an image": (Gaussian(0.3), "number", (2, 2, 2), 2),
-    "pixelwise bits": (Bernoulli(), "bit", (3, 2, 2), 3),
+    "pixelwise binary labels": (Bernoulli(), "bit", (3, 2, 2), 3),
 }
 
 
@@ -155,7 +155,7 @@ class Shared(nn.Module):
 
 
 class Tied(nn.Module):
-    """Tokens in and out by the same weights."""
+    """An embedding whose weight is also that of the output layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Tied(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A frozen layer with a trainable one of low rank beside it."""
+    """A frozen layer with a trainable low-rank layer in parallel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ def test_the_ggn_equals_a_double_loop_of_autograd_for_every_module(name: str) ->
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_hessian_equals_autograd_twice_for_every_module(name: str) -> None:
+def test_the_hessian_equals_double_autograd_for_every_module(name: str) -> None:
     target, data, w = module_problem(name)
     curvature = Full.of(Pass(target, w, data, select(target.model), kind="hessian"))
     assert data.tensors is not None
@@ -264,7 +264,9 @@ def test_the_hessian_equals_torch_func_hessian_of_the_log_likelihood(name: str) 
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["a given noise", "a learnt noise per output", "classes", "several bits", "counts"])
+@pytest.mark.parametrize(
+    "name", ["a given noise", "a learnt noise per output", "classes", "several binary labels", "counts"]
+)
 def test_the_hessian_is_the_ggn_of_a_linear_model(name: str) -> None:
     likelihood, kind, event, width = LIKELIHOODS[name]
     torch.manual_seed(0)
@@ -287,7 +289,7 @@ def test_the_empirical_fisher_is_the_sum_of_outer_products_of_gradients() -> Non
 
 
 @pytest.mark.parametrize("name", ["classes", "a noise from the network", "heavy tails"])
-def test_the_sampled_fisher_has_the_ggn_for_its_mean(name: str) -> None:
+def test_the_mean_of_the_sampled_fisher_is_the_ggn(name: str) -> None:
     target, data, w = problem(name, n=3, hidden=2)
     selection, generator = select(target.model, ["2.*"]), torch.Generator().manual_seed(8)
     few = [Full.of(Pass(target, w, data, selection, "fisher", 8, generator)).dense() for _ in range(100)]
@@ -296,7 +298,7 @@ def test_the_sampled_fisher_has_the_ggn_for_its_mean(name: str) -> None:
     assert_mean_close(torch.stack(few).flatten(1), exact.flatten(), sigmas=5)
 
 
-def test_more_samples_of_the_fisher_average_and_do_not_add() -> None:
+def test_samples_of_the_fisher_are_averaged() -> None:
     target, data, w = problem("classes", n=3, hidden=2)
     selection, generator = select(target.model, ["2.*"]), torch.Generator().manual_seed(8)
     many = Full.of(Pass(target, w, data, selection, "fisher", 1000, generator)).dense()
@@ -304,7 +306,7 @@ def test_more_samples_of_the_fisher_average_and_do_not_add() -> None:
     assert (many - exact).norm() < 0.1 * exact.norm()
 
 
-def test_a_selection_is_a_block_of_the_whole() -> None:
+def test_the_curvature_of_a_selection_is_a_block_of_the_whole() -> None:
     target, data, w = problem("classes")
     every = Full.of(Pass(target, w, data, select(target.model))).dense()
     for over in ("last", ["0.bias", "2.weight"], torch.tensor([8, 0, 5, 13])):
@@ -326,7 +328,7 @@ def test_the_result_does_not_depend_on_the_memory_limit(kind: str) -> None:
     torch.testing.assert_close(whole, few, rtol=1e-10, atol=1e-12)
 
 
-def test_no_jacobian_of_all_the_data_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_jacobian_of_all_the_data_is_never_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     target, data, w = problem("classes", n=50)
     held: list[int] = []
     plain = JacobianRows.dense
@@ -343,8 +345,8 @@ def test_no_jacobian_of_all_the_data_is_held(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("kind", ["ggn", "empirical"])
-def test_one_layer_alone_has_its_block_of_the_whole(kind: str) -> None:
-    """One layer is summed by its own rule, all of them by their rows."""
+def test_the_curvature_of_one_layer_is_a_block_of_the_whole(kind: str) -> None:
+    """One layer uses the rule of its type; the whole network uses rows of the Jacobian."""
     target, data, w = problem("classes")
     whole = select(target.model)
     for layer in (["0.*"], ["2.*"]):
@@ -355,7 +357,7 @@ def test_one_layer_alone_has_its_block_of_the_whole(kind: str) -> None:
         )
 
 
-def test_a_loader_that_drops_rows_stands_for_all_of_them() -> None:
+def test_the_rows_of_a_loader_that_drops_some_are_scaled_to_all() -> None:
     target, data, w = problem("classes")
     assert data.tensors is not None
     part = Data.of(tuple(t[:4] for t in data.tensors))
@@ -370,7 +372,7 @@ def test_a_loader_that_drops_rows_stands_for_all_of_them() -> None:
     torch.testing.assert_close(twice[1], 6 / 4 * twice[0], rtol=1e-12, atol=0)
 
 
-def test_buffers_other_than_the_given_ones_are_read() -> None:
+def test_the_buffers_of_a_fit_are_used() -> None:
     target, data, w = module_problem("batch norm")
     buffers = {"1.running_var": torch.tensor([4.0, 0.25], dtype=torch.float64)}
     plain, moved = (Full.of(Pass(target, w, data, select(target.model), buffers=b)).dense() for b in (None, buffers))
@@ -380,7 +382,7 @@ def test_buffers_other_than_the_given_ones_are_read() -> None:
     assert torch.equal(plain, again)
 
 
-def test_a_network_that_squeezes_a_batch_of_one_away_has_its_curvature() -> None:
+def test_a_network_that_squeezes_a_batch_of_one_is_supported() -> None:
     class Squeezed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -418,7 +420,7 @@ def curved(name: str = "classes"):
     return curvature, precision
 
 
-def test_the_gaussian_is_that_of_scale_times_h_plus_the_precision() -> None:
+def test_the_precision_of_the_gaussian_is_scale_times_h_plus_the_prior_precision() -> None:
     curvature, precision = curved()
     gaussian = curvature.gaussian(precision, scale=0.25)
     matrix = 0.25 * curvature.dense() + torch.diag(precision)
@@ -434,7 +436,7 @@ def test_the_gaussian_is_that_of_scale_times_h_plus_the_precision() -> None:
     "name", ["conv2d with a relu in place", "embedding", "batch norm", "attention", "lstm", "an adapter"]
 )
 @pytest.mark.parametrize("over", ["all", "some"])
-def test_the_covariance_of_the_outputs_is_that_of_the_dense_jacobian(name: str, over: str) -> None:
+def test_the_covariance_of_outputs_equals_that_with_the_dense_jacobian(name: str, over: str) -> None:
     target, data, w = module_problem(name)
     assert data.tensors is not None
     selection = select(target.model, "all" if over == "all" else torch.arange(0, target.model.network.size, 2))
@@ -459,15 +461,15 @@ def test_draws_have_the_covariance_of_the_gaussian() -> None:
     assert_covariance_close(draws, inverse, sigmas=6)  # 91 entries: false alarm below 1e-6
 
 
-def test_a_stored_curvature_comes_back() -> None:
+def test_a_saved_curvature_loads_unchanged() -> None:
     curvature, precision = curved()
-    again = Full.of_tensors(curvature.selection, curvature.tensors(), **curvature.own())
+    again = Full.of_tensors(curvature.selection, curvature.tensors(), **curvature.to_json())
     assert torch.equal(again.gaussian(precision).variance(), curvature.gaussian(precision).variance())
     assert again.kind == curvature.kind
     assert curvature.notes() == []
 
 
-def test_weights_that_diverged_are_refused_in_a_sentence() -> None:
+def test_weights_that_are_not_finite_are_refused() -> None:
     target, data, w = problem("classes")
     curvature = Full.of(Pass(target, torch.full_like(w, torch.nan), data, select(target.model)))
     with pytest.raises(
@@ -486,37 +488,37 @@ def test_an_indefinite_hessian_is_refused_with_its_smallest_eigenvalue() -> None
     assert math.isfinite(float(low.gaussian(torch.full_like(precision, 2.1)).log_det))
 
 
-def test_a_flat_prior_over_what_the_data_do_not_determine_is_refused() -> None:
-    curvature, precision = curved()  # softmax: shifting all logits changes nothing
-    with pytest.raises(InputError, match=r"above zero where the data say nothing, got zero .* singular in \d+ of 21"):
+def test_a_flat_prior_over_unidentified_directions_is_refused() -> None:
+    curvature, precision = curved()  # softmax doesn't change when all logits are shifted
+    with pytest.raises(InputError, match=r"above zero where the curvature is zero, got zero .* singular in \d+ of 21"):
         curvature.gaussian(torch.zeros_like(precision))
 
 
-def test_a_singular_curvature_that_rounding_hides_is_refused_under_a_flat_prior() -> None:
+def test_a_numerically_singular_curvature_is_refused_under_a_flat_prior() -> None:
     matrix = torch.tensor([[1.0, 1.0 - 2**-52], [1.0 - 2**-52, 1.0]], dtype=torch.float64)
     assert int(torch.linalg.cholesky_ex(matrix)[1]) == 0
     with pytest.raises(InputError, match="singular in 1 of 2 directions"):
         factorise(matrix, torch.zeros(2).double(), "ggn")
 
 
-def test_a_flat_prior_over_what_the_data_do_determine_is_taken() -> None:
+def test_a_flat_prior_over_identified_directions_is_accepted() -> None:
     target, data, w = prepared(nn.Linear(2, 1), Gaussian(0.5), numbers(9, 2), numbers(9))
     curvature = Full.of(Pass(target, w, data, select(target.model)))
     gaussian = curvature.gaussian(torch.zeros(3, dtype=torch.float64))
     torch.testing.assert_close(gaussian.log_det, torch.logdet(curvature.dense()), rtol=1e-10, atol=0)
 
 
-def test_a_precision_that_rounding_made_singular_is_eased_with_a_warning() -> None:
+def test_jitter_is_added_to_a_numerically_singular_precision_with_a_warning() -> None:
     v = numbers(6)
     matrix = 1e18 * torch.outer(v, v) + 1e-3 * torch.eye(6, dtype=torch.float64)
-    matrix -= 10 * torch.eye(6, dtype=torch.float64)  # what float64 may lose at this size
+    matrix -= 10 * torch.eye(6, dtype=torch.float64)  # a rounding error of float64 at this magnitude
     with pytest.warns(PrioryWarning, match="singular to rounding, so .* was added"):
         root = factorise(matrix, torch.full((6,), 1e-3, dtype=torch.float64), "ggn")
     assert torch.isfinite(root).all()
 
 
 @pytest.mark.parametrize(
-    ("precision", "scale", "sentence"),
+    ("precision", "scale", "message"),
     [
         (torch.ones(3), 1.0, r"'precision' argument of Full must be a tensor of 21 numbers, got \(3,\)"),
         (1.0, 1.0, "'precision' argument of Full must be a tensor of 21 numbers, got float"),
@@ -525,14 +527,14 @@ def test_a_precision_that_rounding_made_singular_is_eased_with_a_warning() -> No
         (torch.ones(21), 0.0, "'scale' argument of Full must be a positive number, got 0.0"),
     ],
 )
-def test_bad_arguments_of_the_gaussian_are_refused_in_a_sentence(precision, scale, sentence) -> None:
+def test_invalid_arguments_of_the_gaussian_are_refused(precision, scale, message) -> None:
     curvature, _ = curved()
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=message):
         curvature.gaussian(precision, scale)
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         (
             {"kind": "newton"},
@@ -548,7 +550,7 @@ def test_bad_arguments_of_the_gaussian_are_refused_in_a_sentence(precision, scal
         ),
     ],
 )
-def test_bad_options_are_refused_in_a_sentence(options, sentence) -> None:
+def test_invalid_options_are_refused(options, message) -> None:
     target, data, w = problem("classes")
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=message):
         Full.of(Pass(target, w, data, **options))

@@ -21,7 +21,7 @@ EXACT: Any = {"rtol": 1e-8, "atol": 1e-10}
 
 
 def by_parameter(selection: Any) -> Tensor:
-    """One precision for each parameter, none like another."""
+    """Return a different precision for each parameter."""
     sizes = selection.sizes
     return torch.cat([torch.full((k,), 0.5 + 0.3 * i, dtype=torch.float64) for i, k in enumerate(sizes)])
 
@@ -31,10 +31,10 @@ def fitted(problem: Any, **options: Any) -> Kronecker:
     return Kronecker.of(Pass(problem.target, problem.w, problem.data, problem.selection, **options), **own)
 
 
-# Where it is exact.
+# Cases in which the factorisation is exact.
 
 
-def test_it_is_the_whole_curvature_of_a_linear_model_with_gaussian_noise(make_problem: Any) -> None:
+def test_it_equals_the_dense_curvature_of_a_linear_model_with_gaussian_noise(make_problem: Any) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(9, 3).double(), torch.randn(9, 2).double()
     made = make_problem(nn.Linear(3, 2).double(), pr.Gaussian(noise=torch.tensor([0.5, 2.0]).double()), x, y)
@@ -64,7 +64,7 @@ LIKELIHOODS = {
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
-def test_it_is_the_whole_curvature_of_one_layer_and_one_datum(make_problem: Any, name: str) -> None:
+def test_it_equals_the_dense_curvature_of_one_layer_and_one_row(make_problem: Any, name: str) -> None:
     torch.manual_seed(0)
     likelihood, outputs, y = LIKELIHOODS[name]
     made = make_problem(nn.Linear(3, outputs).double(), likelihood, torch.randn(1, 3).double(), y)
@@ -99,7 +99,7 @@ def test_reducing_is_exact_for_a_linear_layer_summed_over_positions(make_problem
     torch.testing.assert_close(fitted(made, sharing="reduce").dense(), full.dense(), **EXACT)
 
 
-def test_an_embedding_of_one_word_is_exact(make_problem: Any) -> None:
+def test_it_is_exact_for_an_embedding_of_one_word(make_problem: Any) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Embedding(4, 3, padding_idx=2), nn.Flatten()).double()
     x = torch.tensor([[0], [1], [2], [1], [3]])
@@ -108,7 +108,7 @@ def test_an_embedding_of_one_word_is_exact(make_problem: Any) -> None:
     torch.testing.assert_close(fitted(made).dense(), full.dense(), **EXACT)
 
 
-def test_parameters_without_a_rule_have_their_exact_blocks(problem: Any) -> None:
+def test_parameters_without_a_rule_have_exact_blocks(problem: Any) -> None:
     curvature = fitted(problem)
     found, jacobian = curvature.dense(), problem.jacobian() / 0.5
     for name in problem.plain:
@@ -118,7 +118,7 @@ def test_parameters_without_a_rule_have_their_exact_blocks(problem: Any) -> None
     assert {text.split(" of ")[0] for text in curvature.notes()} == problem.plain
 
 
-def test_a_large_parameter_without_a_rule_has_its_exact_diagonal(make_problem: Any) -> None:
+def test_a_large_parameter_without_a_rule_has_an_exact_diagonal(make_problem: Any) -> None:
     class Raw(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -136,11 +136,11 @@ def test_a_large_parameter_without_a_rule_has_its_exact_diagonal(make_problem: A
     assert curvature.notes() == ["raw of Raw: exact diagonal, no Kronecker rule"]
 
 
-# Its Gaussian.
+# The Gaussian.
 
 
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
-def test_the_covariance_of_the_outputs_is_that_of_the_dense_jacobian(problem: Any, sharing: str) -> None:
+def test_the_covariance_of_outputs_equals_that_with_the_dense_jacobian(problem: Any, sharing: str) -> None:
     curvature = fitted(problem, sharing=sharing)
     precision = by_parameter(problem.selection)
     gaussian = curvature.gaussian(precision, scale=0.7)
@@ -150,12 +150,12 @@ def test_the_covariance_of_the_outputs_is_that_of_the_dense_jacobian(problem: An
     torch.testing.assert_close(found, jacobian @ torch.linalg.inv(q) @ jacobian.mT, **EXACT)
 
 
-def test_its_gaussian_agrees_with_the_dense_precision(problem: Any) -> None:
+def test_the_gaussian_agrees_with_the_dense_precision(problem: Any) -> None:
     curvature, precision = fitted(problem), by_parameter(problem.selection)
-    agrees(curvature, precision, 0.7)
+    assert_gaussian_agrees(curvature, precision, 0.7)
 
 
-def agrees(curvature: Kronecker, precision: Tensor, scale: float) -> None:
+def assert_gaussian_agrees(curvature: Kronecker, precision: Tensor, scale: float) -> None:
     gaussian = curvature.gaussian(precision, scale)
     q = scale * curvature.dense() + torch.diag(precision)
     v = torch.randn(2, 3, len(q), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -175,34 +175,34 @@ def small(make_problem: Any) -> Any:
 
 
 def test_draws_have_the_inverse_precision_as_covariance(small: Any) -> None:
-    # 31 means and 496 covariances at 5 standard errors: a false alarm in 3,000 seeds, and the seed is fixed
+    # 31 means and 496 covariances at 5 standard errors (false alarms: 3e-4).
     curvature, precision = fitted(small), by_parameter(small.selection)
     draws = curvature.gaussian(precision).draw(4000, torch.Generator().manual_seed(0))
     assert_mean_close(draws, 0.0)
     assert_covariance_close(draws, torch.linalg.inv(curvature.dense() + torch.diag(precision)))
 
 
-def test_a_precision_for_each_row_and_column_is_exact(small: Any) -> None:
+def test_a_precision_that_is_an_outer_product_of_rows_and_columns_is_exact(small: Any) -> None:
     ends = (torch.linspace(*pair, 4, dtype=torch.float64) for pair in ((1, 2), (3, 5)))
-    rising = torch.outer(*ends)  # of a weight with its bias
+    rising = torch.outer(*ends)  # for a weight with its bias as last column
     tail = by_parameter(small.selection)[16:]
-    agrees(fitted(small), torch.cat([rising[:, :3].flatten(), rising[:, 3], tail]), 1.3)
+    assert_gaussian_agrees(fitted(small), torch.cat([rising[:, :3].flatten(), rising[:, 3], tail]), 1.3)
 
 
 def test_a_flat_prior_on_the_biases_is_exact(small: Any) -> None:
     precision = by_parameter(small.selection)
     precision[small.selection.spans()["0.bias"]] = 0.0
-    agrees(fitted(small), precision, 0.7)
+    assert_gaussian_agrees(fitted(small), precision, 0.7)
 
 
-def test_a_flat_prior_everywhere_leaves_the_curvature(make_problem: Any) -> None:
+def test_a_flat_prior_adds_nothing_to_the_curvature(make_problem: Any) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(9, 3).double(), torch.randn(9, 2).double()
     made = make_problem(nn.Linear(3, 2).double(), pr.Gaussian(noise=0.5), x, y)
-    agrees(fitted(made), torch.zeros(8).double(), 1.0)
+    assert_gaussian_agrees(fitted(made), torch.zeros(8).double(), 1.0)
 
 
-def test_another_multiple_of_a_precision_needs_no_decomposition(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_multiple_of_a_precision_reuses_the_decomposition(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     precision, curvature = by_parameter(small.selection), fitted(small)
     precision[small.selection.spans()["0.bias"]] = 0.0
     curvature.gaussian(precision)
@@ -213,15 +213,15 @@ def test_another_multiple_of_a_precision_needs_no_decomposition(small: Any, monk
     torch.testing.assert_close(again.variance(), fresh.variance(), **EXACT)
 
 
-def test_a_precision_of_another_shape_is_decomposed_again(small: Any) -> None:
+def test_a_precision_that_is_not_a_multiple_is_decomposed_again(small: Any) -> None:
     precision, curvature = by_parameter(small.selection), fitted(small)
     curvature.gaussian(precision)
     precision[small.selection.spans()["0.bias"]] = 9.0
-    agrees(curvature, precision, 1.0)
+    assert_gaussian_agrees(curvature, precision, 1.0)
 
 
-def test_the_mean_of_sampled_fishers_is_the_exact_one_where_factors_are(make_problem: Any) -> None:
-    # 9 x 10 / 2 numbers at 5 standard errors: a false alarm in 39,000 seeds, and the seed is fixed
+def test_the_mean_of_sampled_fishers_is_exact_where_the_factors_are(make_problem: Any) -> None:
+    # 9 x 10 / 2 entries at 5 standard errors (false alarms: 3e-5).
     torch.manual_seed(0)
     made = make_problem(nn.Linear(2, 3).double(), pr.Categorical(), torch.randn(1, 2).double(), torch.tensor([2]))
     generator = torch.Generator().manual_seed(1)
@@ -230,14 +230,14 @@ def test_the_mean_of_sampled_fishers_is_the_exact_one_where_factors_are(make_pro
     assert_mean_close(several[:, upper[0], upper[1]], fitted(made).dense()[upper[0], upper[1]])
 
 
-def test_the_empirical_one_of_one_datum_is_the_square_of_its_gradient(make_problem: Any) -> None:
+def test_the_empirical_fisher_of_one_row_is_the_outer_product_of_its_gradient(make_problem: Any) -> None:
     torch.manual_seed(0)
     made = make_problem(nn.Linear(2, 3).double(), pr.Categorical(), torch.randn(1, 2).double(), torch.tensor([2]))
     gradient = made.target.model.log_likelihood_and_grad(made.w, made.data.tensors, 1.0, {})[1]
     torch.testing.assert_close(fitted(made, kind="empirical").dense(), torch.outer(gradient, gradient), **EXACT)
 
 
-def test_float32_keeps_a_few_digits_with_many_rows(make_problem: Any) -> None:
+def test_float32_stays_accurate_with_many_rows(make_problem: Any) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(3000, 20), torch.randint(3, (3000,))
     net = nn.Sequential(nn.Linear(20, 150), nn.ReLU(), nn.Linear(150, 3))
@@ -254,30 +254,32 @@ def test_float32_keeps_a_few_digits_with_many_rows(make_problem: Any) -> None:
     torch.testing.assert_close(found, right, rtol=2e-3, atol=1e-4 * float(right.abs().max()))
 
 
-def test_a_file_gives_it_back(problem: Any) -> None:
+def test_a_saved_curvature_loads_unchanged(problem: Any) -> None:
     curvature, precision = fitted(problem), by_parameter(problem.selection)
-    own = json.loads(json.dumps(curvature.own()))
+    own = json.loads(json.dumps(curvature.to_json()))
     again = Kronecker.of_tensors(problem.selection, curvature.tensors(), **own)
     assert torch.equal(again.dense(), curvature.dense())
     assert torch.equal(again.gaussian(precision).variance(), curvature.gaussian(precision).variance())
     assert again.notes() == curvature.notes()
 
 
-# What is refused.
+# Invalid arguments.
 
 
-def test_a_precision_that_is_no_product_is_refused(small: Any) -> None:
+def test_a_precision_that_is_not_an_outer_product_is_refused(small: Any) -> None:
     precision = torch.linspace(0.5, 3.0, small.selection.size, dtype=torch.float64)
     with pytest.raises(InputError, match="use structure='diag'"):
         fitted(small).gaussian(precision)
 
 
-def test_a_flat_prior_where_the_data_say_nothing_is_refused(small: Any, make_problem: Any) -> None:
-    with pytest.raises(InputError, match="above zero where the data say nothing"):
-        fitted(small).gaussian(torch.zeros(small.selection.size).double())  # softmax has a direction that is free
+def test_a_flat_prior_over_unidentified_directions_is_refused(small: Any, make_problem: Any) -> None:
+    with pytest.raises(InputError, match="above zero where the curvature is zero"):
+        fitted(small).gaussian(
+            torch.zeros(small.selection.size).double()
+        )  # softmax doesn't change when all logits are shifted
     x = torch.zeros(2, 2).double()
     made = make_problem(nn.Linear(2, 1).double(), pr.Gaussian(noise=1.0), x, x[:, :1])
-    with pytest.raises(InputError, match="above zero where the data say nothing"):
+    with pytest.raises(InputError, match="above zero where the curvature is zero"):
         fitted(made).gaussian(torch.tensor([0.0, 0.0, 1.0]).double())
 
 
@@ -287,7 +289,7 @@ def test_single_coordinates_are_refused(small: Any) -> None:
         Kronecker.of(Pass(small.target, small.w, small.data, selection))
 
 
-def test_an_unknown_way_of_sharing_is_refused(small: Any) -> None:
+def test_an_unknown_value_of_sharing_is_refused(small: Any) -> None:
     with pytest.raises(InputError, match="'sharing' argument of Kronecker must be 'expand' or 'reduce'"):
         fitted(small, sharing="add")
 

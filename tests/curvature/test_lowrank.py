@@ -1,4 +1,4 @@
-"""The curvature of low rank against the dense one."""
+"""The low-rank curvature against the dense one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def numbers(*shape: int, seed: int = 5) -> Tensor:
 
 
 def problem(n: int = 6, dtype: torch.dtype = torch.float64):
-    """Curvature of rank 2 n at most, over 50 coordinates."""
+    """Return a problem whose curvature has rank 2 n at most, over 50 coordinates."""
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 3)).to(dtype)
     model = pr.Model(net, Categorical(), prior=1.0)
@@ -30,12 +30,12 @@ def problem(n: int = 6, dtype: torch.dtype = torch.float64):
     return make_target(model, data), data, model.network.initial
 
 
-def test_a_rank_that_is_enough_gives_the_whole_curvature() -> None:
+def test_a_sufficient_rank_gives_the_dense_curvature() -> None:
     target, data, w = problem()
     selection = select(target.model)
     full = Full.of(Pass(target, w, data, selection)).dense()
     found = LowRankCurvature.of(Pass(target, w, data, selection), rank=20)
-    assert found.values.shape == (12,)  # two directions a datum of three classes
+    assert found.values.shape == (12,)  # two directions per row with three classes
     torch.testing.assert_close(found.dense(), full, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(found.diagonal(), full.diagonal(), rtol=1e-8, atol=1e-10)
     unit = torch.eye(12, dtype=torch.float64)
@@ -49,11 +49,11 @@ def test_a_lower_rank_keeps_the_largest_eigenvalues_from_below() -> None:
     found = LowRankCurvature.of(Pass(target, w, data, selection), rank=4, iterations=8)
     torch.testing.assert_close(found.values, exact, rtol=1e-6, atol=0)
     once = LowRankCurvature.of(Pass(target, w, data, selection), rank=4, iterations=1)
-    assert (once.values <= exact * (1 + 1e-10)).all()  # Ritz values lie below
+    assert (once.values <= exact * (1 + 1e-10)).all()  # Ritz values are lower bounds
     assert (found.values >= once.values).all()
 
 
-def test_the_rest_makes_the_diagonal_exact() -> None:
+def test_the_diagonal_remainder_makes_the_diagonal_exact() -> None:
     target, data, w = problem(n=12)
     selection = select(target.model)
     full = Full.of(Pass(target, w, data, selection))
@@ -78,13 +78,13 @@ def test_a_sampled_fisher_has_the_same_labels_in_every_pass() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kind", ["ggn", "empirical", "hessian"])
-def test_a_rank_of_all_weights_is_the_full_matrix(kind: Kind, dtype: torch.dtype) -> None:
+def test_a_rank_equal_to_the_size_gives_the_full_matrix(kind: Kind, dtype: torch.dtype) -> None:
     target, data, w = problem(dtype=dtype)
     selection = select(target.model)
     found = LowRankCurvature.of(Pass(target, w, data, selection, kind), rank=50)
     full = Full.of(Pass(target, w, data, selection, kind))
     torch.testing.assert_close(found.dense(), full.dense(), rtol=1e-8, atol=1e-10)
-    precision = torch.full((50,), 30.0, dtype=dtype)  # more than the Hessian's most negative direction
+    precision = torch.full((50,), 30.0, dtype=dtype)  # more than minus the lowest eigenvalue of the Hessian
     v, this, that = numbers(3, 50), found.gaussian(precision), full.gaussian(precision)
     torch.testing.assert_close(this.solve(v), that.solve(v), rtol=1e-8, atol=1e-12)
     torch.testing.assert_close(this.log_det, that.log_det, rtol=1e-10, atol=0)
@@ -99,7 +99,7 @@ def test_negative_eigenvalues_of_the_hessian_count_by_their_magnitude() -> None:
     assert values[order][:8].min() < -0.1
     found = LowRankCurvature.of(
         Pass(target, w, data, selection, kind="hessian"), rank=45
-    )  # ten directions more are all of them
+    )  # with ten more directions it is exact
     matrix = (vectors[:, order] * values[order]) @ vectors[:, order].mT
     torch.testing.assert_close(found.dense(), matrix, rtol=1e-7, atol=1e-9)
     precision, v = 30.0 + numbers(50, seed=2).square(), numbers(3, 50)
@@ -115,25 +115,23 @@ def test_an_indefinite_hessian_is_refused_with_the_smallest_eigenvalue() -> None
     matrix = Full.of(Pass(target, w, data, selection, kind="hessian")).dense() + torch.diag(precision)
     low = float(torch.linalg.eigvalsh(matrix)[0])
     assert low < 0
-    sentence = f"The curvature of kind 'hessian' plus .*got a smallest eigenvalue of {low:.3g}: w is not a mode"
+    message = f"The curvature of kind 'hessian' plus .*got a smallest eigenvalue of {low:.3g}: w is not a mode"
     for rank in (45, 50):
-        with pytest.raises(InputError, match=sentence):
+        with pytest.raises(InputError, match=message):
             LowRankCurvature.of(Pass(target, w, data, selection, kind="hessian"), rank=rank).gaussian(precision)
 
 
-def test_a_lower_rank_reports_what_it_leaves_out_as_a_share_of_the_trace() -> None:
+def test_a_lower_rank_reports_the_omitted_fraction_of_the_trace() -> None:
     target, data, w = problem(n=30)
     selection = select(target.model)
     values = torch.linalg.eigvalsh(Full.of(Pass(target, w, data, selection)).dense()).flip(0)
-    found = LowRankCurvature.of(
-        Pass(target, w, data, selection), rank=41
-    )  # ten directions more are all of them: no estimate
+    found = LowRankCurvature.of(Pass(target, w, data, selection), rank=41)  # with ten more directions it is exact
     share = float(values[41:].sum() / values.sum())
     assert found.share == pytest.approx(share, rel=1e-8)
     assert found.notes() == [f"rank 41 leaves out about {100 * share:.2g} % of the curvature's trace."]
 
 
-def test_random_directions_outside_estimate_the_share() -> None:
+def test_the_omitted_fraction_is_estimated_by_random_directions() -> None:
     target, data, w = problem(n=30)
     selection = select(target.model)
     values = torch.linalg.eigvalsh(Full.of(Pass(target, w, data, selection)).dense()).flip(0)
@@ -145,7 +143,7 @@ def test_random_directions_outside_estimate_the_share() -> None:
 
 
 @pytest.mark.parametrize("rest", [False, True])
-def test_the_gaussian_is_that_of_scale_times_h_plus_the_precision(rest: bool) -> None:
+def test_the_precision_of_the_gaussian_is_scale_times_h_plus_the_prior_precision(rest: bool) -> None:
     target, data, w = problem(n=12)
     curvature = LowRankCurvature.of(Pass(target, w, data, select(target.model)), rank=5, rest=rest)
     precision = 0.5 + numbers(curvature.selection.size, seed=2).square()
@@ -178,8 +176,8 @@ def test_draws_have_the_covariance_of_the_gaussian() -> None:
     assert_covariance_close(draws, inverse, sigmas=6)  # 45 entries: false alarm below 1e-6
 
 
-def test_a_symmetric_root_makes_the_draws() -> None:
-    """Noise e gives R e with R R' = Q^-1, exactly."""
+def test_draws_are_a_root_of_the_covariance_times_noise() -> None:
+    """Noise e gives the draw R e with R R' = Q^-1."""
     target, data, w = problem()
     curvature = LowRankCurvature.of(Pass(target, w, data, select(target.model)), rank=20)
     p = curvature.selection.size
@@ -192,7 +190,7 @@ def test_a_symmetric_root_makes_the_draws() -> None:
     torch.testing.assert_close(root @ root.mT, inverse, rtol=1e-7, atol=1e-9)
 
 
-def test_large_and_small_curvature_keep_their_digits_in_float32() -> None:
+def test_large_and_small_eigenvalues_stay_accurate_in_float32() -> None:
     torch.manual_seed(0)
     model = pr.Model(nn.Linear(4, 1, bias=False), Gaussian(1e-3), prior=1.0)
     x = torch.randn(20, 4)
@@ -205,26 +203,26 @@ def test_large_and_small_curvature_keep_their_digits_in_float32() -> None:
     torch.testing.assert_close(variance.double(), exact, rtol=0.05, atol=0)
 
 
-def test_a_stored_curvature_comes_back() -> None:
+def test_a_saved_curvature_loads_unchanged() -> None:
     target, data, w = problem()
     curvature = LowRankCurvature.of(Pass(target, w, data, select(target.model), kind="hessian"), rank=5)
-    again = LowRankCurvature.of_tensors(curvature.selection, curvature.tensors(), **curvature.own())
+    again = LowRankCurvature.of_tensors(curvature.selection, curvature.tensors(), **curvature.to_json())
     precision = torch.full((curvature.selection.size,), 30.0, dtype=torch.float64)
     assert torch.equal(again.gaussian(precision).variance(), curvature.gaussian(precision).variance())
     assert again.notes() == curvature.notes() != []
 
 
-def test_a_prior_of_zero_precision_is_refused_in_a_sentence() -> None:
+def test_a_prior_of_zero_precision_is_refused() -> None:
     target, data, w = problem()
     curvature = LowRankCurvature.of(Pass(target, w, data, select(target.model)), rank=20)
     precision = torch.ones(curvature.selection.size, dtype=torch.float64)
     precision[:2] = 0
-    sentence = "structure='lowrank', which has curvature in 12 of 50 directions only, got zero at 2 coordinates"
-    with pytest.raises(InputError, match=sentence):
+    message = "structure='lowrank', which has curvature in 12 of 50 directions only, got zero at 2 coordinates"
+    with pytest.raises(InputError, match=message):
         curvature.gaussian(precision)
 
 
-def test_weights_that_diverged_are_refused_in_a_sentence() -> None:
+def test_weights_that_are_not_finite_are_refused() -> None:
     target, data, w = problem()
     with pytest.raises(
         InputError,
@@ -235,7 +233,7 @@ def test_weights_that_diverged_are_refused_in_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"rank": 0}, "The 'rank' argument of LowRank must be an integer >= 1, got 0"),
         ({"iterations": 1.5}, "The 'iterations' argument of LowRank must be an integer >= 1, got 1.5"),
@@ -243,7 +241,7 @@ def test_weights_that_diverged_are_refused_in_a_sentence() -> None:
         ({"kind": "newton"}, "The 'curvature' argument of Laplace must be among"),
     ],
 )
-def test_bad_options_are_refused_in_a_sentence(options, sentence: str) -> None:
+def test_invalid_options_are_refused(options, message: str) -> None:
     target, data, w = problem()
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=message):
         LowRankCurvature.of(Pass(target, w, data, kind=options.pop("kind", "ggn")), **options)

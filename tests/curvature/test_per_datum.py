@@ -1,4 +1,4 @@
-"""Gradients of each datum against autograd, one output of one datum at a time."""
+"""Gradients per row against autograd for one output of one row at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Recurrent(nn.Module):
 
 
 class Branch(nn.Module):
-    """A branch on a value, which vmap can't take."""
+    """Branches on a value, which vmap doesn't support."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ NETWORKS = {
     "a gru": (lambda: Recurrent(nn.GRU), (numbers(4, 3, 2),)),
     "a branch on a value": (Branch, (numbers(4, 3),)),
 }
-LOOPED = ("an lstm", "a gru", "a branch on a value")
+WITHOUT_VMAP = ("an lstm", "a gru", "a branch on a value")
 
 
 def by_loop(network: Network, w: Tensor, inputs: tuple[Tensor, ...], cotangents: Tensor) -> dict[str, Tensor]:
@@ -118,10 +118,10 @@ def test_gradients_equal_those_of_autograd_one_by_one(name: str, monkeypatch: py
     for key, g in found.items():
         torch.testing.assert_close(g, expected[key], rtol=1e-9, atol=1e-11)
         assert not g.requires_grad
-    assert bool(looped) == (name in LOOPED)
+    assert bool(looped) == (name in WITHOUT_VMAP)
 
 
-def test_only_the_named_parameters_come_back() -> None:
+def test_only_the_named_parameters_are_returned() -> None:
     make, inputs = NETWORKS["a sequence"]
     network = Network(make().double())
     cotangents = numbers(2, 4, 2)
@@ -132,7 +132,7 @@ def test_only_the_named_parameters_come_back() -> None:
         torch.testing.assert_close(g, every[key], rtol=1e-10, atol=1e-12)
 
 
-def test_cotangents_are_of_the_arranged_outputs() -> None:
+def test_cotangents_refer_to_the_arranged_outputs() -> None:
     make, inputs = NETWORKS["a sequence"]
     network = Network(make().double())
     names, cotangents = list(network.params), numbers(2, 4, 2)
@@ -144,7 +144,7 @@ def test_cotangents_are_of_the_arranged_outputs() -> None:
         torch.testing.assert_close(g, turned[key], rtol=1e-12, atol=1e-13)
 
 
-def test_a_parameter_that_the_output_does_not_use_has_a_gradient_of_zero() -> None:
+def test_an_unused_parameter_has_zero_gradient() -> None:
     class Unused(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -172,7 +172,7 @@ def test_buffers_are_read_and_not_written() -> None:
     assert torch.equal(gradients(*args)["0.weight"], plain)
 
 
-def test_parameters_are_parts_of_the_vector() -> None:
+def test_parameters_are_slices_of_the_vector() -> None:
     network = Network(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)).double())
     found = parameters(network, torch.arange(20.0))
     assert {name: tuple(t.shape) for name, t in found.items()} == {

@@ -1,4 +1,4 @@
-"""Products of the curvature with vectors, against the dense matrix made another way."""
+"""Products of the curvature with vectors, against independently computed dense matrices."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_product_with_the_ggn_is_that_with_its_matrix(name: str) -> None:
+def test_products_with_the_ggn_equal_those_with_the_dense_matrix(name: str) -> None:
     target, data, w = problem(name)
     selection = select(target.model)
     matrix = Full.of(Pass(target, w, data, selection)).dense()  # from rows of the Jacobian
@@ -91,7 +91,7 @@ def test_a_product_with_the_ggn_is_that_with_its_matrix(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["classes", "a learnt noise", "a noise from the network", "heavy tails"])
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_a_product_with_the_hessian_is_that_with_the_matrix_of_torch(name: str) -> None:
+def test_products_with_the_hessian_equal_those_with_the_matrix_of_torch(name: str) -> None:
     target, data, w = problem(name)
     selection = select(target.model)
     p = selection.size
@@ -100,7 +100,7 @@ def test_a_product_with_the_hessian_is_that_with_the_matrix_of_torch(name: str) 
     torch.testing.assert_close(product(Pass(target, w, data, kind="hessian"), v), v @ matrix, rtol=1e-9, atol=1e-9)
 
 
-def test_products_over_a_selection_are_with_its_block() -> None:
+def test_products_over_a_selection_use_its_block() -> None:
     target, data, w = problem("classes")
     matrix = Full.of(Pass(target, w, data, select(target.model))).dense()
     for over in ("last", ["0.*"], torch.tensor([1, 4, 13])):
@@ -111,14 +111,14 @@ def test_products_over_a_selection_are_with_its_block() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
-def test_a_product_with_the_empirical_fisher_is_that_with_its_matrix() -> None:
+def test_products_with_the_empirical_fisher_equal_those_with_its_matrix() -> None:
     target, data, w = problem("classes")
     matrix = Full.of(Pass(target, w, data, select(target.model), kind="empirical")).dense()
     v = numbers(2, len(matrix), seed=7)
     torch.testing.assert_close(product(Pass(target, w, data, kind="empirical"), v), v @ matrix, rtol=1e-9, atol=1e-10)
 
 
-def test_a_sampled_fisher_has_the_same_labels_for_all_vectors_and_the_same_seed() -> None:
+def test_a_sampled_fisher_uses_the_same_labels_for_all_vectors_and_calls() -> None:
     target, data, w = problem("classes")
     selection = select(target.model)
 
@@ -147,14 +147,14 @@ def test_a_sampled_fisher_has_the_same_labels_for_all_vectors_and_the_same_seed(
 
 
 @pytest.mark.parametrize("kind", ["ggn", "hessian"])
-def test_the_memory_limit_changes_nothing(kind) -> None:
+def test_products_do_not_depend_on_the_memory_limit(kind) -> None:
     target, data, w = problem("classes")
     v = numbers(3, select(target.model).size, seed=7)
     whole, few = (product(Pass(target, w, data, kind=kind, limit=m), v) for m in (1 << 29, 1))
     torch.testing.assert_close(whole, few, rtol=1e-10, atol=1e-12)
 
 
-def test_vectors_go_one_by_one_where_vmap_has_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_are_multiplied_one_by_one_without_vmap_support(monkeypatch: pytest.MonkeyPatch) -> None:
     target, data, w = problem("classes")
     v = numbers(3, select(target.model).size, seed=7)
     expected, plain = product(Pass(target, w, data), v), torch.autograd.grad
@@ -168,7 +168,7 @@ def test_vectors_go_one_by_one_where_vmap_has_no_rule(monkeypatch: pytest.Monkey
     torch.testing.assert_close(product(Pass(target, w, data), v), expected, rtol=1e-12, atol=1e-13)
 
 
-def test_half_of_the_rows_stand_for_all_of_them() -> None:
+def test_products_of_half_of_the_rows_are_scaled_to_all() -> None:
     target, data, w = problem("classes")
     assert data.tensors is not None
     v = numbers(select(target.model).size, seed=7)
@@ -178,7 +178,7 @@ def test_half_of_the_rows_stand_for_all_of_them() -> None:
         torch.testing.assert_close(product(Pass(target, w, part, kind=kind), v), 2.5 * own, rtol=1e-12, atol=0)
 
 
-def test_a_model_that_is_linear_in_its_weights_has_its_products() -> None:
+def test_products_of_a_model_that_is_linear_in_its_weights_are_exact() -> None:
     target, data, w = prepared(nn.Linear(3, 1, bias=False), Gaussian(0.5), numbers(5, 3), numbers(5))
     assert data.tensors is not None
     x, v = data.tensors[0], numbers(2, 3, seed=7)
@@ -202,7 +202,7 @@ def test_the_network_runs_in_evaluation_mode_with_the_buffers_of_the_fit(kind) -
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
-def test_a_vector_of_another_size_is_refused_in_a_sentence() -> None:
+def test_invalid_vectors_and_kinds_are_refused() -> None:
     target, data, w = problem("classes")
     with pytest.raises(InputError, match=r"The 'v' argument of product must be \(20,\) or \(k, 20\), got \(3,\)"):
         product(Pass(target, w, data), torch.zeros(3))

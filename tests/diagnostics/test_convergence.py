@@ -16,9 +16,11 @@ from priory.diagnostics import (
     ess_quantile,
     ess_sd,
     ess_tail,
+    hdi,
     mcse_mean,
     mcse_quantile,
     mcse_sd,
+    measures,
     nested_r_hat,
     quantile,
     r_hat,
@@ -140,7 +142,7 @@ def test_r_hat_of_two_chains_apart_is_the_formula_written_out():
     assert abs(float(r_hat(x)) - math.sqrt((within / 2 + between / 2) / within)) < 1e-12
 
 
-def test_chains_that_differ_in_spread_alone_are_seen_by_the_folded_r_hat():
+def test_the_folded_r_hat_detects_chains_that_differ_only_in_scale():
     x = torch.randn(4, 1000, generator=stream(0, "spread"), dtype=DOUBLE)
     assert float(r_hat(x)) < 1.01
     assert float(r_hat(x * torch.tensor([1.0, 1.0, 1.0, 3.0], dtype=DOUBLE)[:, None])) > 1.05
@@ -177,16 +179,60 @@ def test_standard_errors_of_independent_draws_are_the_textbook_ones():
     assert abs(float(mcse_quantile(x, 0.5).mean()) * math.sqrt(2 * S / math.pi) - 1) < 0.1
 
 
-def test_the_nested_r_hat_is_the_papers_written_out_in_numpy():
-    x = formula("apart", 6, 5)
-    grouped = x.numpy().reshape(3, 2, 5)
-    within = grouped.var(2, ddof=1).mean(1)
-    between = grouped.mean(2).var(1, ddof=1)
-    apart = grouped.mean((1, 2)).var(ddof=1)
-    assert abs(float(nested_r_hat(x, 3)) - math.sqrt(1 + apart / (within + between).mean())) < 1e-12
+def superchains(count: int, chains: int) -> torch.Tensor:
+    """Ids of neighbouring chains: 0, 0, ..., 1, 1, ..."""
+    return torch.arange(chains) // (chains // count)
 
 
-# arviz 1.3.0, rhat_nested with method="identity": chains by `formula`, groups, value
+def nested_by_loops(x: np.ndarray, ids: list[int]) -> float:
+    """Equations 15 to 19 of Margossian et al. (2024) for draws (chain, draw), one superchain at a time."""
+    centres, spreads = [], []
+    for name in dict.fromkeys(ids):
+        own = [x[c] for c in range(len(ids)) if ids[c] == name]
+        means = [sum(chain) / len(chain) for chain in own]
+        centre = sum(means) / len(own)
+        between = sum((m - centre) ** 2 for m in means) / (len(own) - 1) if len(own) > 1 else 0.0
+        within = 0.0
+        for chain, m in zip(own, means, strict=True):
+            within += sum((v - m) ** 2 for v in chain) / (len(chain) - 1) / len(own) if len(chain) > 1 else 0.0
+        centres.append(centre)
+        spreads.append(between + within)
+    middle = sum(centres) / len(centres)
+    apart = sum((c - middle) ** 2 for c in centres) / (len(centres) - 1)
+    return math.sqrt(1 + apart / (sum(spreads) / len(spreads)))
+
+
+@pytest.mark.parametrize(
+    ("case", "ids"),
+    [
+        (("apart", 6, 5), [0, 0, 1, 1, 2, 2]),
+        (("apart", 6, 5), [7, -1, 3, 3, -1, 7]),
+        (("spread", 8, 1), [0, 1, 0, 1, 0, 1, 0, 1]),
+        (("heavy", 4, 20), [3, 1, 0, 2]),
+        (("sticky", 9, 2), [2, 0, 1, 1, 2, 0, 0, 1, 2]),
+    ],
+)
+def test_the_nested_r_hat_is_the_papers_written_as_loops(case, ids):
+    x = formula(*case)
+    assert abs(float(nested_r_hat(x, ids)) - nested_by_loops(x.numpy(), ids)) < 1e-12
+    assert torch.equal(nested_r_hat(x, torch.tensor(ids)), nested_r_hat(x, ids))
+
+
+@pytest.mark.parametrize(
+    ("x", "ids", "square"),
+    [
+        ([[0.0], [2.0], [4.0], [6.0]], [0, 0, 1, 1], 5.0),  # means 1 and 5: B = 8; W = 2 between chains alone
+        ([[0.0], [4.0], [2.0], [6.0]], [0, 0, 1, 1], 1.25),  # means 2 and 4: B = 2; W = 8
+        ([[0.0], [4.0], [2.0], [6.0]], [5, 2, 5, 2], 5.0),  # the first case in another order
+        ([[0.0, 2.0], [4.0, 6.0]], [0, 1], 5.0),  # one chain each: B = 8; W = 2 within chains alone
+        ([[0.0, 2.0], [2.0, 4.0], [4.0, 6.0], [6.0, 8.0]], [0, 0, 1, 1], 3.0),  # B = 8; W = 2 + 2
+    ],
+)
+def test_the_nested_r_hat_of_small_numbers_is_the_one_by_hand(x, ids, square):
+    assert abs(float(nested_r_hat(torch.tensor(x, dtype=DOUBLE), ids)) ** 2 - square) < 1e-12
+
+
+# arviz 1.3.0, rhat_nested with method="identity": chains by `formula`, superchains, value
 NESTED = [
     (("sticky", 4, 100), 2, 1.0225993666768176),
     (("apart", 6, 50), 3, 2.0238206273220225),
@@ -195,24 +241,54 @@ NESTED = [
 ]
 
 
-@pytest.mark.parametrize(("case", "groups", "published"), NESTED, ids=str)
-def test_the_nested_r_hat_is_that_of_arviz_as_it_was_written_down(case, groups, published):
-    assert abs(float(nested_r_hat(formula(*case), groups)) - published) < 1e-10
+@pytest.mark.parametrize(("case", "count", "published"), NESTED, ids=str)
+def test_the_nested_r_hat_is_that_of_arviz_as_it_was_written_down(case, count, published):
+    assert abs(float(nested_r_hat(formula(*case), superchains(count, case[1]))) - published) < 1e-10
 
 
-def test_one_draw_a_chain_is_enough_for_the_nested_r_hat():
-    """16 groups of 64 chains: sqrt(1 + 1/64) where they have converged; B has the standard error sqrt(2/15) of it."""
-    x = torch.randn(1024, 1, generator=stream(0, "nested"), dtype=DOUBLE)
-    excess = float(nested_r_hat(x, 16)) ** 2 - 1
+@pytest.mark.parametrize(("size", "draws"), [(16, 1), (4, 6), (1, 40)])
+def test_the_nested_r_hat_of_independent_draws_has_an_f_distribution(size, draws):
+    """(nested R-hat^2 - 1) M N = M N B / W is F(K - 1, K (M N - 1)) for M = 1 or N = 1: W is the pooled variance then.
+
+    Otherwise W has the mean 1 + 1 / N, as the means of chains are counted too, and the mean of the ratio is tested.
+    """
+    count, quantities = 8, 2000
+    x = torch.randn(count * size, draws, quantities, generator=stream(0, "nested law"), dtype=DOUBLE)
+    within = 1 + (1 / draws if size > 1 and draws > 1 else 0.0)
+    ratio = (nested_r_hat(x, superchains(count, count * size)).square() - 1) * size * draws * within
+    if within == 1:
+        law = scipy.stats.f(count - 1, count * (size * draws - 1))
+        assert scipy.stats.kstest(ratio.numpy(), law.cdf).pvalue > 1e-5  # false alarms at 1e-5
+    else:
+        # E[1/W] exceeds 1/E[W] by Var W / E[W]^2 < 1 / 80 of it; 5 standard errors, 6e-7
+        error = math.sqrt(2 / (count - 1) / quantities)
+        assert -5 * error < float(ratio.mean()) - 1 < 1 / 80 + 5 * error
+
+
+def test_one_draw_per_chain_is_enough_for_the_nested_r_hat():
+    """16 superchains of 64 chains: sqrt(1 + 1/64) if they have converged; B has the standard error sqrt(2/15) of it."""
+    x, ids = torch.randn(1024, 1, generator=stream(0, "nested"), dtype=DOUBLE), superchains(16, 1024)
+    excess = float(nested_r_hat(x, ids)) ** 2 - 1
     assert abs(excess * 64 - 1) < 5 * math.sqrt(2 / 15)
-    apart = x + torch.arange(16, dtype=DOUBLE).repeat_interleave(64)[:, None]
-    assert float(nested_r_hat(apart, 16)) > 3
+    assert float(nested_r_hat(x + ids[:, None], ids)) > 3
 
 
-def test_one_chain_a_group_has_the_variance_within_alone():
-    x = formula("apart", 4, 20)
-    expected = (1 + x.mean(1).var() / x.var(1).mean()).sqrt()
-    assert abs(float(nested_r_hat(x, 4)) - float(expected)) < 1e-12
+def test_the_nested_r_hat_of_several_quantities_is_that_of_each(monkeypatch):
+    x, ids = torch.stack([formula(k, 4, 40) for k in ("sticky", "heavy", "apart", "tied")], -1), [1, 0, 0, 1]
+    x = torch.cat([x, x[..., :2]], -1)
+    x[2, 3, 4], x[..., 5] = math.inf, 0.1
+    apart = torch.stack([nested_r_hat(x[..., i], ids) for i in range(6)]).reshape(2, 3)
+    assert apart.isnan().tolist() == [[False, False, False], [False, True, True]]
+    torch.testing.assert_close(nested_r_hat(x.reshape(4, 40, 2, 3), ids), apart, rtol=1e-12, atol=0, equal_nan=True)
+    monkeypatch.setattr(convergence, "BLOCK_ELEMENTS", 80)  # two at a time
+    torch.testing.assert_close(nested_r_hat(x.reshape(4, 40, 2, 3), ids), apart, rtol=1e-12, atol=0, equal_nan=True)
+    assert nested_r_hat(x[..., :0], ids).shape == (0,)
+    assert nested_r_hat(x.float(), ids).dtype == DOUBLE
+
+
+def test_superchains_that_stand_still_apart_have_an_infinite_nested_r_hat():
+    x = torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=DOUBLE)[:, None].expand(4, 10)
+    assert float(nested_r_hat(x, [0, 0, 1, 1])) == math.inf
 
 
 def test_bfmi_of_independent_energies_is_two_and_of_a_random_walk_is_nearly_none():
@@ -237,6 +313,50 @@ def test_a_quantile_is_linear_between_two_draws():
     assert abs(float(quantile(x, 0.1)) - 1.3) < 1e-12
 
 
+def test_the_effective_size_within_chains_ignores_that_they_disagree():
+    """Independent draws around different means: each chain is worth its draws, all of them together a few."""
+    x = torch.randn(8, 500, 4, generator=stream(0, "within"), dtype=DOUBLE)
+    apart = measures(x + 3 * torch.arange(8, dtype=DOUBLE)[:, None, None])
+    assert bool((apart.ess_bulk < 40).all())
+    assert bool((apart.ess_within > 2000).all())
+    # chains that agree have nearly the same of both
+    torch.testing.assert_close(measures(x).ess_within, ess_bulk(x), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("level", [0.1, 0.5, 0.9, 0.94])
+def test_the_highest_density_interval_is_the_shortest_of_all(level):
+    x = torch.stack([formula(kind, 3, 33) for kind in ("mixed", "heavy", "tied", "apart")], -1)
+    found = hdi(x, level)
+    assert found.shape == (4, 2)
+    for i in range(4):
+        ordered, inside = sorted(x[..., i].flatten().tolist()), math.floor(level * 99)
+        intervals = [(ordered[j], ordered[j + inside]) for j in range(99 - inside)]
+        assert tuple(found[i].tolist()) == min(intervals, key=lambda ends: ends[1] - ends[0])
+
+
+def test_the_highest_density_interval_is_that_of_the_arviz_that_is_installed():
+    import arviz as az
+
+    x = formula("heavy", 4, 50)
+    for level in (0.5, 0.8, 0.95):
+        theirs = az.hdi(x.numpy().flatten(), level)
+        np.testing.assert_allclose(hdi(x, level).numpy(), theirs, rtol=1e-12)
+
+
+def test_the_highest_density_interval_of_an_exponential_begins_at_zero():
+    """The shortest interval with 80 % is (0, log 5); the error of its end is near sqrt(0.8 * 0.2 / S) / 0.2 = 0.006."""
+    x = torch.empty(4, 25_000, dtype=DOUBLE).exponential_(generator=stream(0, "hdi"))
+    low, high = hdi(x, 0.8).tolist()
+    assert 0 <= low < 0.05
+    assert abs(high - low - math.log(5)) < 5 * 0.0064  # false alarms at 6e-7
+
+
+@pytest.mark.parametrize("level", [0, 1, 1.5, "most"])
+def test_invalid_levels_are_refused(level):
+    with pytest.raises(InputError, match="The 'level' argument of hdi must lie between 0 and 1"):
+        hdi(torch.zeros(2, 10), level)
+
+
 # Shapes and edges.
 
 
@@ -247,12 +367,12 @@ def test_quantities_are_worked_on_apart_and_some_at_a_time(name, monkeypatch):
     together = MEASURES[name](x.reshape(4, 40, 2, 3))
     assert together.shape == (2, 3)
     torch.testing.assert_close(together, one_by_one.reshape(2, 3), rtol=1e-12, atol=0)
-    monkeypatch.setattr(convergence, "BLOCK_NUMBERS", 320)  # two at a time
+    monkeypatch.setattr(convergence, "BLOCK_ELEMENTS", 320)  # two at a time
     torch.testing.assert_close(MEASURES[name](x.reshape(4, 40, 2, 3)), together, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("name", [name for name in MEASURES if name != "bfmi"])
-def test_nothing_is_said_where_there_is_nothing_to_say(name):
+def test_diagnostics_are_nan_where_they_are_undefined(name):
     x = torch.stack([formula("mixed", 3, 20)] * 4, -1)
     x[:, :, 1] = 0.1  # never varies
     x[1, 3, 2] = math.nan
@@ -288,7 +408,7 @@ def test_float32_is_worked_on_in_float64():
 
 @pytest.mark.parametrize("name", MEASURES)
 @pytest.mark.parametrize("x", [torch.zeros(5), [0.0], torch.zeros(0, 5), torch.zeros(5, 0)])
-def test_what_are_no_draws_is_refused(name, x):
+def test_invalid_draws_are_refused(name, x):
     if name == "bfmi" and isinstance(x, torch.Tensor) and x.ndim == 2:
         return
     with pytest.raises(InputError, match=r"must be a tensor \(chain, draw"):
@@ -297,12 +417,25 @@ def test_what_are_no_draws_is_refused(name, x):
 
 @pytest.mark.parametrize("q", [0, 1, -0.1, "half"])
 @pytest.mark.parametrize("measure", [ess_quantile, mcse_quantile, quantile])
-def test_what_is_no_probability_is_refused(measure, q):
+def test_invalid_probabilities_are_refused(measure, q):
     with pytest.raises(InputError, match=f"The 'q' argument of {measure.__name__} must lie between 0 and 1"):
         measure(torch.zeros(2, 10), q)
 
 
-@pytest.mark.parametrize(("groups", "shape"), [(1, (4, 5)), (3, (4, 5)), (4, (4, 1)), (2.0, (4, 5))])
-def test_groups_that_do_not_divide_the_chains_are_refused(groups, shape):
-    with pytest.raises(InputError, match="The 'groups' argument of nested_r_hat must be an integer >= 2 that divides"):
-        nested_r_hat(torch.zeros(shape), groups)
+@pytest.mark.parametrize("ids", [[0, 1, 0], [0.0, 0.0, 1.0, 1.0], [[0, 0, 1, 1]], 2])
+def test_invalid_superchains_are_refused(ids):
+    with pytest.raises(
+        InputError, match="The 'superchains' argument of nested_r_hat must be 4 integers, one per chain"
+    ):
+        nested_r_hat(torch.zeros(4, 5), ids)
+
+
+@pytest.mark.parametrize("ids", [[0, 0, 0, 0], [0, 0, 0, 1]])
+def test_superchains_of_different_sizes_are_refused(ids):
+    with pytest.raises(InputError, match="must be two or more superchains of the same number of chains, got"):
+        nested_r_hat(torch.zeros(4, 5), ids)
+
+
+def test_a_superchain_of_a_single_draw_is_refused():
+    with pytest.raises(InputError, match="The 'x' argument of nested_r_hat must have two draws or more in each of"):
+        nested_r_hat(torch.zeros(4, 1), [0, 1, 2, 3])

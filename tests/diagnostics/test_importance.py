@@ -135,7 +135,7 @@ def test_weights_that_span_more_than_a_number_can_hold_are_smoothed():
     assert not bool(torch.isnan(smoothed).any())
 
 
-def test_resampling_gives_each_draw_its_share_to_the_nearest_whole_number():
+def test_resampling_counts_are_the_expected_counts_up_to_rounding():
     log_weights = torch.randn(30, generator=stream(0, "share"), dtype=DOUBLE)
     share = 1000 * log_weights.softmax(0)
     counts = torch.bincount(importance_resample(log_weights + 5, 1000, stream(1)), minlength=30)
@@ -167,15 +167,15 @@ def test_a_draw_of_weight_zero_is_never_resampled():
 @pytest.mark.parametrize(
     ("log_weights", "must"),
     [
-        (torch.zeros(2, 2), "be a vector of one or more"),
-        (torch.zeros(0), "be a vector of one or more"),
-        ([0.0], "be a vector of one or more"),
-        (torch.tensor([0.0, math.nan]), "be numbers, of which the largest is finite"),
-        (torch.tensor([0.0, math.inf]), "be numbers, of which the largest is finite"),
-        (torch.full((3,), -math.inf), "be numbers, of which the largest is finite"),
+        (torch.zeros(2, 2), "be a vector with at least one entry"),
+        (torch.zeros(0), "be a vector with at least one entry"),
+        ([0.0], "be a vector with at least one entry"),
+        (torch.tensor([0.0, math.nan]), "have no NaN, and a finite maximum"),
+        (torch.tensor([0.0, math.inf]), "have no NaN, and a finite maximum"),
+        (torch.full((3,), -math.inf), "have no NaN, and a finite maximum"),
     ],
 )
-def test_what_are_no_log_weights_is_refused(function, log_weights, must):
+def test_invalid_log_weights_are_refused(function, log_weights, must):
     with pytest.raises(InputError, match=f"The 'log_weights' argument of .* must {must}"):
         function(log_weights)
 
@@ -187,7 +187,7 @@ def test_resampling_none_is_refused(n):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-def test_weights_that_differ_by_rounding_alone_have_no_tail(dtype):
+def test_weights_that_differ_only_by_rounding_have_no_tail(dtype):
     noise = torch.randn(1000, generator=stream(0, "rounding"), dtype=DOUBLE)
     even = (10 * torch.finfo(dtype).eps * noise).to(dtype)
     smoothed, shape = psis(even)

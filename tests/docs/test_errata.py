@@ -143,7 +143,7 @@ def test_the_entropy_term_of_the_em_bound_is_summed_over_the_data_too():
     theta, q = problem.theta, problem.responsibilities(problem.theta)
     prior = torch.stack([theta[0], 1 - theta[0]])
     fit = (q * Normal(theta[1:3], theta[3:5]).log_prob(problem.y.unsqueeze(-1))).sum()
-    divergences = (q * (prior / q).log()).sum(-1)  # minus KL(q_n || p(z)), one a datum
+    divergences = (q * (prior / q).log()).sum(-1)  # minus KL(q_n || p(z)), one value per row
     evidence = problem.log_likelihood(theta)
     assert torch.isclose(fit + divergences.sum(), evidence, rtol=0, atol=1e-12)
     assert all(fit + one > evidence + 1 for one in divergences)  # with one term it is not even a bound

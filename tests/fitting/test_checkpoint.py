@@ -1,4 +1,4 @@
-"""A killed fit goes on with the same bits as one that never was, and a checkpoint of another fit is refused."""
+"""An interrupted fit resumes with the same result as an uninterrupted one; a checkpoint of another fit is refused."""
 
 import contextlib
 import os
@@ -68,7 +68,7 @@ def loader_whose_sampler_has_a_generator() -> DataLoader[Any]:
 
 
 class ShortMAP(pr.MAP):
-    """A stage of few steps."""
+    """MAP with few steps, as a first stage."""
 
     def length(self, data: Any) -> int:
         return 12
@@ -86,7 +86,7 @@ def run(
     prior: Any = "glorot",
     **options: Any,
 ) -> Posterior:
-    """One fit from nothing, of a model of its own."""
+    """Run one fit of a newly built model."""
     if not isinstance(data, DataLoader):
         options.setdefault("batch_size", 8)
     if "epochs" not in options:
@@ -94,8 +94,8 @@ def run(
     return pr.fit(pr.Model(net(), likelihood(), prior), data, method, progress=False, **options)
 
 
-def same(a: Posterior, b: Posterior) -> None:
-    """Every bit of the two is the same: tensors, buffers, the whole history, the next draws."""
+def assert_same_fit(a: Posterior, b: Posterior) -> None:
+    """Assert that tensors, buffers, histories and draws of two posteriors are equal exactly."""
     for mine, other in ((a.tensors(), b.tensors()), (a.buffers, b.buffers), (a.history, b.history)):
         assert mine.keys() == other.keys()
         for name in mine:
@@ -104,25 +104,25 @@ def same(a: Posterior, b: Posterior) -> None:
 
 
 class Interrupt:
-    """A callback that a person's Ctrl-C falls into, at the first epoch that ends at or after a step."""
+    """A callback that raises KeyboardInterrupt at the first epoch that ends at or after a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def __call__(self, moment: FitProgress) -> None:
-        if moment.step >= self.step:
+    def __call__(self, progress: FitProgress) -> None:
+        if progress.step >= self.step:
             raise KeyboardInterrupt
 
 
-class StopAt(Exception):  # noqa: N818 - it stands for a kill
-    """What ends a fit with no chance to keep anything."""
+class StopAt(Exception):  # noqa: N818 - not an error
+    """Stands for the death of the process: the fit can't write anything after it."""
 
 
 class Kill(Interrupt):
-    """A callback that ends the fit as a kill does: nothing is written any more."""
+    """A callback that ends the fit without a last checkpoint, as a killed process does."""
 
-    def __call__(self, moment: FitProgress) -> None:
-        if moment.step >= self.step:
+    def __call__(self, progress: FitProgress) -> None:
+        if progress.step >= self.step:
             raise StopAt
 
 
@@ -131,10 +131,10 @@ class Kill(Interrupt):
 FITS: dict[str, Callable[..., Posterior]] = {
     "MAP": lambda **o: run(pr.MAP(), likelihood=GIVEN, **o),
     "MAP with a learnt noise": lambda **o: run(pr.MAP(), **o),
-    "MAP of all rows at once": lambda **o: run(pr.MAP(), batch_size=22, **o),
+    "MAP with full batches": lambda **o: run(pr.MAP(), batch_size=22, **o),
     "MeanField": lambda **o: run(pr.MeanField(), **o),
     "MeanField with three samples": lambda **o: run(pr.MeanField(samples=3), **o),
-    "MeanField with a prior of no closed form": lambda **o: run(pr.MeanField(), prior=Laplace(0.0, 1.0), **o),
+    "MeanField with a prior without a closed-form KL": lambda **o: run(pr.MeanField(), prior=Laplace(0.0, 1.0), **o),
     "MeanField with a schedule": lambda **o: run(pr.MeanField(schedule=lambda opt: StepLR(opt, 10)), **o),
     "MeanField from MAP": lambda **o: run(pr.MeanField(start=ShortMAP(learning_rate=0.05)), **o),
     "MeanField of a Dataset": lambda **o: run(pr.MeanField(), Rows(), **o),
@@ -154,80 +154,80 @@ FITS: dict[str, Callable[..., Posterior]] = {
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_a_fit_gives_the_same_bits_twice(name: str) -> None:
-    same(FITS[name](), FITS[name]())
+def test_two_runs_of_a_fit_give_the_same_result(name: str) -> None:
+    assert_same_fit(FITS[name](), FITS[name]())
 
 
 @pytest.mark.parametrize("step", [1, 12, 25])
 @pytest.mark.parametrize("name", FITS)
-def test_an_interrupted_fit_that_goes_on_has_the_bits_of_one_that_was_not(name: str, step: int, tmp_path: Path) -> None:
+def test_an_interrupted_fit_resumes_with_the_same_result(name: str, step: int, tmp_path: Path) -> None:
     path = tmp_path / "fit.checkpoint"
     with pytest.raises(KeyboardInterrupt):
         FITS[name](checkpoint=path, callbacks=[Interrupt(step)])
     assert path.exists()
-    same(FITS[name](checkpoint=path), FITS[name]())
+    assert_same_fit(FITS[name](checkpoint=path), FITS[name]())
 
 
 @pytest.mark.parametrize("every", [1, 7])
 @pytest.mark.parametrize("name", ["MAP with a learnt noise", "MeanField with three samples"])
-def test_a_killed_fit_that_goes_on_from_its_last_checkpoint_has_the_bits_of_one_that_was_not(
+def test_a_killed_fit_resumes_from_its_last_checkpoint_with_the_same_result(
     name: str, every: int, tmp_path: Path
 ) -> None:
     path, whole = tmp_path / "fit.checkpoint", FITS[name]()
     for step in (8, 14, 21, 27):
         path.unlink(missing_ok=True)
-        with contextlib.suppress(StopAt):  # no epoch ends after the last steps: then the fit is whole
+        with contextlib.suppress(StopAt):  # if no epoch ends after this step, the fit finishes
             FITS[name](checkpoint=pr.Checkpoint(path, every=every), callbacks=[Kill(step)])
-        same(FITS[name](checkpoint=pr.Checkpoint(path, every=every)), whole)
+        assert_same_fit(FITS[name](checkpoint=pr.Checkpoint(path, every=every)), whole)
 
 
-def test_a_fit_may_be_interrupted_many_times(tmp_path: Path) -> None:
+def test_a_fit_may_be_interrupted_several_times(tmp_path: Path) -> None:
     path = tmp_path / "fit.checkpoint"
     for step in (5, 11, 16, 22):
         with pytest.raises(KeyboardInterrupt):
             FITS["MeanField"](checkpoint=path, callbacks=[Interrupt(step)])
-    same(FITS["MeanField"](checkpoint=path), FITS["MeanField"]())
+    assert_same_fit(FITS["MeanField"](checkpoint=path), FITS["MeanField"]())
 
 
-class Tripwire(nn.Module):
-    """A layer in which a Ctrl-C arrives, at the given pass of those that follow `arm`."""
+class InterruptedLayer(nn.Module):
+    """A layer that raises KeyboardInterrupt at the given pass after it is armed."""
 
     left: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if Tripwire.left is not None:
-            Tripwire.left -= 1
-            if Tripwire.left == 0:
-                Tripwire.left = None
+        if InterruptedLayer.left is not None:
+            InterruptedLayer.left -= 1
+            if InterruptedLayer.left == 0:
+                InterruptedLayer.left = None
                 raise KeyboardInterrupt
         return x
 
 
-def wired() -> nn.Module:
-    return nn.Sequential(*plain(), Tripwire())
+def interruptible() -> nn.Module:
+    return nn.Sequential(*plain(), InterruptedLayer())
 
 
-class Arm:
-    """A callback that lets a pass of the network fail soon after the first epoch that ends at a step or later."""
+class ArmLayer:
+    """A callback that arms the layer at the first epoch that ends at or after a step."""
 
     def __init__(self, step: int, passes: int) -> None:
         self.step, self.passes = step, passes
 
-    def __call__(self, moment: FitProgress) -> None:
-        if moment.step >= self.step and self.passes:
-            Tripwire.left, self.passes = self.passes, 0
+    def __call__(self, progress: FitProgress) -> None:
+        if progress.step >= self.step and self.passes:
+            InterruptedLayer.left, self.passes = self.passes, 0
 
 
 @pytest.mark.parametrize("method", [pr.MAP(), pr.MeanField(), pr.MeanField(samples=3)], ids=str)
 @pytest.mark.parametrize("passes", [1, 2, 3])
-def test_an_interrupt_in_the_middle_of_a_step_loses_no_bit(method: Any, passes: int, tmp_path: Path) -> None:
+def test_a_fit_interrupted_inside_a_step_resumes_with_the_same_result(method: Any, passes: int, tmp_path: Path) -> None:
     path = tmp_path / "fit.checkpoint"
     with pytest.raises(KeyboardInterrupt):
-        run(method, net=wired, checkpoint=path, callbacks=[Arm(9, passes)])
-    same(run(method, net=wired, checkpoint=path), run(method, net=wired))
+        run(method, net=interruptible, checkpoint=path, callbacks=[ArmLayer(9, passes)])
+    assert_same_fit(run(method, net=interruptible, checkpoint=path), run(method, net=interruptible))
 
 
-CHILD = """
+CHILD_SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[2])
 import torch
@@ -239,33 +239,33 @@ t.short_fit(sys.argv[3], checkpoint=pr.Checkpoint(sys.argv[1], every=5), callbac
 
 
 class KillTheProcess(Interrupt):
-    """A callback that kills its own process, at the first epoch that ends at or after a step."""
+    """A callback that kills the process at the first epoch that ends at or after a step."""
 
-    def __call__(self, moment: FitProgress) -> None:
-        if moment.step >= self.step:
+    def __call__(self, progress: FitProgress) -> None:
+        if progress.step >= self.step:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def short_fit(name: str, **options: Any) -> Posterior:
-    """The fit that is killed between two of its checkpoints."""
+    """Run the fit that the child process is killed in, between two checkpoints."""
     return run(pr.MAP() if name == "MAP" else pr.MeanField(samples=3), steps=60, **options)
 
 
 @pytest.mark.parametrize("name", ["MAP", "MeanField"])
-def test_a_process_that_was_killed_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_a_fit_in_a_killed_process_resumes_with_the_same_result(name: str, tmp_path: Path) -> None:
     path = tmp_path / "fit.checkpoint"
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", CHILD, str(path), str(Path(__file__).parent), name]
+    command = [sys.executable, "-c", CHILD_SCRIPT, str(path), str(Path(__file__).parent), name]
     child = subprocess.run(command, env=environment, stderr=subprocess.PIPE, check=False)
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()
     assert path.exists()
-    same(short_fit(name, checkpoint=path), short_fit(name))
+    assert_same_fit(short_fit(name, checkpoint=path), short_fit(name))
 
 
-# Callbacks with a memory.
+# Callbacks with a state.
 
 
-def test_an_early_stop_goes_on_with_its_memory(tmp_path: Path) -> None:
+def test_early_stop_resumes_with_its_state(tmp_path: Path) -> None:
     def fit(*more: Any, **options: Any) -> tuple[Posterior, pr.EarlyStop]:
         stop = pr.EarlyStop(patience=6, data=(X[:6], Y[:6] + 3.0))
         method = pr.MeanField(learning_rate=0.05)
@@ -277,42 +277,44 @@ def test_an_early_stop_goes_on_with_its_memory(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(Interrupt(steps - 9), checkpoint=path)
     resumed, second = fit(checkpoint=path)
-    same(resumed, whole)
+    assert_same_fit(resumed, whole)
     assert (second.best, second.waited) == (first.best, first.waited)
 
 
-def test_a_fit_that_was_stopped_early_is_finished(tmp_path: Path) -> None:
+def test_a_fit_that_a_callback_stopped_is_not_resumed(tmp_path: Path) -> None:
     path, calls = tmp_path / "fit.checkpoint", []
 
-    def stop(moment: FitProgress) -> bool:
-        calls.append(moment.step)
-        return moment.step >= 9
+    def stop(progress: FitProgress) -> bool:
+        calls.append(progress.step)
+        return progress.step >= 9
 
     first = run(pr.MeanField(), checkpoint=path, callbacks=[stop])
     assert calls == [3, 6, 9]
     second = run(pr.MeanField(), checkpoint=path, callbacks=[stop])
     assert calls == [3, 6, 9]
     assert len(second.history["loss"]) == 9
-    same(first, second)
+    assert_same_fit(first, second)
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_a_finished_fit_returns_at_once_with_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_a_finished_fit_is_loaded_from_its_checkpoint_without_further_steps(name: str, tmp_path: Path) -> None:
     path, calls = tmp_path / "fit.checkpoint", []
     first = FITS[name](checkpoint=path)
     written = path.read_bytes()
-    second = FITS[name](checkpoint=path, callbacks=[lambda moment: calls.append(moment.step)])
+    second = FITS[name](checkpoint=path, callbacks=[lambda progress: calls.append(progress.step)])
     assert calls == []
     assert path.read_bytes() == written
-    same(first, second)
-    same(first, FITS[name]())
+    assert_same_fit(first, second)
+    assert_same_fit(first, FITS[name]())
 
 
-def test_a_checkpoint_changes_no_bit_of_a_fit(tmp_path: Path) -> None:
-    same(FITS["MeanField"](checkpoint=pr.Checkpoint(tmp_path / "fit.checkpoint", every=1)), FITS["MeanField"]())
+def test_writing_checkpoints_does_not_change_the_fit(tmp_path: Path) -> None:
+    assert_same_fit(
+        FITS["MeanField"](checkpoint=pr.Checkpoint(tmp_path / "fit.checkpoint", every=1)), FITS["MeanField"]()
+    )
 
 
-# What is written, and when.
+# When checkpoints are written.
 
 
 def steps_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -328,9 +330,7 @@ def steps_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_a_checkpoint_is_written_every_so_many_steps_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_written_every_n_steps_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = steps_written(monkeypatch)
     run(pr.MeanField(), steps=25, checkpoint=pr.Checkpoint(tmp_path / "fit.checkpoint", every=10))
     assert sorted(set(found)) == [10, 20, 25]
@@ -342,7 +342,7 @@ def test_a_checkpoint_every_zero_seconds_is_written_each_step(tmp_path: Path, mo
     assert sorted(set(found)) == [1, 2, 3, 4, 5]
 
 
-def test_a_short_fit_with_a_path_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_fit_with_a_path_writes_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = steps_written(monkeypatch)
     run(pr.MeanField(), steps=5, checkpoint=str(tmp_path / "fit.checkpoint"))
     assert found == [5]
@@ -357,34 +357,34 @@ def test_a_short_fit_with_a_path_is_written_once(tmp_path: Path, monkeypatch: py
         (lambda: pr.Checkpoint("x", every=0), "The 'every' argument of Checkpoint must be an integer >= 1"),
     ],
 )
-def test_what_is_no_checkpoint_is_refused(build: Callable[[], Any], sentence: str) -> None:
+def test_invalid_checkpoint_arguments_are_refused(build: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(pr.InputError, match=sentence):
         build()
 
 
-def test_a_folder_that_is_missing_is_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused_before_the_first_step(tmp_path: Path) -> None:
     calls = []
     with pytest.raises(pr.InputError, match="folder that exists"):
         run(
             pr.MeanField(),
             checkpoint=tmp_path / "nowhere" / "fit.checkpoint",
-            callbacks=[lambda moment: calls.append(moment.step)],
+            callbacks=[lambda progress: calls.append(progress.step)],
         )
     assert calls == []
 
 
-# Another fit.
+# Checkpoints of other fits.
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Path:
+def checkpoint_path(tmp_path: Path) -> Path:
     path = tmp_path / "fit.checkpoint"
     with pytest.raises(KeyboardInterrupt):
         run(pr.MeanField(), checkpoint=path, callbacks=[Interrupt(12)])
     return path
 
 
-OTHERS: dict[str, tuple[Callable[..., Posterior], str]] = {
+OTHER_FITS: dict[str, tuple[Callable[..., Posterior], str]] = {
     "seed": (lambda **o: run(pr.MeanField(), seed=1, **o), "its seed is 0, this one's is 1"),
     "method": (lambda **o: run(pr.MAP(), **o), r"its method is MeanField\(\), this one's is MAP\(\)"),
     "options": (
@@ -405,24 +405,24 @@ OTHERS: dict[str, tuple[Callable[..., Posterior], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_checkpoint_of_another_fit_is_refused_and_the_difference_is_named(name: str, kept: Path) -> None:
-    fit, difference = OTHERS[name]
-    before = kept.read_bytes()
+@pytest.mark.parametrize("name", OTHER_FITS)
+def test_a_checkpoint_of_another_fit_is_refused_with_the_difference(name: str, checkpoint_path: Path) -> None:
+    fit, difference = OTHER_FITS[name]
+    before = checkpoint_path.read_bytes()
     with pytest.raises(pr.StoreError, match=f"is of another fit: .*{difference}"):
-        fit(checkpoint=kept)
-    assert kept.read_bytes() == before
+        fit(checkpoint=checkpoint_path)
+    assert checkpoint_path.read_bytes() == before
 
 
-def test_a_corrupt_checkpoint_is_refused(kept: Path) -> None:
-    data = bytearray(kept.read_bytes())
+def test_a_corrupt_checkpoint_is_refused(checkpoint_path: Path) -> None:
+    data = bytearray(checkpoint_path.read_bytes())
     data[-9] ^= 1
-    kept.write_bytes(data)
+    checkpoint_path.write_bytes(data)
     with pytest.raises(pr.StoreError, match="corrupt"):
-        run(pr.MeanField(), checkpoint=kept)
+        run(pr.MeanField(), checkpoint=checkpoint_path)
 
 
-# Seeds and streams.
+# Seeds and random generators.
 
 
 @pytest.mark.parametrize("data", [(X, Y), Rows(), None], ids=["tensors", "dataset", "loader"])
@@ -436,7 +436,7 @@ def test_different_seeds_give_different_fits(method: Any, data: Any) -> None:
 @pytest.mark.parametrize("net", [plain, normed])
 @pytest.mark.parametrize("data", [(X, Y), Rows(), None], ids=["tensors", "dataset", "loader"])
 @pytest.mark.parametrize("method", [pr.MAP(), pr.MeanField(samples=3), pr.MeanField(start=ShortMAP())], ids=str)
-def test_a_fit_and_a_prediction_leave_every_global_stream_alone(method: Any, data: Any, net: Any) -> None:
+def test_a_fit_and_a_prediction_leave_all_global_generators_unchanged(method: Any, data: Any, net: Any) -> None:
     model, rows = pr.Model(net(), pr.Gaussian()), loader() if data is None else data
     torch.manual_seed(3)
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
@@ -448,23 +448,23 @@ def test_a_fit_and_a_prediction_leave_every_global_stream_alone(method: Any, dat
     assert before[2] == random.getstate()
 
 
-def test_the_global_seed_has_no_part_in_a_fit() -> None:
+def test_a_fit_does_not_depend_on_the_global_seed() -> None:
     model = pr.Model(plain(), pr.Gaussian())
     found = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         found.append(pr.fit(model, loader(), pr.MeanField(), steps=9, progress=False))
-    same(*found)
+    assert_same_fit(*found)
 
 
-def test_a_loaders_own_generator_is_left_as_it_was() -> None:
+def test_the_generator_of_a_loader_is_left_unchanged() -> None:
     rows = loader_with_its_own_generator()
     before = rows.generator.get_state()
     run(pr.MeanField(), rows, steps=5)
     assert torch.equal(before, rows.generator.get_state())
 
 
-def test_a_fit_leaves_the_network_as_it_was() -> None:
+def test_a_fit_leaves_the_network_unchanged() -> None:
     net = normed()
     before = {name: t.clone() for name, t in net.state_dict().items()}
     modes = [m.training for m in net.modules()]

@@ -1,4 +1,4 @@
-"""Chains on several processes: each has noise of its own, and all end with the chains of all."""
+"""Chains on several processes: each process has its own noise, and all return the chains of all processes."""
 
 import os
 import re
@@ -25,7 +25,7 @@ from priory.posteriors.chains import Chains
 sys.path.insert(0, str(Path(__file__).parent))
 from test_kept_draws import Autoregression, StopAt, Walk, kill_at
 
-WORLD, STEPS = 2, 12
+WORLD_SIZE, STEPS = 2, 12
 
 
 def density() -> pr.Density:
@@ -47,7 +47,7 @@ def mode() -> torch.Tensor:
 
 
 def killed_and_resumed(folder: Path, here: int) -> Chains:
-    """One process is killed at step 60 and the other at 75, after the first look at the ESS and before the second."""
+    """Kill one process at step 60 and the other at 75, between the first and the second check of the ESS."""
     method = Autoregression(until_ess=400)
     checkpoint = pr.Checkpoint(folder / "fit.checkpoint", every=7 + here)
     with pytest.raises(StopAt):
@@ -55,8 +55,8 @@ def killed_and_resumed(folder: Path, here: int) -> Chains:
     return fit(method, 4000, checkpoint=checkpoint)
 
 
-def ended_on_one(folder: Path, here: int) -> Chains:
-    """The first process has written that the fit ended; the second is at a checkpoint from long before."""
+def finished_on_one(folder: Path, here: int) -> Chains:
+    """Resume when the first process has finished the fit and the second has only an early checkpoint."""
     method, path = Autoregression(until_ess=400), folder / "ended.checkpoint"
     mine, kept = Path(f"{path}.{here}" if here else path), folder / f"kept.{here}"
 
@@ -71,12 +71,12 @@ def ended_on_one(folder: Path, here: int) -> Chains:
 
 
 def work(here: int, folder: Path) -> None:
-    """What each process does; what it finds goes to a file."""
+    """Run all fits on one process, and write the results to a file."""
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=here, world_size=WORLD, timeout=timedelta(minutes=3)
+        "gloo", init_method=f"file://{folder}/meet", rank=here, world_size=WORLD_SIZE, timeout=timedelta(minutes=3)
     )
-    assert (world(), rank()) == (WORLD, here)
+    assert (world(), rank()) == (WORLD_SIZE, here)
     found: dict[str, Any] = {
         "gathered": gather(torch.tensor([[10 * here, 1]])),
         "noise": torch.rand(3, generator=own_stream(0, "noise")),
@@ -85,7 +85,7 @@ def work(here: int, folder: Path) -> None:
     walk = fit(Walk(chains=3, warmup=5))
     found |= {"walk": walk.w, **walk.statistics, "draws": walk.draws["w"], "sample": walk.sample(4, seed=1)["w"]}
     enough = fit(Autoregression(until_ess=400), 4000)
-    found |= {"enough": enough.w, "again": killed_and_resumed(folder, here).w, "ended": ended_on_one(folder, here).w}
+    found |= {"enough": enough.w, "again": killed_and_resumed(folder, here).w, "ended": finished_on_one(folder, here).w}
     with pytest.raises(
         InputError, match="'store' argument of Autoregression must be left out when chains run on several"
     ):
@@ -97,11 +97,11 @@ def work(here: int, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.Tensor]]:
     folder = tmp_path_factory.mktemp("processes")
-    multiprocessing.spawn(work, (folder,), nprocs=WORLD)  # pyright: ignore[reportPrivateImportUsage]
-    return [torch.load(folder / f"{k}.pt") for k in range(WORLD)]
+    multiprocessing.spawn(work, (folder,), nprocs=WORLD_SIZE)  # pyright: ignore[reportPrivateImportUsage]
+    return [torch.load(folder / f"{k}.pt") for k in range(WORLD_SIZE)]
 
 
-def test_without_processes_there_is_one():
+def test_without_torch_distributed_there_is_one_process():
     assert (world(), rank()) == (1, 0)
     assert torch.equal(gather(torch.arange(3)), torch.arange(3))
     assert torch.equal(
@@ -110,18 +110,18 @@ def test_without_processes_there_is_one():
     )
 
 
-def test_every_process_gets_the_tensors_of_all_in_their_order(found):
+def test_gathering_returns_the_tensors_of_all_processes_in_rank_order(found):
     for each in found:
         assert each["gathered"].tolist() == [[0, 1], [10, 1]]
 
 
-def test_each_process_has_noise_of_its_own_and_the_first_that_of_a_process_alone(found):
+def test_each_process_has_its_own_noise_and_rank_zero_that_of_a_single_process(found):
     alone = torch.rand(3, generator=stream(0, "noise"))
     assert torch.equal(found[0]["noise"], alone)
     assert not torch.equal(found[1]["noise"], alone)
 
 
-def test_every_process_ends_with_the_chains_of_all_and_those_of_the_first_are_its_own(found):
+def test_every_process_returns_all_chains_and_those_of_rank_zero_equal_a_single_process(found):
     alone = fit(Walk(chains=3, warmup=5))
     for each in found:
         assert each["walk"].shape == (2 * 3, STEPS, 2)
@@ -135,24 +135,24 @@ def test_every_process_ends_with_the_chains_of_all_and_those_of_the_first_are_it
             assert torch.equal(found[0][name], found[1][name]), name
 
 
-def test_no_two_chains_are_the_same(found):
+def test_all_chains_are_different(found):
     w = found[0]["walk"]
     assert len({tuple(chain.flatten().tolist()) for chain in w}) == 6
 
 
-def test_all_processes_stop_when_the_chains_of_all_are_worth_enough(found):
+def test_all_processes_stop_when_their_chains_together_reach_the_ess(found):
     w = found[0]["enough"]
     assert w.shape[0] == 8
     assert float(ess_bulk(w).min()) >= 400
-    assert float(ess_bulk(w[:4]).min()) < 400  # one process alone would have gone on
+    assert float(ess_bulk(w[:4]).min()) < 400  # one process alone would have continued
     assert 100 < w.shape[1] < 300
 
 
-def test_processes_killed_at_different_steps_go_on_together_with_the_same_bits(found):
+def test_processes_killed_at_different_steps_resume_together_with_the_same_result(found):
     assert torch.equal(found[0]["again"], found[0]["enough"])
 
 
-def test_a_process_ends_where_another_had_ended(found):
+def test_a_process_that_lags_behind_finishes_where_the_other_has(found):
     assert torch.equal(found[0]["ended"], found[0]["enough"])
 
 
@@ -172,5 +172,5 @@ def test_the_script_of_the_documentation_runs_under_torchrun(tmp_path: Path):
     assert (tmp_path / "posterior.priory").exists()
 
 
-def test_a_method_without_chains_does_on_each_process_what_it_does_on_one(found):
+def test_a_method_without_chains_gives_the_same_fit_on_each_process(found):
     assert torch.equal(found[0]["mode"], mode())

@@ -51,18 +51,18 @@ def fit(method: Any, data: Any = (X, Y), *, likelihood: Any = None, net: Any = p
 
 
 class Notes:
-    """A callback that writes down what it saw."""
+    """A callback that records the progress that it is given."""
 
     def __init__(self, stop_at: int | None = None) -> None:
         self.seen: list[FitProgress] = []
         self.stop_at = stop_at
 
-    def __call__(self, moment: FitProgress) -> Any:
-        self.seen.append(moment)
-        return moment.step == self.stop_at
+    def __call__(self, progress: FitProgress) -> Any:
+        self.seen.append(progress)
+        return progress.step == self.stop_at
 
     def __getattr__(self, name: str) -> list[Any]:
-        return [getattr(moment, name) for moment in self.seen]
+        return [getattr(progress, name) for progress in self.seen]
 
 
 # Steps and epochs.
@@ -80,28 +80,28 @@ def test_an_epoch_is_one_pass_over_the_rows(
     assert {len(values) for values in posterior.history.values()} == {steps}
 
 
-def test_steps_are_counted_as_they_are_named() -> None:
+def test_a_fit_takes_the_given_number_of_steps() -> None:
     for steps in (1, 2, 7):
         assert len(fit(pr.MeanField(), steps=steps, batch_size=4).history["loss"]) == steps
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_an_epoch_of_a_loader_is_its_own_batches(last: bool) -> None:
+def test_an_epoch_of_a_loader_is_one_pass_over_its_batches(last: bool) -> None:
     loader = DataLoader(TensorDataset(X, Y), batch_size=4, shuffle=True, drop_last=last)
     posterior = fit(pr.MeanField(), loader, epochs=3)
     assert len(posterior.history["loss"]) == 3 * (2 if last else 3)
     assert posterior.num_data == 10
 
 
-def test_the_number_of_rows_is_read_from_the_data() -> None:
+def test_the_number_of_rows_is_taken_from_the_data() -> None:
     for data in ((X, Y), (X.numpy(), Y.numpy()), TensorDataset(X, Y), DataLoader(TensorDataset(X, Y), batch_size=3)):
         assert fit(pr.MAP(), data, steps=2).num_data == 10
 
 
-def test_epochs_of_minibatches_see_every_row_once() -> None:
+def test_every_epoch_of_minibatches_reads_each_row_once() -> None:
     seen: list[Tensor] = []
 
-    class Spy(nn.Module):
+    class RecordingNet(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = nn.Linear(1, 1).double()
@@ -111,7 +111,7 @@ def test_epochs_of_minibatches_see_every_row_once() -> None:
             return self.inner(x)
 
     rows = torch.arange(10.0).double()
-    model = pr.Model(Spy(), pr.Gaussian(1.0))
+    model = pr.Model(RecordingNet(), pr.Gaussian(1.0))
     pr.fit(model, (rows[:, None], rows), pr.MAP(), epochs=2, batch_size=4, progress=False)
     last = seen[-6:]
     assert [len(batch) for batch in last] == [4, 4, 2, 4, 4, 2]
@@ -120,7 +120,7 @@ def test_epochs_of_minibatches_see_every_row_once() -> None:
     assert first.tolist() != second.tolist()
 
 
-def test_neither_epochs_nor_steps_is_the_methods_own_length() -> None:
+def test_without_epochs_and_steps_the_method_chooses_the_length() -> None:
     class Short(pr.MAP):
         def length(self, data: Any) -> int:
             return 4 * data.steps_per_epoch
@@ -129,7 +129,7 @@ def test_neither_epochs_nor_steps_is_the_methods_own_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"epochs": 0}, "The 'epochs' argument of fit must be an integer >= 1, got 0."),
         ({"steps": -1}, "The 'steps' argument of fit must be an integer >= 1, got -1."),
@@ -142,12 +142,12 @@ def test_neither_epochs_nor_steps_is_the_methods_own_length() -> None:
         ({"tempers": "prior"}, "The 'tempers' argument of fit must be 'likelihood' or 'posterior', got 'prior'."),
     ],
 )
-def test_an_option_that_makes_no_fit_is_refused_in_a_sentence(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(pr.InputError, match=re.escape(sentence)):
+def test_invalid_options_are_refused_with_an_error(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(pr.InputError, match=re.escape(message)):
         fit(pr.MAP(), **options)
 
 
-def test_what_is_no_method_or_model_is_refused_in_a_sentence() -> None:
+def test_objects_that_are_not_methods_or_models_are_refused() -> None:
     for wrong, said in ((pr.MAP, r"the class MAP: write MAP\(\)"), ("map", "'map'"), (None, "None")):
         with pytest.raises(pr.InputError, match=rf"be a method such as MeanField\(\), got {said}."):
             fit(wrong, steps=2)
@@ -165,7 +165,7 @@ def test_what_is_no_method_or_model_is_refused_in_a_sentence() -> None:
     ("method", "names"),
     [(pr.MAP(), ["loss", "nll", "log_prior"]), (pr.MeanField(samples=2), ["elbo", "nll", "kl", "loss"])],
 )
-def test_a_history_has_one_float64_a_step_for_each_name(method: Any, names: list[str]) -> None:
+def test_the_history_has_one_float64_value_per_step_and_metric(method: Any, names: list[str]) -> None:
     for net in (plain, lambda: plain().float()):
         history = fit(method, net=net, steps=7, batch_size=4).history
         assert list(history) == names
@@ -175,7 +175,7 @@ def test_a_history_has_one_float64_a_step_for_each_name(method: Any, names: list
             assert not values.requires_grad
 
 
-def test_the_parts_of_the_history_add_up() -> None:
+def test_the_terms_of_the_loss_in_the_history_add_up() -> None:
     point = fit(pr.MAP(), steps=7, batch_size=4, temperature=0.5).history
     torch.testing.assert_close(point["loss"], point["nll"] - 0.5 * point["log_prior"], rtol=0, atol=1e-10)
     field = fit(pr.MeanField(), steps=7, batch_size=4, temperature=0.5).history
@@ -183,15 +183,15 @@ def test_the_parts_of_the_history_add_up() -> None:
     assert torch.equal(field["loss"], -field["elbo"])
 
 
-def test_the_first_loss_is_that_of_the_networks_own_weights() -> None:
+def test_the_first_loss_is_that_of_the_initial_weights() -> None:
     net = plain()
     history = fit(pr.MAP(), steps=2).history
     log_prob = torch.distributions.Normal(net(X)[:, 0], 0.3).log_prob(Y).sum()
     assert history["nll"][0].item() == pytest.approx(-log_prob.item(), abs=1e-10)
 
 
-def test_the_mean_nll_of_an_epoch_of_unequal_batches_weighs_each_batch_by_its_rows() -> None:
-    # a learning rate so small that the weights stay: batches of 4, 4, 2 then estimate one number
+def test_the_mean_nll_of_an_epoch_weights_batches_by_their_rows() -> None:
+    # The learning rate is so small that the weights stay, so batches of 4, 4 and 2 rows estimate one number.
     history = fit(pr.MAP(learning_rate=1e-300), epochs=1, batch_size=4).history["nll"]
     weights = torch.tensor([4.0, 4.0, 2.0], dtype=torch.float64) / 10
     whole = fit(pr.MAP(), steps=1).history["nll"][0]
@@ -210,21 +210,21 @@ def test_callbacks_are_called_at_the_end_of_each_epoch(method: Any) -> None:
     assert notes.steps == [9, 9, 9]
 
 
-def test_a_last_epoch_that_is_cut_short_calls_nobody() -> None:
+def test_an_incomplete_last_epoch_calls_no_callback() -> None:
     notes = Notes()
     fit(pr.MeanField(), steps=8, batch_size=4, callbacks=[notes])
     assert notes.step == [3, 6]
 
 
 @pytest.mark.parametrize("steps", [12, 20, 31])
-def test_the_epochs_that_callbacks_see_count_up_by_one_while_a_noise_is_set(steps: int) -> None:
+def test_callbacks_see_consecutive_epochs_also_while_the_noise_is_estimated(steps: int) -> None:
     notes = Notes()
     fit(pr.MAP(holdout=0.25), steps=steps, batch_size=3, likelihood=pr.Gaussian(), callbacks=[notes])
     assert notes.epoch == list(range(1, len(notes.seen) + 1))
     assert notes.step == sorted(set(notes.step))
 
 
-def test_a_callback_sees_the_means_of_the_epoch() -> None:
+def test_a_callback_gets_the_mean_metrics_of_the_epoch() -> None:
     notes = Notes()
     history = fit(pr.MeanField(), epochs=3, batch_size=4, callbacks=[notes]).history
     for i, metrics in enumerate(notes.metrics):
@@ -233,7 +233,7 @@ def test_a_callback_sees_the_means_of_the_epoch() -> None:
             assert value == pytest.approx(history[name][3 * i : 3 * i + 3].mean().item(), rel=1e-12)
 
 
-def test_a_callback_sees_the_posterior_as_it_is_then() -> None:
+def test_a_callback_gets_the_current_posterior() -> None:
     kept: list[Posterior] = []
     last = fit(
         pr.MeanField(schedule="constant"), epochs=3, batch_size=4, callbacks=[lambda m: kept.append(m.posterior())]
@@ -245,38 +245,40 @@ def test_a_callback_sees_the_posterior_as_it_is_then() -> None:
     assert torch.equal(kept[-1].family.loc, last.family.loc)
 
 
-def test_a_callback_that_predicts_changes_no_bit() -> None:
+def test_a_callback_that_predicts_does_not_change_the_fit() -> None:
     for net in (plain, normed):
-        quiet = fit(pr.MeanField(), net=net, epochs=3, batch_size=5)
-        busy = fit(
+        without_callback = fit(pr.MeanField(), net=net, epochs=3, batch_size=5)
+        with_callback = fit(
             pr.MeanField(),
             net=net,
             epochs=3,
             batch_size=5,
             callbacks=[lambda m: m.posterior().predict(X, samples=3).mean],
         )
-        assert torch.equal(quiet.family.loc, busy.family.loc)
+        assert torch.equal(without_callback.family.loc, with_callback.family.loc)
 
 
-def test_a_callback_that_returns_true_ends_the_fit_and_all_are_called() -> None:
+def test_a_callback_that_returns_true_stops_the_fit_after_all_callbacks_are_called() -> None:
     first, second = Notes(stop_at=6), Notes()
     posterior = fit(pr.MeanField(), epochs=5, batch_size=4, callbacks=[first, second])
     assert first.step == second.step == [3, 6]
     assert len(posterior.history["loss"]) == 6
 
 
-def test_a_callback_that_returns_something_else_ends_nothing() -> None:
-    posterior = fit(pr.MeanField(), epochs=3, batch_size=4, callbacks=[lambda moment: "go on", lambda moment: None])
+def test_a_callback_that_returns_another_value_does_not_stop_the_fit() -> None:
+    posterior = fit(
+        pr.MeanField(), epochs=3, batch_size=4, callbacks=[lambda progress: "continue", lambda progress: None]
+    )
     assert len(posterior.history["loss"]) == 9
 
 
 @pytest.mark.parametrize("answer", [True, np.True_, torch.tensor(True)], ids=repr)
-def test_a_callback_may_say_true_in_any_librarys_way(answer: object) -> None:
-    assert len(fit(pr.MeanField(), epochs=3, batch_size=4, callbacks=[lambda moment: answer]).history["loss"]) == 3
+def test_a_callback_may_return_the_true_of_torch_or_numpy(answer: object) -> None:
+    assert len(fit(pr.MeanField(), epochs=3, batch_size=4, callbacks=[lambda progress: answer]).history["loss"]) == 3
 
 
-def test_an_error_of_a_callback_is_the_persons_own() -> None:
-    def fail(moment: FitProgress) -> None:
+def test_an_error_in_a_callback_is_raised_unchanged() -> None:
+    def fail(progress: FitProgress) -> None:
         raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
@@ -286,7 +288,7 @@ def test_an_error_of_a_callback_is_the_persons_own() -> None:
 # EarlyStop.
 
 
-def test_early_stop_without_data_counts_epochs_whose_mean_loss_is_no_better() -> None:
+def test_early_stop_without_data_counts_epochs_without_a_lower_mean_loss() -> None:
     stop, notes = pr.EarlyStop(patience=4), Notes()
     posterior = fit(pr.MeanField(learning_rate=0.05), epochs=500, batch_size=4, callbacks=[notes, stop])
     losses = [metrics["loss"] for metrics in notes.metrics]
@@ -297,11 +299,11 @@ def test_early_stop_without_data_counts_epochs_whose_mean_loss_is_no_better() ->
     assert len(posterior.history["loss"]) == 3 * len(losses)
 
 
-def test_early_stop_with_data_watches_their_predictive_density() -> None:
+def test_early_stop_with_data_monitors_the_predictive_density() -> None:
     held, scores = (normal(6, 3, seed=4), 3 * normal(6, seed=5)), []
 
-    def score(moment: FitProgress) -> None:
-        scores.append(-float(moment.posterior().predict(held[0], samples=16).log_prob(held[1]).mean()))
+    def score(progress: FitProgress) -> None:
+        scores.append(-float(progress.posterior().predict(held[0], samples=16).log_prob(held[1]).mean()))
 
     stop = pr.EarlyStop(patience=5, data=held)
     fit(pr.MeanField(learning_rate=0.05), epochs=500, batch_size=4, callbacks=[score, stop])
@@ -317,18 +319,18 @@ def test_early_stop_takes_arrays() -> None:
     assert math.isfinite(stop.best)
 
 
-def test_an_improvement_below_the_least_does_not_count() -> None:
+def test_an_improvement_below_the_least_one_does_not_count() -> None:
     stop = pr.EarlyStop(patience=3, least=1e9)
     assert len(fit(pr.MeanField(), epochs=50, callbacks=[stop]).history["loss"]) == 4
 
 
-def test_an_early_stop_that_ended_one_fit_begins_anew_in_the_next() -> None:
+def test_early_stop_is_reset_between_fits() -> None:
     stop = pr.EarlyStop(patience=3, least=1e9)
     lengths = [len(fit(pr.MeanField(), epochs=50, callbacks=[stop]).history["loss"]) for _ in range(2)]
     assert lengths == [4, 4]
 
 
-def test_patience_must_be_a_whole_number_from_1() -> None:
+def test_patience_must_be_an_integer_of_at_least_one() -> None:
     with pytest.raises(pr.InputError, match=r"The 'patience' argument of EarlyStop must be an integer >= 1, got 0"):
         pr.EarlyStop(patience=0)
 
@@ -337,7 +339,7 @@ def test_patience_must_be_a_whole_number_from_1() -> None:
 
 
 def one_cycle(step: int, top: float, total: int, begin: float = 0.3) -> float:
-    """torch's default: from top/25 up and down to top/25e4, by cosines."""
+    """Return the rate of torch's default one-cycle schedule: from top/25 up and down to top/25e4, by cosines."""
     low, end, turn = top / 25, top / 25 / 1e4, begin * total - 1
     cosine = lambda a, b, t: b + (a - b) / 2 * (1 + math.cos(math.pi * t))  # noqa: E731
     return cosine(low, top, step / turn) if step <= turn else cosine(top, end, (step - turn) / (total - 1 - turn))
@@ -364,14 +366,14 @@ SCHEDULES: dict[str, tuple[Any, Callable[[int], float]]] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_gives_the_rates_by_hand(name: str) -> None:
+def test_a_schedule_gives_the_rates_of_its_formula(name: str) -> None:
     schedule, by_hand = SCHEDULES[name]
     found = rates(schedule, 0.1, 20, "MAP")
     assert found.tolist() == pytest.approx([by_hand(t) for t in range(20)], rel=1e-9)
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if not isinstance(SCHEDULES[name][0], str)])
-def test_a_fit_with_a_schedule_is_torchs_adam_with_that_schedule(name: str) -> None:
+def test_a_fit_with_a_schedule_matches_torch_adam_with_that_schedule(name: str) -> None:
     schedule = SCHEDULES[name][0]
     posterior = pr.fit(
         pr.Model(plain(), pr.Gaussian(0.3), prior=0.7),
@@ -383,14 +385,14 @@ def test_a_fit_with_a_schedule_is_torchs_adam_with_that_schedule(name: str) -> N
     net = plain()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
     scheduler = schedule(optimizer)
-    optimizer.param_groups[0]["betas"] = (0.9, 0.999)  # OneCycleLR moves momentum too, unless told not to
+    optimizer.param_groups[0]["betas"] = (0.9, 0.999)  # OneCycleLR changes the momentum too
     for _ in range(20):
         optimizer.zero_grad()
         squares = sum(p.square().sum() for p in net.parameters())
         (((net(X)[:, 0] - Y).square().sum() / (2 * 0.09)) + squares / (2 * 0.49)).backward()
         optimizer.step()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("warnings.warn", lambda *a, **k: None)  # SequentialLR's own
+            patch.setattr("warnings.warn", lambda *a, **k: None)  # SequentialLR warns by itself
             scheduler.step()
         optimizer.param_groups[0]["betas"] = (0.9, 0.999)
     for key, p in net.named_parameters():
@@ -413,14 +415,14 @@ def test_a_schedule_that_needs_a_metric_is_refused() -> None:
 
 
 class Short(pr.MAP):
-    """A stage of few steps."""
+    """MAP with few steps, as a first stage."""
 
     def length(self, data: Any) -> int:
         return 40
 
 
-def test_a_stage_is_fitted_first_and_the_method_goes_on_from_its_mode() -> None:
-    mode = fit(Short(learning_rate=0.05), batch_size=4, seed=4)  # a stage has the next seed: its noise is its own
+def test_a_stage_is_fitted_first_and_the_method_starts_from_its_mode() -> None:
+    mode = fit(Short(learning_rate=0.05), batch_size=4, seed=4)  # a stage has the next seed
     tiny = 1e-12
     staged = fit(pr.MeanField(start=Short(learning_rate=0.05), learning_rate=tiny), steps=1, batch_size=4, seed=3)
     torch.testing.assert_close(staged.family.loc, mode.w, rtol=0, atol=1e-10)
@@ -443,7 +445,7 @@ def test_a_better_start_gives_a_better_first_bound() -> None:
     assert warm.history["nll"][0] < cold.history["nll"][0]
 
 
-def test_a_fit_that_starts_from_a_posterior_starts_from_its_running_statistics() -> None:
+def test_a_fit_that_starts_from_a_posterior_uses_its_running_statistics() -> None:
     first = fit(pr.MAP(), net=normed, steps=30, batch_size=5)
     second = fit(pr.MAP(start=first, learning_rate=1e-300), net=normed, steps=1, batch_size=10)
     seen = (X @ first.mean["0.weight"].T + first.mean["0.bias"]).mean(0)
@@ -466,14 +468,14 @@ def test_a_density_of_one_tensor_of_data_may_have_a_stage() -> None:
     assert posterior.num_data == 10
 
 
-def test_a_start_of_another_model_is_refused_in_a_sentence() -> None:
+def test_a_start_of_another_model_is_refused() -> None:
     other = fit(Short(), net=lambda: nn.Linear(3, 1).double())
     for method in (pr.MAP, pr.MeanField):
         with pytest.raises(pr.InputError, match="start"):
             fit(method(start=other), steps=3)
 
 
-def test_what_is_no_start_is_refused_in_a_sentence() -> None:
+def test_an_invalid_start_is_refused() -> None:
     with pytest.raises(pr.InputError, match=r"start|method"):
         fit(pr.MeanField(start="map"), steps=3)
 
@@ -482,7 +484,7 @@ def test_what_is_no_start_is_refused_in_a_sentence() -> None:
 
 
 def spiked(at: int) -> Callable[[Any], Any]:
-    """A rate that is a constant until a step, and then absurd."""
+    """Return a schedule that is constant up to a step and huge afterwards."""
     return lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda t: 1.0 if t < at else 1e200)
 
 
@@ -504,7 +506,7 @@ def test_a_fit_that_diverges_keeps_its_last_good_state(method: Any) -> None:
     assert kept.method == alone.method
 
 
-def test_a_fit_that_diverges_at_once_keeps_its_start() -> None:
+def test_a_fit_that_diverges_at_the_first_step_keeps_its_start() -> None:
     with pytest.raises(pr.DivergedError) as caught:
         fit(pr.MAP(learning_rate=1e200), steps=3)
     weights = torch.cat([p.detach().flatten() for p in plain().parameters()])
@@ -512,7 +514,7 @@ def test_a_fit_that_diverges_at_once_keeps_its_start() -> None:
     assert {len(values) for values in caught.value.posterior.history.values()} == {0}
 
 
-def test_a_fit_that_diverges_writes_no_checkpoint_of_what_is_not_finite(tmp_path: Path) -> None:
+def test_a_fit_that_diverges_writes_no_checkpoint_with_nan(tmp_path: Path) -> None:
     path = tmp_path / "fit.checkpoint"
     with pytest.raises(pr.DivergedError):
         fit(pr.MeanField(schedule=spiked(15)), steps=40, batch_size=4, checkpoint=pr.Checkpoint(path, every=10))
@@ -522,7 +524,7 @@ def test_a_fit_that_diverges_writes_no_checkpoint_of_what_is_not_finite(tmp_path
     assert torch.equal(caught.value.posterior.family.loc, kept.family.loc)
 
 
-def test_the_users_network_survives_a_divergence() -> None:
+def test_the_users_network_is_unchanged_after_a_divergence() -> None:
     net = plain()
     before = [p.clone() for p in net.parameters()]
     with pytest.raises(pr.DivergedError):
@@ -550,8 +552,8 @@ print("done")
 """
 
 
-def at_a_terminal(*arguments: str) -> str:
-    """What a fit draws on a pseudo-terminal that is its standard error."""
+def output_on_a_terminal(*arguments: str) -> str:
+    """Return what a fit prints to standard error when it is a pseudo-terminal."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "40"}
     child = subprocess.Popen(
@@ -578,31 +580,31 @@ def at_a_terminal(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("blocked", [(), ("rich",)], ids=["with rich", "without rich"])
-def test_a_person_at_a_terminal_sees_the_bound_its_parts_and_the_time_left(blocked: tuple[str, ...]) -> None:
-    drawn = at_a_terminal("MeanField", *blocked)
+def test_the_progress_bar_shows_the_bound_its_terms_and_the_time_left(blocked: tuple[str, ...]) -> None:
+    drawn = output_on_a_terminal("MeanField", *blocked)
     assert "MeanField()" in drawn
     assert "60/60" in drawn
     for name in ("elbo", "nll", "kl"):
         assert re.search(rf"\b{name} -?[\d,]+\.\d", drawn), name
-    assert not re.search(r"\bloss ", drawn)  # minus the bound: shown once
+    assert not re.search(r"\bloss ", drawn)  # the loss is minus the bound and isn't shown twice
     assert re.search(r"\d+ s left" if blocked else r"\d:\d\d:\d\d", drawn)
     assert drawn.endswith("\n")
 
 
 @pytest.mark.parametrize("blocked", [(), ("rich",)], ids=["with rich", "without rich"])
 def test_the_progress_of_map_shows_its_loss(blocked: tuple[str, ...]) -> None:
-    drawn = at_a_terminal("MAP", *blocked)
+    drawn = output_on_a_terminal("MAP", *blocked)
     assert re.search(r"\bloss -?[\d,]+\.\d", drawn)
     assert re.search(r"\bnll -?[\d,]+\.\d", drawn)
     assert "60/60" in drawn
 
 
 @pytest.mark.parametrize("blocked", [(), ("rich",)], ids=["with rich", "without rich"])
-def test_a_person_who_wants_no_progress_sees_none(blocked: tuple[str, ...]) -> None:
-    assert at_a_terminal("quiet", *blocked) == ""
+def test_progress_false_prints_nothing(blocked: tuple[str, ...]) -> None:
+    assert output_on_a_terminal("quiet", *blocked) == ""
 
 
-def test_nothing_is_drawn_off_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_printed_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     model = pr.Model(plain(), pr.Gaussian(0.3))
     pr.fit(model, (X, Y), pr.MeanField(start=Short()), steps=60)
     assert capfd.readouterr() == ("", "")
@@ -624,7 +626,7 @@ def noisy(x_scale: float = 1.0, y_scale: float = 1.0, shift: float = 0.0) -> tup
     ],
 )
 @pytest.mark.parametrize("start", [None, pr.MAP()], ids=["alone", "after a stage"])
-def test_data_far_from_unit_scale_are_warned_of_once(data: tuple[Tensor, Tensor], said: str, start: object) -> None:
+def test_data_far_from_unit_scale_give_one_warning(data: tuple[Tensor, Tensor], said: str, start: object) -> None:
     model = pr.Model(nn.Linear(3, 1), pr.Gaussian(0.5))
     with pytest.warns(pr.PrioryWarning, match=said) as caught:
         pr.fit(model, data, pr.MeanField(start=start), steps=1, progress=False)
@@ -632,7 +634,7 @@ def test_data_far_from_unit_scale_are_warned_of_once(data: tuple[Tensor, Tensor]
     assert caught[0].filename == __file__
 
 
-def test_counts_indicators_and_labels_are_no_matter_of_scale() -> None:
+def test_counts_indicators_and_labels_give_no_scale_warning() -> None:
     x, _ = noisy()
     rare = torch.cat([x, torch.zeros(40, 1)], 1)
     rare[0, 3] = 1.0

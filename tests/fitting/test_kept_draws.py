@@ -1,4 +1,4 @@
-"""Draws that the driver keeps: in memory or in shards, exact after a kill, as many as are wanted, seen on the way."""
+"""Draws kept by the driver: in memory or in shards, resumed exactly, stopped by ESS, visible to callbacks."""
 
 import io
 import os
@@ -43,7 +43,7 @@ class State:
 
 @dataclass(frozen=True)
 class Autoregression(Options):
-    """x <- r x + sqrt(1 - r^2) noise: exact draws of N(0, I), of which each is worth (1 - r) / (1 + r)."""
+    """x <- r x + sqrt(1 - r^2) noise: exact draws of N(0, I) with an ESS of (1 - r) / (1 + r) per draw."""
 
     r: float = 0.5
     chains: int = 4
@@ -107,7 +107,7 @@ def fit(method: Any, steps: int = 30, **options: Any) -> Chains:
     return found
 
 
-def same(a: Chains, b: Chains) -> None:
+def assert_same_chains(a: Chains, b: Chains) -> None:
     assert torch.equal(a.w, b.w)
     for mine, other in ((a.statistics, b.statistics), (a.history, b.history)):
         assert mine.keys() == other.keys()
@@ -124,7 +124,7 @@ def shards(folder: Path) -> Iterator[Tensor]:
             yield file.get_tensor("draws")
 
 
-# The store itself.
+# The store.
 
 
 def some_draws(n: int) -> list[Tensor]:
@@ -133,7 +133,7 @@ def some_draws(n: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("count", range(15))
-def test_any_number_of_the_draws_in_shards_may_be_taken_up_and_gone_on_from(count, mapped, tmp_path, monkeypatch):
+def test_a_store_resumes_after_any_number_of_draws(count, mapped, tmp_path, monkeypatch):
     small_shards(monkeypatch, 5)
     folder, draws = tmp_path / "draws", some_draws(20)
     before = KeptDraws(folder, "this", mapped)
@@ -155,7 +155,7 @@ def test_any_number_of_the_draws_in_shards_may_be_taken_up_and_gone_on_from(coun
     assert torch.equal(torch.cat(list(shards(folder)), -2), found)
 
 
-def test_draws_of_members_and_of_no_chain_are_kept_in_their_own_shape():
+def test_draws_of_members_and_without_chains_keep_their_shape():
     for shape, chains in (((2, 4, 3), 8), ((3,), 1)):
         kept = KeptDraws()
         assert kept.tensor() is None
@@ -168,7 +168,7 @@ def test_draws_of_members_and_of_no_chain_are_kept_in_their_own_shape():
         assert smallest_ess(kept) > 0
 
 
-def test_a_draw_is_a_copy_of_what_a_step_will_overwrite():
+def test_kept_draws_are_copies():
     kept, w = KeptDraws(), torch.zeros(2, 3)
     for k in range(3):
         w.fill_(k)
@@ -178,8 +178,8 @@ def test_a_draw_is_a_copy_of_what_a_step_will_overwrite():
     assert found[0, :, 0].tolist() == [0, 1, 2]
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of the memory")
-def test_draws_on_disk_take_no_memory_but_a_shards(tmp_path, monkeypatch):
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory statistics of Linux")
+def test_draws_on_disk_use_the_memory_of_one_shard(tmp_path, monkeypatch):
     def anonymous() -> int:
         return int(re.findall(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) << 10
 
@@ -195,7 +195,7 @@ def test_draws_on_disk_take_no_memory_but_a_shards(tmp_path, monkeypatch):
     assert anonymous() - before < 30 << 20
 
 
-def test_a_shard_that_is_missing_changed_or_of_another_fit_is_refused(tmp_path, monkeypatch):
+def test_a_missing_corrupt_or_foreign_shard_is_refused(tmp_path, monkeypatch):
     small_shards(monkeypatch, 5)
     kept = KeptDraws(tmp_path, "this")
     for draw in some_draws(12):
@@ -219,10 +219,10 @@ def test_a_shard_that_is_missing_changed_or_of_another_fit_is_refused(tmp_path, 
 
 
 @pytest.mark.parametrize("method", [Autoregression, Walk])
-def test_a_fit_with_a_store_has_the_bits_of_one_in_memory(method, tmp_path, monkeypatch):
+def test_a_fit_with_a_store_equals_one_in_memory(method, tmp_path, monkeypatch):
     small_shards(monkeypatch, 7)
     stored, plain = fit(method(chains=4, store=tmp_path / "draws")), fit(method(chains=4))
-    same(stored, plain)
+    assert_same_chains(stored, plain)
     assert stored.w.untyped_storage().filename is not None
     assert plain.w.untyped_storage().filename is None
     assert [t.shape[-2] for t in shards(tmp_path / "draws")] == [7, 7, 7, 7, 2]
@@ -234,9 +234,9 @@ def test_a_fit_with_a_store_has_the_bits_of_one_in_memory(method, tmp_path, monk
     assert torch.equal(pr.load(tmp_path / "chains.priory", density()).draws["w"], plain.draws["w"])  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_a_store_holds_what_was_drawn_before_an_interrupt(tmp_path):
-    def interrupt(moment: FitProgress) -> None:
-        if moment.step == 13:
+def test_a_store_holds_the_draws_before_an_interrupt(tmp_path):
+    def interrupt(progress_info: FitProgress) -> None:
+        if progress_info.step == 13:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -244,7 +244,7 @@ def test_a_store_holds_what_was_drawn_before_an_interrupt(tmp_path):
     assert torch.equal(torch.cat(list(shards(tmp_path / "draws")), -2), fit(Autoregression(), steps=13).w)
 
 
-def test_a_store_with_draws_of_another_fit_is_refused_and_loses_none(tmp_path):
+def test_a_store_with_draws_of_another_fit_is_refused_and_unchanged(tmp_path):
     fit(Autoregression(store=tmp_path / "draws"))
     before = list(shards(tmp_path / "draws"))
     for options in ({}, {"checkpoint": tmp_path / "fit.checkpoint"}):
@@ -254,7 +254,7 @@ def test_a_store_with_draws_of_another_fit_is_refused_and_loses_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"until_ess": 0}, "The 'until_ess' argument of Autoregression must be a positive number, got 0."),
         ({"until_ess": True}, "The 'until_ess' argument of Autoregression must be a positive number, got True."),
@@ -263,13 +263,13 @@ def test_a_store_with_draws_of_another_fit_is_refused_and_loses_none(tmp_path):
         ({"store": 3}, "The 'store' argument of Autoregression must be the path of a folder, got 3."),
     ],
 )
-def test_what_cannot_be_wanted_or_written_to_is_refused_in_a_sentence(options, sentence):
+def test_invalid_values_of_until_ess_and_store_are_refused(options, message):
     with pytest.raises(InputError) as error:
         fit(Autoregression(**options))
-    assert str(error.value) == sentence
+    assert str(error.value) == message
 
 
-def test_a_store_that_is_a_file_or_nowhere_is_refused(tmp_path):
+def test_a_store_that_is_a_file_or_in_a_missing_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match=r"'store' argument of Autoregression must be a folder, got the file"):
         fit(Autoregression(store=tmp_path / "file"))
@@ -288,12 +288,12 @@ SAMPLERS: dict[str, Any] = {
 
 
 class StopAt(BaseException):
-    """What ends a fit with no chance to keep anything."""
+    """Stands for the death of the process: the fit can't write anything after it."""
 
 
-def kill_at(moment: int) -> Any:
+def kill_at(progress_info: int) -> Any:
     def callback(now: FitProgress) -> None:
-        if now.step >= moment:
+        if now.step >= progress_info:
             raise StopAt
 
     return callback
@@ -301,17 +301,19 @@ def kill_at(moment: int) -> Any:
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("step", [6, 24])
-def test_a_killed_sampler_goes_on_with_the_same_bits(name, step, tmp_path, monkeypatch):
+def test_a_killed_sampler_resumes_with_the_same_result(name, step, tmp_path, monkeypatch):
     small_shards(monkeypatch, 5)
     checkpoint = pr.Checkpoint(tmp_path / "fit.checkpoint", every=4)
     with pytest.raises(StopAt):
         fit(SAMPLERS[name], checkpoint=checkpoint, callbacks=[kill_at(step)])
-    same(fit(SAMPLERS[name], checkpoint=checkpoint), fit(SAMPLERS[name]))
-    same(fit(SAMPLERS[name], checkpoint=checkpoint), fit(SAMPLERS[name]))  # one that has ended is read back
+    assert_same_chains(fit(SAMPLERS[name], checkpoint=checkpoint), fit(SAMPLERS[name]))
+    assert_same_chains(
+        fit(SAMPLERS[name], checkpoint=checkpoint), fit(SAMPLERS[name])
+    )  # a finished fit is read from its checkpoint
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_fit_killed_at_any_write_goes_on_with_the_same_bits(stored, tmp_path, monkeypatch):
+def test_a_fit_killed_at_any_write_resumes_with_the_same_result(stored, tmp_path, monkeypatch):
     small_shards(monkeypatch, 5)
     whole, replace, files = fit(Autoregression(), steps=22), os.replace, 0
     for write in range(1, 100):
@@ -335,14 +337,14 @@ def test_a_fit_killed_at_any_write_goes_on_with_the_same_bits(stored, tmp_path, 
             ended = True
         monkeypatch.setattr(priory.fitting.store.os, "replace", replace)
         found = fit(method, steps=22, checkpoint=checkpoint)
-        same(found, whole)
+        assert_same_chains(found, whole)
         files = write
         if ended:
             break
-    assert files > 15  # five full shards, eight checkpoints, and the shards that they wrote
+    assert files > 15  # five full shards, eight checkpoints, and a partial shard with each of them
 
 
-def test_a_checkpoint_costs_no_more_when_there_are_many_draws(tmp_path, monkeypatch):
+def test_the_size_of_a_checkpoint_does_not_grow_with_the_number_of_draws(tmp_path, monkeypatch):
     small_shards(monkeypatch, 5)
     replace, written = os.replace, []
 
@@ -354,87 +356,87 @@ def test_a_checkpoint_costs_no_more_when_there_are_many_draws(tmp_path, monkeypa
     fit(Autoregression(), steps=200, checkpoint=pr.Checkpoint(tmp_path / "fit.checkpoint", every=2))
     states = [size for name, size in written if name == "fit.checkpoint"]
     assert len(states) == 101
-    assert max(states) - min(states) < 32  # digits of a step's number
+    assert max(states) - min(states) < 32  # more digits in the number of steps
     assert max(size for name, size in written if name != "fit.checkpoint") < 5 * 4 * 3 * 8 + 1024
 
 
-def test_a_checkpoint_that_was_removed_begins_anew_whatever_draws_lie_beside_it(tmp_path, monkeypatch):
+def test_after_the_checkpoint_is_removed_a_fit_starts_anew_despite_old_draws(tmp_path, monkeypatch):
     small_shards(monkeypatch, 5)
     path = tmp_path / "fit.checkpoint"
     fit(Autoregression(), checkpoint=path)
     path.unlink()
     found = fit(Autoregression(), steps=9, seed=1, checkpoint=path)
-    same(found, fit(Autoregression(), steps=9, seed=1))
+    assert_same_chains(found, fit(Autoregression(), steps=9, seed=1))
     assert torch.equal(torch.cat(list(shards(tmp_path / "fit.checkpoint.draws")), -2), found.w)
 
 
-# As many as are wanted.
+# Stopping at an effective sample size.
 
 
-def test_a_sampler_stops_when_its_draws_are_worth_as_many_as_are_wanted(monkeypatch):
-    looked: list[int] = []
+def test_a_sampler_stops_when_the_smallest_ess_reaches_until_ess(monkeypatch):
+    checked_at: list[int] = []
 
     def counted(draws: KeptDraws, spread: bool = False) -> float:
-        looked.append(len(draws))
+        checked_at.append(len(draws))
         return smallest_ess(draws, spread)
 
     monkeypatch.setattr("priory.methods.draw_policy.smallest_ess", counted)
     found = fit(Autoregression(until_ess=1000), steps=100_000)
     reached = float(ess_bulk(found.w).min())
     assert 1000 <= reached < 1500
-    assert looked[0] == FIRST_CHECK_DRAWS
-    assert looked[-1] == found.num_draws
-    # a third of 4 S draws: 750 draws a chain, to which every look is as near as its number of draws allows
+    assert checked_at[0] == FIRST_CHECK_DRAWS
+    assert checked_at[-1] == found.num_draws
+    # The ESS of 4 chains of S draws is 4 S / 3, so 750 draws per chain are needed, up to the spacing of the checks.
     assert 600 < found.num_draws < 1000
-    assert sum(looked) < 5 * looked[-1]
-    for early in looked[:-1]:
+    assert sum(checked_at) < 5 * checked_at[-1]
+    for early in checked_at[:-1]:
         assert float(ess_bulk(found.w[:, :early]).min()) < 1000
 
 
-def test_the_steps_are_the_most_that_are_taken():
+def test_a_sampler_takes_at_most_the_given_steps():
     assert fit(Autoregression(until_ess=1000), steps=120).num_draws == 120
 
 
-def test_a_coordinate_that_never_moves_is_never_enough():
+def test_a_constant_coordinate_never_reaches_until_ess():
     assert fit(Autoregression(until_ess=10, still=True), steps=150).num_draws == 150
 
 
-def test_the_least_ess_is_that_of_the_worst_coordinate_however_many_are_looked_at_together(monkeypatch):
+def test_the_smallest_ess_is_the_same_for_all_block_sizes(monkeypatch):
     kept = KeptDraws()
     for draw in some_draws(80):
         kept.append(draw.cumsum(-1))
     whole = torch.stack([d.cumsum(-1) for d in some_draws(80)], -2)
     for some in (1 << 22, 500, 1):
-        monkeypatch.setattr("priory.methods.draw_policy.ESS_BLOCK_NUMBERS", some)
+        monkeypatch.setattr("priory.methods.draw_policy.ESS_BLOCK_ELEMENTS", some)
         assert smallest_ess(kept) == pytest.approx(float(ess_bulk(whole).min()), rel=1e-12)
 
 
 @pytest.mark.parametrize("step", [40, 70, 160])
-def test_a_killed_fit_stops_where_it_would_have(step, tmp_path):
+def test_a_resumed_fit_stops_at_the_same_draw(step, tmp_path):
     method = Autoregression(until_ess=300)
     checkpoint = pr.Checkpoint(tmp_path / "fit.checkpoint", every=9)
     with pytest.raises(StopAt):
         fit(method, steps=5000, checkpoint=checkpoint, callbacks=[kill_at(step)])
     found, whole = fit(method, steps=5000, checkpoint=checkpoint), fit(method, steps=5000)
-    same(found, whole)
+    assert_same_chains(found, whole)
     assert whole.num_draws < 1000
-    same(fit(method, steps=5000, checkpoint=checkpoint), whole)
+    assert_same_chains(fit(method, steps=5000, checkpoint=checkpoint), whole)
 
 
-@pytest.mark.parametrize("look", [1, 2, 3])
+@pytest.mark.parametrize("check", [1, 2, 3])
 @pytest.mark.parametrize("after", [False, True])
-def test_an_interrupt_when_the_draws_are_looked_at_changes_no_bit(look, after, tmp_path, monkeypatch):
-    looks, method = [0], Autoregression(until_ess=190)
+def test_an_interrupt_during_a_check_of_the_ess_does_not_change_the_result(check, after, tmp_path, monkeypatch):
+    num_checks, method = [0], Autoregression(until_ess=190)
     whole = fit(method, steps=5000)
 
     def interrupted(draws: KeptDraws, spread: bool = False) -> float:
-        looks[0] += 1
-        if not after and looks[0] == look:
+        num_checks[0] += 1
+        if not after and num_checks[0] == check:
             raise KeyboardInterrupt
         return smallest_ess(draws, spread)
 
     def due(bar: progress.Progress) -> bool:
-        if looks[0] == look:
+        if num_checks[0] == check:
             raise KeyboardInterrupt
         return False
 
@@ -444,21 +446,21 @@ def test_an_interrupt_when_the_draws_are_looked_at_changes_no_bit(look, after, t
         patch.setattr(progress.Progress, "due", due)
         with pytest.raises(KeyboardInterrupt):
             fit(method, steps=5000, checkpoint=checkpoint)
-        assert looks[0] == look
-    same(fit(method, steps=5000, checkpoint=checkpoint), whole)
+        assert num_checks[0] == check
+    assert_same_chains(fit(method, steps=5000, checkpoint=checkpoint), whole)
 
 
-def test_a_real_sampler_stops_too_and_its_statistics_are_of_its_draws():
+def test_random_walk_stops_at_until_ess_with_statistics_per_draw():
     found = fit(Walk(chains=16, warmup=50, until_ess=400), steps=4000)
     assert FIRST_CHECK_DRAWS <= found.num_draws < 2000
     assert float(ess_bulk(found.w).min()) >= 400
     assert found.statistics["energy"].shape == found.w.shape[:2]
 
 
-# Thinning, and what callbacks see.
+# Thinning and callbacks.
 
 
-def test_thinned_draws_are_every_so_many_th_and_no_others_are_kept():
+def test_thinning_keeps_every_nth_draw():
     thin, thick = fit(RandomWalk(chains=4, warmup=0, thin=5), steps=8), fit(RandomWalk(chains=4, warmup=0), steps=40)
     assert torch.equal(thin.w, thick.w[:, 4::5])
     method, target = RandomWalk(chains=4, warmup=3, thin=5), make_target(density(), Data.of(None))
@@ -469,26 +471,29 @@ def test_thinned_draws_are_every_so_many_th_and_no_others_are_kept():
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_callback_sees_the_chains_as_they_are_then(stored, tmp_path, monkeypatch):
+def test_a_callback_gets_the_current_chains(stored, tmp_path, monkeypatch):
     small_shards(monkeypatch, 5)
     seen: dict[int, Tensor] = {}
 
-    def look(moment: FitProgress) -> None:
-        if moment.step in (3, 10, 11, 18, 30):
-            posterior = moment.posterior()
+    def check(progress_info: FitProgress) -> None:
+        if progress_info.step in (3, 10, 11, 18, 30):
+            posterior = progress_info.posterior()
             assert isinstance(posterior, Chains)
             assert torch.isfinite(posterior.mean["w"]).all()
-            seen[moment.step] = posterior.w
+            seen[progress_info.step] = posterior.w
 
     store = tmp_path / "draws" if stored else None
-    found = fit(Walk(chains=4, warmup=10, store=store), steps=20, callbacks=[look])
+    found = fit(Walk(chains=4, warmup=10, store=store), steps=20, callbacks=[check])
     assert {step: w.shape[1] for step, w in seen.items()} == {3: 1, 10: 1, 11: 1, 18: 8, 30: 20}
     for step in (11, 18, 30):
         assert torch.equal(seen[step], found.w[:, : step - 10])
 
 
-def test_a_callback_ends_a_sampler_with_the_draws_that_it_has():
-    assert fit(Walk(chains=4, warmup=10), steps=20, callbacks=[lambda moment: moment.step >= 15]).num_draws == 5
+def test_a_sampler_that_a_callback_stops_returns_its_draws_so_far():
+    assert (
+        fit(Walk(chains=4, warmup=10), steps=20, callbacks=[lambda progress_info: progress_info.step >= 15]).num_draws
+        == 5
+    )
 
 
 # Progress.
@@ -499,8 +504,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """From here on standard error is a terminal, without rich."""
+def fake_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Make standard error a terminal, without rich."""
     screen = Terminal()
     monkeypatch.setitem(sys.modules, "rich.console", None)  # the plain bar
     monkeypatch.setattr(sys, "stderr", screen)
@@ -508,28 +513,28 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return screen
 
 
-def test_a_person_at_a_terminal_sees_how_the_chains_are_doing(monkeypatch):
-    terminal = at_a_terminal(monkeypatch)
+def test_the_progress_bar_shows_step_size_acceptance_divergences_and_ess(monkeypatch):
+    terminal = fake_terminal(monkeypatch)
     pr.fit(density(), None, HMC(chains=4, warmup=20), steps=120)
     lines = terminal.getvalue().split("\r")
-    assert "ESS" not in lines[30]  # too few draws to say
+    assert "ESS" not in lines[30]  # too few draws for an ESS
     last = lines[-1]
     assert re.search(r"HMC\(.*\) \[#+\] 140/140 ", last)
     assert re.search(r"step size \d\.\d+  acceptance 0\.\d\d  divergences 0  ESS \d+  0 s left", last)
 
 
-def test_the_time_left_is_that_until_the_draws_are_enough(monkeypatch):
-    terminal = at_a_terminal(monkeypatch)
+def test_the_progress_bar_estimates_the_number_of_steps_to_until_ess(monkeypatch):
+    terminal = fake_terminal(monkeypatch)
     found = pr.fit(density(), None, Autoregression(until_ess=300), steps=100_000)
     assert isinstance(found, Chains)
     seen = [int(n) for n in re.findall(r" \d+/(\d+) ", terminal.getvalue())]
     assert seen[0] == 100_000
-    assert 150 < seen[FIRST_CHECK_DRAWS] < 400  # 225 draws a chain on average
+    assert 150 < seen[FIRST_CHECK_DRAWS] < 400  # 225 draws per chain on average
     assert seen[-1] == found.num_draws
 
 
-def test_divergences_are_those_since_the_warm_up(monkeypatch):
-    terminal = at_a_terminal(monkeypatch)
+def test_the_progress_bar_counts_divergences_after_the_warm_up(monkeypatch):
+    terminal = fake_terminal(monkeypatch)
     with pytest.warns(pr.PrioryWarning, match="diverged"):
         found = pr.fit(cliff(), None, HMC(chains=4, warmup=30), steps=60)
     assert isinstance(found, Chains)
@@ -539,7 +544,7 @@ def test_divergences_are_those_since_the_warm_up(monkeypatch):
 
 
 def cliff() -> pr.Density:
-    """Half a normal, the other half of which falls off a cliff."""
+    """A normal density that drops by 1e5 nats per coordinate below zero."""
 
     def log_prob(p: dict[str, Tensor]) -> Tensor:
         x = p["w"]
@@ -548,7 +553,7 @@ def cliff() -> pr.Density:
     return pr.Density(log_prob, {"w": Param((2,))}, batched=True)
 
 
-def test_nothing_is_drawn_or_looked_at_off_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch):
+def test_without_a_terminal_nothing_is_printed_and_no_ess_is_computed(capfd: pytest.CaptureFixture[str], monkeypatch):
     monkeypatch.setattr("priory.methods.draw_policy.smallest_ess", None)
     pr.fit(density(), None, Autoregression(), steps=120)
     assert capfd.readouterr() == ("", "")

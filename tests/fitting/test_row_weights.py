@@ -1,4 +1,4 @@
-"""Row weights: integer weights are repeated rows, weights of one change nothing, rows of weight zero say nothing."""
+"""Row weights: integer weights equal repeated rows, weights of one change nothing, weights of zero remove rows."""
 
 import math
 
@@ -15,7 +15,7 @@ from priory.estimators.evidence_bound import elbo
 from priory.families import DiagonalFamily
 from priory.fitting.prepare import make_target
 from priory.methods.mcmc import joint
-from priory.methods.point.held_out import settled
+from priory.methods.point.held_out import learn_from_held_out
 from priory.models.target import Target
 
 F64 = torch.float64
@@ -45,7 +45,7 @@ def network(kind="numbers", noise=0.4):
 
 
 def words():
-    """A model with an embedding and a layer at several positions, and its rows."""
+    """Return a model with an embedding and a layer at several positions, and rows for it."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 1)).double()
     x = torch.randint(5, (10, 4), generator=torch.Generator().manual_seed(0))
@@ -57,8 +57,8 @@ def target_of(model, data, weights=None, **options):
     return make_target(bound, prepared, **options), prepared
 
 
-def both(model, data, **options):
-    """The target and the rows with weights, and those of the repeated rows."""
+def weighted_and_repeated(model, data, **options):
+    """Return target and rows with weights, and target and rows with repetitions."""
     return target_of(model, data, COUNTS, **options), target_of(model, repeated(data), **options)
 
 
@@ -77,10 +77,10 @@ def coin():
 
 @pytest.mark.parametrize("make", [network, coin, lambda: network("labels")], ids=["network", "density", "labels"])
 @pytest.mark.parametrize("lead", [(), (2,), (3, 2)], ids=str)
-def test_the_log_likelihood_and_its_gradient_are_those_of_repeated_rows(make, lead):
+def test_the_log_likelihood_and_its_gradient_equal_those_of_repeated_rows(make, lead):
     model = make()
     data = rows("labels" if model.capabilities.network and model.likelihood.classes else "numbers")
-    (weighted, few), (plain, many) = both(model, data)
+    (weighted, few), (plain, many) = weighted_and_repeated(model, data)
     w = 0.3 * draws(*lead, weighted.size)
     batch, all_rows = few.in_memory(), many.in_memory()
     for own, right in zip(
@@ -103,7 +103,7 @@ def test_minibatches_are_unbiased():
     few = Data.of(rows(), 4, COUNTS)
     w = 0.3 * draws(target.size)
     parts = [(len(b[0]), target.log_likelihood_of(w, b)) for b in few.batches(0, 0)]
-    mean = sum(n * value for n, value in parts) / 10  # batches of 4, 4 and 2 rows, each standing for 10
+    mean = sum(n * value for n, value in parts) / 10  # batches of 4, 4 and 2 rows, each scaled to 10
     torch.testing.assert_close(mean, target.log_likelihood(w, data), **EXACT)
 
 
@@ -133,7 +133,7 @@ class Indexed(Dataset):
 # Methods.
 
 
-def test_a_full_batch_map_is_that_of_repeated_rows():
+def test_full_batch_map_equals_that_of_repeated_rows():
     for method in (pr.MAP(), pr.Ensemble(pr.MAP(), 2), pr.SWAG(snapshots=3)):
         options = {"steps": 40, "progress": False}
         found = pr.fit(network(), rows(), method, weights=COUNTS, batch_size=10, **options)
@@ -147,10 +147,10 @@ def test_a_full_batch_map_is_that_of_repeated_rows():
 @pytest.mark.parametrize("kind", ["numbers", "labels"])
 @pytest.mark.parametrize("curvature", ["ggn", "empirical", "hessian"])
 @pytest.mark.parametrize("structure", ["full", "diag", "kron", "lowrank"])
-def test_a_curvature_is_that_of_repeated_rows(structure, curvature, kind):
+def test_the_curvature_equals_that_of_repeated_rows(structure, curvature, kind):
     if curvature == "hessian" and structure in ("diag", "kron"):
         pytest.skip("made of squares")
-    (weighted, few), (plain, many) = both(network(kind), rows(kind))
+    (weighted, few), (plain, many) = weighted_and_repeated(network(kind), rows(kind))
     w = 0.3 * draws(weighted.size)
     found, right = (
         STRUCTURES[structure].of(Pass(target, w, data, kind=curvature))
@@ -160,9 +160,9 @@ def test_a_curvature_is_that_of_repeated_rows(structure, curvature, kind):
 
 
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
-def test_kronecker_factors_at_several_positions_are_those_of_repeated_rows(sharing):
+def test_kronecker_factors_at_several_positions_equal_those_of_repeated_rows(sharing):
     model, data = words()
-    (weighted, few), (plain, many) = both(model, data)
+    (weighted, few), (plain, many) = weighted_and_repeated(model, data)
     w = 0.3 * draws(weighted.size)
     found, right = (
         STRUCTURES["kron"].of(Pass(target, w, rows), sharing=sharing)
@@ -174,7 +174,7 @@ def test_kronecker_factors_at_several_positions_are_those_of_repeated_rows(shari
 
 
 @pytest.mark.parametrize("structure", ["full", "diag", "kron", "lowrank"])
-def test_laplace_and_its_evidence_are_those_of_repeated_rows(structure):
+def test_laplace_and_its_evidence_equal_those_of_repeated_rows(structure):
     found, right = (
         pr.fit(
             network(),
@@ -192,14 +192,14 @@ def test_laplace_and_its_evidence_are_those_of_repeated_rows(structure):
 
 
 @pytest.mark.parametrize("noises", [1, 2])
-def test_the_noise_that_the_evidence_sets_is_that_of_repeated_rows(noises):
+def test_the_noise_chosen_by_the_evidence_equals_that_of_repeated_rows(noises):
     torch.manual_seed(0)
     X, y = rows()
     y = y if noises == 1 else torch.stack([y, 2 * draws(10, seed=3)], 1)
     model = pr.Model(nn.Linear(3, noises).double(), pr.Gaussian(), prior=1.0)
     w = None
     found = []
-    for target, data in both(model, (X, y)):
+    for target, data in weighted_and_repeated(model, (X, y)):
         w = 0.3 * draws(target.size) if w is None else w
         again = lambda v, target=target, data=data: STRUCTURES["full"].of(Pass(target, v, data))  # noqa: E731
         found.append(tune(target, w, again(w), data, by="layer", again=again))
@@ -208,7 +208,7 @@ def test_the_noise_that_the_evidence_sets_is_that_of_repeated_rows(noises):
 
 
 @pytest.mark.parametrize("likelihood", [pr.Gaussian(0.4), pr.Categorical(), pr.StudentT(4.0, scale=0.5)], ids=repr)
-def test_a_last_layer_is_that_of_repeated_rows(likelihood):
+def test_the_last_layer_equals_that_of_repeated_rows(likelihood):
     kind = "labels" if isinstance(likelihood, pr.Categorical) else "numbers"
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3 if kind == "labels" else 1)).double()
@@ -222,8 +222,8 @@ def test_a_last_layer_is_that_of_repeated_rows(likelihood):
     assert found.log_evidence.value == pytest.approx(right.log_evidence.value, rel=1e-9)
 
 
-def test_the_bound_of_a_factorised_gaussian_is_that_of_repeated_rows():
-    (weighted, few), (plain, many) = both(network(), rows())
+def test_the_bound_of_a_factorised_gaussian_equals_that_of_repeated_rows():
+    (weighted, few), (plain, many) = weighted_and_repeated(network(), rows())
     family, noise = DiagonalFamily(0.3 * draws(21), -1 + 0.1 * draws(21, seed=1)), draws(4, 21, seed=2)
     found = elbo(weighted, family, noise, few.in_memory())
     right = elbo(plain, family, noise, many.in_memory())
@@ -236,7 +236,7 @@ def test_the_bound_of_a_factorised_gaussian_is_that_of_repeated_rows():
     ids=repr,
 )
 @pytest.mark.parametrize("make", [network, coin])
-def test_variational_fits_are_those_of_repeated_rows(make, method):
+def test_variational_fits_equal_those_of_repeated_rows(make, method):
     options = {"steps": 20, "progress": False, "seed": 3}
     found = pr.fit(make(), rows(), method, weights=COUNTS, batch_size=10, **options)
     right = pr.fit(make(), repeated(rows()), method, batch_size=15, **options)
@@ -247,17 +247,17 @@ def test_variational_fits_are_those_of_repeated_rows(make, method):
 @pytest.mark.parametrize("blocks", [False, True], ids=["recorded", "in blocks"])
 @pytest.mark.parametrize("make", [network, coin])
 @pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
-def test_the_log_joint_of_samplers_is_that_of_repeated_rows(make, tempers, blocks, monkeypatch):
+def test_the_log_joint_of_samplers_equals_that_of_repeated_rows(make, tempers, blocks, monkeypatch):
     if blocks:
         monkeypatch.setattr(joint, "BLOCK_NUMBERS", 9)
-    pairs = both(make(), rows(), temperature=2.0, tempers=tempers)
+    pairs = weighted_and_repeated(make(), rows(), temperature=2.0, tempers=tempers)
     w = 0.3 * draws(3, pairs[0][0].size)
     found, right = (joint.log_joint(target, data, w)(w) for target, data in pairs)
     for own, other in zip(found, right, strict=True):
         torch.testing.assert_close(own, other, **EXACT)
 
 
-def test_a_density_s_laplace_is_that_of_repeated_rows():
+def test_laplace_of_a_density_equals_that_of_repeated_rows():
     found, right = (
         pr.fit(coin(), data, pr.Laplace(), weights=weights, progress=False)
         for data, weights in ((rows(), COUNTS), (repeated(rows()), None))
@@ -267,7 +267,7 @@ def test_a_density_s_laplace_is_that_of_repeated_rows():
     assert found.log_evidence.value == pytest.approx(right.log_evidence.value, rel=1e-10)
 
 
-def test_em_is_that_of_repeated_rows():
+def test_em_equals_that_of_repeated_rows():
     y = torch.cat([draws(5, 2) - 2, draws(5, 2, seed=1) + 2])
     theta = {
         "weights": torch.tensor([0.5, 0.5], dtype=F64),
@@ -282,40 +282,40 @@ def test_em_is_that_of_repeated_rows():
         torch.testing.assert_close(value, right.mean[name], **EXACT)
 
 
-def test_dropout_counts_rows_by_their_weights():
+def test_dropout_weights_the_rows():
     model, data = network(), rows()
     fits = [
         pr.fit(model, data, pr.Dropout(rate=0.2), weights=weights, batch_size=10, steps=30, progress=False)
         for weights in (None, torch.full((10,), 1e-12))
     ]
     likely = [float(fit.history["nll"][-1]) for fit in fits]
-    assert abs(likely[1]) < 1e-9 * abs(likely[0])  # rows that hardly count leave the prior alone
+    assert abs(likely[1]) < 1e-9 * abs(likely[0])  # with tiny weights only the prior remains
     size = [sum(float(v.square().sum()) for v in fit.mean.values()) for fit in fits]
     assert size[1] < size[0]
 
 
-def test_a_noise_on_held_out_rows_counts_them_by_their_weights():
+def test_the_noise_estimated_on_held_out_rows_weights_them():
     model = pr.Model(nn.Linear(3, 1).double(), pr.Gaussian(), prior=1.0)
     target = Target(model, 10)
     w = 0.2 * draws(4, target.size)
     X, y = rows()
     few = WeightedBatch(model.prepare((X, y)), COUNTS.double())
-    found, right = (settled(target, w, held, {}) for held in (few, model.prepare(repeated((X, y)))))
+    found, right = (learn_from_held_out(target, w, held, {}) for held in (few, model.prepare(repeated((X, y)))))
     torch.testing.assert_close(found, right, **EXACT)
 
 
-# Weights that say nothing.
+# Weights of one and of zero.
 
 
 @pytest.mark.parametrize("method", [pr.MAP(), pr.MeanField(), pr.Laplace(), pr.NUTS(chains=2, warmup=5)], ids=repr)
-def test_weights_of_one_give_the_same_bits_as_none(method):
+def test_weights_of_one_give_the_same_result_as_none(method):
     options = {"steps": 400 if isinstance(method, pr.Laplace) else 10, "progress": False, "batch_size": 10}
     found, right = (pr.fit(network(), rows(), method, weights=w, **options) for w in (torch.ones(10), None))
     for name, value in found.mean.items():
         assert torch.equal(value, right.mean[name])
 
 
-def test_weights_of_one_give_em_the_same_bits_as_none():
+def test_weights_of_one_give_em_the_same_result_as_none():
     y = torch.cat([draws(5, 2) - 2, draws(5, 2, seed=1) + 2])
     model = pr.latent.GaussianMixture(2)
     found, right = (pr.fit(model, y, pr.EM(), weights=w, progress=False) for w in ([1] * 10, None))
@@ -335,7 +335,7 @@ def test_rows_of_weight_zero_have_no_influence():
     torch.testing.assert_close(found.gaussian.variance(), right.gaussian.variance(), **EXACT)
 
 
-def test_a_stored_posterior_has_no_weights_in_it(tmp_path):
+def test_a_saved_posterior_holds_no_row_weights(tmp_path):
     model = network()
     found = pr.fit(model, rows(), pr.Laplace(), weights=COUNTS, steps=400, progress=False)
     found.save(tmp_path / "weighted.priory")
@@ -346,26 +346,35 @@ def test_a_stored_posterior_has_no_weights_in_it(tmp_path):
     assert pr.load(tmp_path / "mixture.priory", pr.latent.GaussianMixture(2)).mean.keys() == mixture.mean.keys()
 
 
-# What is refused.
+# Invalid weights.
 
 
 @pytest.mark.parametrize(
-    ("weights", "sentence"),
+    ("weights", "message"),
     [
         (torch.ones(9), r"The 'weights' argument of fit must have one number per row, \(10,\), got the shape \(9,\)"),
         (torch.ones(10, 1), r"must have one number per row, \(10,\), got the shape \(10, 1\)"),
         (torch.zeros(10), "The 'weights' argument of fit must be above 0 for some row, got zeros only"),
         (-torch.ones(10), "The 'weights' argument of fit must be finite numbers >= 0, got -1"),
         (torch.full((10,), math.nan), "The 'weights' argument of fit must be finite numbers >= 0, got nan"),
+        (torch.ones(10) * 1j, "The 'weights' argument of fit must be finite numbers >= 0, got complex numbers"),
         ("heavy", "The 'weights' argument of fit must be numbers"),
     ],
 )
-def test_bad_weights_are_refused_in_a_sentence(weights, sentence):
-    with pytest.raises(pr.InputError, match=sentence):
+def test_invalid_weights_are_refused_with_the_same_message_by_every_method(weights, message):
+    with pytest.raises(pr.InputError, match=message):
         pr.fit(network(), rows(), pr.MAP(), weights=weights, progress=False)
+    with pytest.raises(pr.InputError, match=message):
+        pr.fit(pr.latent.GaussianMixture(2), draws(10, 2), pr.EM(), weights=weights, progress=False)
 
 
-def test_weights_of_what_has_no_rows_to_weight_are_refused_in_a_sentence():
+def test_complex_weights_in_the_data_are_refused():
+    known = pr.latent.GaussianMixture(2, given="weights")
+    with pytest.raises(pr.InputError, match="must be finite numbers >= 0, got complex numbers"):
+        pr.fit(known, (draws(10, 2), torch.ones(10) * 1j), pr.EM(), progress=False)
+
+
+def test_weights_are_refused_for_loaders_no_data_and_models_with_their_own():
     loader = DataLoader(TensorDataset(*rows()), batch_size=5)
     with pytest.raises(pr.InputError, match=r"must be left out with a DataLoader.*loader\.dataset"):
         pr.fit(network(), loader, pr.MAP(), weights=torch.ones(10), progress=False)
@@ -379,7 +388,7 @@ def test_weights_of_what_has_no_rows_to_weight_are_refused_in_a_sentence():
         pr.fit(known, (draws(10, 2), torch.ones(10)), pr.EM(), weights=2 * torch.ones(10), progress=False)
 
 
-def test_the_selection_of_a_pass_is_the_whole_network_unless_given():
+def test_the_default_selection_of_a_pass_is_the_whole_network():
     target, data = target_of(network(), rows())
     given = Pass(target, draws(target.size), data)
     assert torch.equal(given.selection.places, select(target.model).places)

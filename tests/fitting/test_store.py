@@ -1,4 +1,4 @@
-"""Files: what is saved comes back bit for bit, and what is not a posterior of this model is refused with the reason."""
+"""Files: a saved posterior loads unchanged, and any other file is refused with the reason."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def network(net: Callable[[], nn.Module], method: object, **options: object) -> 
     return pr.fit(model, (X, Y), method, steps=6, batch_size=8, seed=5, progress=False, **options)
 
 
-# A posterior of each kind, and a model of its own to read it with.
+# One posterior of each kind, and a new model to load it with.
 FITTED: dict[str, tuple[Callable[[], Posterior], Callable[[], pr.Model | pr.Density]]] = {
     "point": (lambda: network(plain, pr.MAP()), lambda: pr.Model(plain(), pr.Gaussian())),
     "point with buffers": (lambda: network(normed, pr.MAP()), lambda: pr.Model(normed(), pr.Gaussian())),
@@ -118,15 +118,15 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
 
 
-WITHOUT_PARAMETERS = {"prior_function"}  # they predict and no more: tests/posteriors/test_prior_function.py
+WITHOUT_PARAMETERS = {"prior_function"}  # they only predict: tests/posteriors/test_prior_function.py
 
 
-def test_every_kind_of_posterior_is_among_those_tried_here() -> None:
+def test_every_kind_of_posterior_is_tested_here() -> None:
     assert {name.split(" ")[0] for name in FITTED} == set(KINDS) - WITHOUT_PARAMETERS
 
 
 @pytest.mark.parametrize("name", FITTED)
-def test_a_posterior_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_a_loaded_posterior_equals_the_saved_one(name: str, tmp_path: Path) -> None:
     make, model = FITTED[name]
     saved, path = make(), tmp_path / "posterior.priory"
     saved.save(path)
@@ -144,7 +144,7 @@ def test_a_posterior_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FITTED)
-def test_a_loaded_posterior_has_the_same_stream_of_draws(name: str, tmp_path: Path) -> None:
+def test_a_loaded_posterior_gives_the_same_draws(name: str, tmp_path: Path) -> None:
     make, model = FITTED[name]
     saved, path = make(), tmp_path / "posterior.priory"
     saved.save(path)
@@ -155,12 +155,12 @@ def test_a_loaded_posterior_has_the_same_stream_of_draws(name: str, tmp_path: Pa
 
 
 def parts(prediction):
-    """The distributions that a prediction is made of: those of the members of a mixture, or its own."""
+    """Return the predictions of the members of a mixture, or the prediction itself."""
     return getattr(prediction.distribution, "parts", (prediction.distribution,))
 
 
 @pytest.mark.parametrize("name", [name for name in FITTED if "density" not in name])
-def test_a_loaded_posterior_predicts_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_a_loaded_posterior_gives_the_same_predictions(name: str, tmp_path: Path) -> None:
     make, model = FITTED[name]
     saved, path = make(), tmp_path / "posterior.priory"
     saved.save(path)
@@ -174,7 +174,7 @@ def test_a_loaded_posterior_predicts_the_same_bits(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", [name for name in FITTED if name.startswith("diagonal") and "buffers" not in name])
-def test_an_evidence_that_was_computed_is_kept(name: str, tmp_path: Path) -> None:
+def test_computed_evidence_is_saved(name: str, tmp_path: Path) -> None:
     make, model = FITTED[name]
     saved, path = make(), tmp_path / "posterior.priory"
     evidence = saved.log_evidence
@@ -182,7 +182,7 @@ def test_an_evidence_that_was_computed_is_kept(name: str, tmp_path: Path) -> Non
     assert pr.load(path, model()).log_evidence == evidence
 
 
-def test_an_evidence_that_was_not_computed_needs_the_data_again(file: Path) -> None:
+def test_evidence_that_was_not_computed_needs_the_data(file: Path) -> None:
     loaded = pr.load(file, pr.Model(plain(), pr.Gaussian()))
     with pytest.raises(pr.InputError, match="call its elbo"):
         loaded.log_evidence  # noqa: B018 - a property that raises
@@ -190,7 +190,7 @@ def test_an_evidence_that_was_not_computed_needs_the_data_again(file: Path) -> N
     assert loaded.elbo((X, Y)) == first.elbo()
 
 
-def test_a_second_save_of_what_was_loaded_is_the_same_file(file: Path, tmp_path: Path) -> None:
+def test_saving_a_loaded_posterior_gives_the_same_file(file: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.priory"
     pr.load(file, pr.Model(plain(), pr.Gaussian())).save(again)
     assert again.read_bytes() == file.read_bytes()
@@ -201,10 +201,10 @@ def test_a_path_may_be_a_string_and_a_file_may_be_overwritten(file: Path) -> Non
     assert pr.load(str(file), pr.Model(plain(), pr.Gaussian())).kind == "point"
 
 
-# What a file is.
+# The format.
 
 
-def test_a_file_is_safetensors_and_json_and_nothing_that_runs(file: Path) -> None:
+def test_a_file_holds_only_safetensors_and_json(file: Path) -> None:
     with safe_open(str(file), framework="pt") as opened:
         header = opened.metadata()
         names = set(opened.keys())
@@ -215,59 +215,59 @@ def test_a_file_is_safetensors_and_json_and_nothing_that_runs(file: Path) -> Non
     (length,) = struct.unpack("<Q", data[:8])
     entries = json.loads(data[8 : 8 + length])
     held = sum(e["data_offsets"][1] - e["data_offsets"][0] for k, e in entries.items() if k != "__metadata__")
-    assert len(data) == 8 + length + held  # a length, JSON, numbers: there is no room for anything else
+    assert len(data) == 8 + length + held  # a length, JSON and numbers, and nothing else
     with pytest.raises(Exception, match=r"opcode|pickle|exhausted|expected"):
         list(pickletools.genops(data))
 
 
-def test_the_safetensors_package_reads_the_same_numbers(file: Path) -> None:
+def test_the_safetensors_package_reads_the_file(file: Path) -> None:
     tensors = load_file(str(file))
     posterior = pr.load(file, pr.Model(plain(), pr.Gaussian()))
     assert torch.equal(tensors["posterior.loc"], posterior.family.loc)
     assert torch.equal(tensors["history.elbo"], posterior.history["elbo"])
 
 
-# What is refused.
+# Files that are refused.
 
 
-def refusal(path: Path, model: pr.Model | pr.Density | None = None) -> str:
+def store_error(path: Path, model: pr.Model | pr.Density | None = None) -> str:
     with pytest.raises(pr.StoreError) as caught:
         pr.load(path, model or pr.Model(plain(), pr.Gaussian()))
     return str(caught.value)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "none.priory") == f"There is no file {tmp_path / 'none.priory'}."
-    assert "is a folder" in refusal(tmp_path)
+    assert store_error(tmp_path / "none.priory") == f"There is no file {tmp_path / 'none.priory'}."
+    assert "is a folder" in store_error(tmp_path)
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"\0", b"hello", b"\xf1\x80\xe5\xa9\x13", bytes(range(256)) * 20, b"\xff" * 4096]
 )
-def test_a_file_that_is_something_else_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "other.priory"
     path.write_bytes(content)
-    assert "corrupt, or not a file of priory" in refusal(path)
+    assert "corrupt, or not a file of priory" in store_error(path)
 
 
 def test_a_safetensors_file_of_another_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.safetensors"
     save_file({"w": torch.zeros(3)}, str(path))
-    assert "was not written by priory" in refusal(path)
+    assert "was not written by priory" in store_error(path)
     save_file({"w": torch.zeros(3)}, str(path), metadata={"format": "pt"})
-    assert "was not written by priory" in refusal(path)
+    assert "was not written by priory" in store_error(path)
 
 
-def test_a_truncated_file_is_refused_wherever_it_ends(file: Path) -> None:
+def test_a_file_truncated_anywhere_is_refused(file: Path) -> None:
     data = file.read_bytes()
     for length in [*range(0, 40), *range(40, len(data), 97), len(data) - 1]:
         file.write_bytes(data[:length])
-        assert "corrupt" in refusal(file)
+        assert "corrupt" in store_error(file)
     file.write_bytes(data + b"\0")
-    assert "corrupt" in refusal(file)
+    assert "corrupt" in store_error(file)
 
 
-def test_a_flipped_bit_is_refused_wherever_it_is(file: Path) -> None:
+def test_a_flipped_bit_anywhere_is_refused(file: Path) -> None:
     data, model, taken = file.read_bytes(), pr.Model(plain(), pr.Gaussian()), []
     for position in range(len(data)):
         changed = bytearray(data)
@@ -284,8 +284,8 @@ def test_a_flipped_bit_is_refused_wherever_it_is(file: Path) -> None:
     assert taken == []
 
 
-def rewritten(path: Path, **changes: str | None) -> None:
-    """The file with other entries in its header, and the rest as it was."""
+def with_header(path: Path, **changes: str | None) -> None:
+    """Rewrite the file with other entries in its header."""
     with safe_open(str(path), framework="pt") as opened:
         header = opened.metadata()
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
@@ -296,37 +296,37 @@ def rewritten(path: Path, **changes: str | None) -> None:
     path.write_bytes(store.safetensors(tensors, header))
 
 
-def test_a_file_of_another_version_is_refused_by_its_number(file: Path) -> None:
-    rewritten(file, version="99")
-    assert "is of version 99; this priory reads version 1" in refusal(file)
+def test_a_file_of_another_version_is_refused_with_its_number(file: Path) -> None:
+    with_header(file, version="99")
+    assert "is of version 99; this priory reads version 1" in store_error(file)
 
 
 @pytest.mark.parametrize("key", ["format", "version", "what", "meta", "checksums", "seal"])
 def test_a_file_without_a_part_of_its_header_is_refused(file: Path, key: str) -> None:
-    rewritten(file, **{key: None})
-    refusal(file)
+    with_header(file, **{key: None})
+    store_error(file)
 
 
-def test_numbers_that_were_exchanged_are_refused(file: Path) -> None:
+def test_swapped_tensors_are_refused(file: Path) -> None:
     with safe_open(str(file), framework="pt") as opened:
         header = opened.metadata()
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
     tensors["posterior.loc"], tensors["posterior.log_scale"] = tensors["posterior.log_scale"], tensors["posterior.loc"]
     file.write_bytes(store.safetensors(tensors, header))
-    assert "don't match their checksums" in refusal(file)
+    assert "don't match their checksums" in store_error(file)
 
 
-def test_a_kind_that_is_not_known_is_refused_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_kind_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     posterior, path = network(plain, pr.MAP()), tmp_path / "new.priory"
     monkeypatch.setattr(type(posterior), "kind", "hologram")
     posterior.save(path)
-    assert "'hologram'" in refusal(path)
+    assert "'hologram'" in store_error(path)
 
 
-def test_a_checkpoint_is_not_a_posterior_nor_the_reverse(tmp_path: Path, file: Path) -> None:
+def test_a_checkpoint_is_not_loaded_as_a_posterior_nor_the_reverse(tmp_path: Path, file: Path) -> None:
     path = tmp_path / "fit.checkpoint"
     network(plain, pr.MAP(), checkpoint=path)
-    assert "holds a checkpoint, not a posterior" in refusal(path)
+    assert "holds a checkpoint, not a posterior" in store_error(path)
     with pytest.raises(pr.StoreError, match="holds a posterior, not a checkpoint"):
         network(plain, pr.MeanField(), checkpoint=file)
 
@@ -340,7 +340,7 @@ def test_a_checkpoint_is_not_a_posterior_nor_the_reverse(tmp_path: Path, file: P
         (lambda: nn.Sequential(nn.Flatten(), *plain()).double(), r"'0.weight' has the shape \(4, 3\) there and no"),
     ],
 )
-def test_another_network_is_refused_and_the_difference_is_named(
+def test_another_network_is_refused_with_the_difference(
     net: Callable[[], nn.Module], difference: str, file: Path
 ) -> None:
     with pytest.raises(pr.StoreError, match=f"belongs to another model: its parameter {difference}"):
@@ -359,17 +359,17 @@ def test_the_same_parameters_in_another_order_are_refused(tmp_path: Path) -> Non
 
     path = tmp_path / "pair.priory"
     pr.fit(pr.Model(Pair("a", "b"), pr.Gaussian()), (X, Y), pr.MAP(), steps=2, progress=False).save(path)
-    assert "another order" in refusal(path, pr.Model(Pair("b", "a"), pr.Gaussian()))
+    assert "another order" in store_error(path, pr.Model(Pair("b", "a"), pr.Gaussian()))
 
 
 @pytest.mark.parametrize("likelihood", [pr.Poisson(), pr.StudentT(3.0), pr.Bernoulli()])
-def test_another_likelihood_is_refused_by_its_name(likelihood: object, file: Path) -> None:
-    said = refusal(file, pr.Model(plain(), likelihood))
-    assert f"its likelihood is Gaussian, this one's is {type(likelihood).__name__}" in said
+def test_another_likelihood_is_refused_by_name(likelihood: object, file: Path) -> None:
+    message = store_error(file, pr.Model(plain(), likelihood))
+    assert f"its likelihood is Gaussian, this one's is {type(likelihood).__name__}" in message
 
 
-def test_a_likelihood_that_learns_something_else_is_refused(file: Path) -> None:
-    assert "'likelihood.noise'" in refusal(file, pr.Model(plain(), pr.Gaussian(0.5)))
+def test_a_likelihood_with_other_learnt_parameters_is_refused(file: Path) -> None:
+    assert "'likelihood.noise'" in store_error(file, pr.Model(plain(), pr.Gaussian(0.5)))
 
 
 @pytest.mark.parametrize(
@@ -381,25 +381,25 @@ def test_a_likelihood_that_learns_something_else_is_refused(file: Path) -> None:
     ],
     ids=str,
 )
-def test_a_likelihood_with_other_numbers_is_refused(theirs: object, ours: object, tmp_path: Path) -> None:
+def test_a_likelihood_with_other_values_is_refused(theirs: object, ours: object, tmp_path: Path) -> None:
     path = tmp_path / "other.priory"
     pr.fit(pr.Model(plain(), theirs), (X, Y), pr.MAP(), steps=2, progress=False).save(path)
-    assert "likelihood" in refusal(path, pr.Model(plain(), ours))
+    assert "likelihood" in store_error(path, pr.Model(plain(), ours))
 
 
-def test_another_type_of_numbers_is_refused(file: Path) -> None:
-    said = refusal(file, pr.Model(plain().float(), pr.Gaussian()))
-    assert "it is in torch.float64, this one in torch.float32" in said
+def test_another_dtype_is_refused(file: Path) -> None:
+    message = store_error(file, pr.Model(plain().float(), pr.Gaussian()))
+    assert "it is in torch.float64, this one in torch.float32" in message
 
 
-def test_a_density_is_not_a_network(file: Path, tmp_path: Path) -> None:
-    assert "its likelihood is Gaussian, this one's is Density" in refusal(file, density())
+def test_a_posterior_of_a_network_is_refused_for_a_density(file: Path, tmp_path: Path) -> None:
+    assert "its likelihood is Gaussian, this one's is Density" in store_error(file, density())
     path = tmp_path / "density.priory"
     pr.fit(density(), None, pr.MeanField(), steps=2, progress=False).save(path)
-    assert "its likelihood is Density" in refusal(path)
+    assert "its likelihood is Density" in store_error(path)
 
 
-def test_what_is_not_a_model_is_refused_in_a_sentence(file: Path) -> None:
+def test_a_model_argument_of_the_wrong_type_is_refused(file: Path) -> None:
     with pytest.raises(pr.InputError, match="The 'model' argument of load must be"):
         pr.load(file, plain())
 
@@ -407,13 +407,13 @@ def test_what_is_not_a_model_is_refused_in_a_sentence(file: Path) -> None:
 # Writing.
 
 
-def test_a_missing_folder_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(pr.InputError, match=r"must lie in a folder that exists, got .*nowhere."):
         network(plain, pr.MAP()).save(tmp_path / "nowhere" / "x.priory")
 
 
 @pytest.mark.parametrize("failing", ["replace", "fsync"])
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+def test_a_failed_write_leaves_the_old_file_and_no_other(
     file: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     before = file.read_bytes()
@@ -428,7 +428,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     posterior = network(plain, pr.MAP())
 
     def interrupt(*_: object) -> None:
@@ -440,27 +440,27 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_new_file_may_be_read_by_whom_the_folder_allows(tmp_path: Path) -> None:
+def test_a_new_file_has_the_default_permissions(tmp_path: Path) -> None:
     beside, path = tmp_path / "beside", tmp_path / "new.priory"
     beside.write_bytes(b"")
     network(plain, pr.MAP()).save(path)
     assert path.stat().st_mode == beside.stat().st_mode
 
 
-def test_a_posterior_with_a_penalty_on_q_is_saved_and_keeps_its_certificate(tmp_path):
-    def believed(factor):
+def test_a_posterior_with_a_penalty_on_q_is_saved_with_its_certificate(tmp_path):
+    def model_with_penalty(factor):
         penalty = pr.penalties.Variational(lambda m, s: 0.5 * (m**2 + s**2 - 1) - s.log(), factor=factor)
         return pr.Model(plain(), pr.Gaussian(0.3), prior=penalty)
 
-    posterior = pr.fit(believed(1.0), (X, Y), pr.MeanField(), steps=6, progress=False)
+    posterior = pr.fit(model_with_penalty(1.0), (X, Y), pr.MeanField(), steps=6, progress=False)
     posterior.save(tmp_path / "q")
-    loaded = pr.load(tmp_path / "q", believed(1.0))
+    loaded = pr.load(tmp_path / "q", model_with_penalty(1.0))
     assert loaded.certificate.valid
     with pytest.warns(pr.PrioryWarning, match="fitted with another prior"):
-        pr.load(tmp_path / "q", believed(2.0))
+        pr.load(tmp_path / "q", model_with_penalty(2.0))
 
 
-def test_the_certificate_of_a_posterior_knows_the_temperature():
+def test_the_certificate_of_a_posterior_includes_the_temperature():
     penalty = pr.penalties.Variational(lambda m, s: 0.5 * (m**2 + s**2 - 1) - s.log())
     model = pr.Model(plain(), pr.Gaussian(0.3), prior=penalty)
     posterior = pr.fit(model, (X, Y), pr.MeanField(), steps=6, temperature=0.5, progress=False)

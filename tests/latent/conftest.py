@@ -1,4 +1,4 @@
-"""A fit of a latent model by EM through the one driver, and small data sets."""
+"""Fixtures: fitting a latent model by EM, and a small data set."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,14 +32,14 @@ def fit_by_em() -> Callable[..., LatentPoint]:
     return fitted
 
 
-def random(seed: int, *shape: int) -> Tensor:
+def randn(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.fixture(scope="session")
 def clouds() -> Tensor:
-    """120 rows of three overlapping clouds in three columns, far from zero and of unequal scales."""
+    """Return 120 rows of three overlapping clusters in three columns with unequal means and scales."""
     centres = torch.tensor([[0.0, 0.0, 0.0], [2.0, 1.0, 0.0], [0.0, 2.0, 2.5]], dtype=torch.float64)
-    mixing = random(1, 3, 3, 3) / 2 + torch.eye(3)
-    rows = (random(2, 3, 40, 3) @ mixing + centres[:, None]).reshape(-1, 3)
+    mixing = randn(1, 3, 3, 3) / 2 + torch.eye(3)
+    rows = (randn(2, 3, 40, 3) @ mixing + centres[:, None]).reshape(-1, 3)
     return rows * torch.tensor([1.0, 10.0, 0.1], dtype=torch.float64) + torch.tensor([50.0, -20.0, 3.0]).double()

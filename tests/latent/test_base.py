@@ -1,4 +1,4 @@
-"""A model in twenty lines, Fisher's identity, and how models meet data."""
+"""Base class of latent models: a user's model, Fisher's identity, statistics over batches and checks of data."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from priory.latent import Expectation, GaussianMixture, Latent, PoissonMixture, 
 from priory.latent.base import Theta
 from priory.methods.em.em import EM
 
-# A person's own model: counts of which some are zero because nobody looked (zero-inflated Poisson).
+# A user's model, zero-inflated Poisson: a count is zero with probability `off`, and Poisson otherwise.
 
 
 class ZeroInflated(Latent):
@@ -25,7 +25,7 @@ class ZeroInflated(Latent):
         y = rows["y"]
         on = torch.log1p(-theta["off"]) + y * theta["rate"].log() - theta["rate"] - torch.lgamma(y + 1)
         off = torch.where(y == 0, theta["off"].log(), -torch.inf)
-        q = rows.counted(torch.sigmoid(off - on))  # of a row that is off
+        q = rows.counted(torch.sigmoid(off - on))  # q(row is off)
         left = rows.counted(torch.ones_like(y)) - q
         sums = {"off": q.sum(), "on": left.sum(), "total": (left * y).sum()}
         return Expectation(sums | {"base": -rows.counted(torch.lgamma(y + 1)).sum()}, torch.logaddexp(on, off))
@@ -42,7 +42,7 @@ class WithClosedForm(ZeroInflated):
         return {"off": s["off"] / (s["off"] + s["on"]), "rate": s["total"] / s["on"]}
 
 
-class Wrong(ZeroInflated):
+class WrongMStep(ZeroInflated):
     def m_step(self, statistics, theta):
         s = statistics
         return {"off": s["off"] / (s["off"] + s["on"]), "rate": 1.5 * s["total"] / s["on"]}
@@ -51,19 +51,19 @@ class Wrong(ZeroInflated):
 COUNTS = torch.tensor([0.0] * 12 + [1, 2, 2, 3, 3, 3, 4, 5, 7], dtype=torch.float64)
 
 
-def test_a_model_of_twenty_lines_reaches_the_maximum_by_gradients_and_by_its_closed_form(fit_by_em):
+def test_a_user_model_reaches_the_maximum_with_and_without_a_closed_m_step(fit_by_em):
     for model in (ZeroInflated(), WithClosedForm()):
         posterior = fit_by_em(model, COUNTS, EM(tolerance=1e-14), steps=400)
         off, rate = posterior.mean["off"], posterior.mean["rate"]
-        # where the likelihood is highest: rate / (1 - exp(-rate)) is the mean of what isn't zero, and p(0) its share
+        # At the maximum, rate / (1 - exp(-rate)) is the mean of the positive counts and p(0) the fraction of zeros.
         assert float(rate / (1 - (-rate).exp())) == pytest.approx(30 / 9, rel=1e-6)
         assert float(off + (1 - off) * (-rate).exp()) == pytest.approx(12 / 21, rel=1e-6)
         assert float(posterior.history["bound"].diff().min()) > -1e-9
 
 
-def test_a_wrong_m_step_is_an_error_that_keeps_the_state_before_it(fit_by_em):
-    with pytest.raises(DivergedError, match=r"bound of EM fell by .* of Wrong\(\) don't belong together") as caught:
-        fit_by_em(Wrong(), COUNTS)
+def test_a_wrong_m_step_raises_an_error_that_holds_the_last_good_posterior(fit_by_em):
+    with pytest.raises(DivergedError, match=r"bound of EM fell by .* of WrongMStep\(\) don't agree") as caught:
+        fit_by_em(WrongMStep(), COUNTS)
     assert set(caught.value.posterior.mean) == {"off", "rate"}
 
 
@@ -71,9 +71,9 @@ def test_a_gradient_m_step_reaches_the_closed_form():
     model, rows = WithClosedForm().meet(COUNTS)
     theta = {"off": torch.tensor(0.3).double(), "rate": torch.tensor(1.5).double()}
     (found,) = expect(model, [theta], rows.blocks(7))
-    closed, climbed = model.m_step(found.statistics, theta), ZeroInflated.m_step(model, found.statistics, theta)
+    closed, by_gradients = model.m_step(found.statistics, theta), ZeroInflated.m_step(model, found.statistics, theta)
     for name in closed:
-        torch.testing.assert_close(climbed[name], closed[name], rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(by_gradients[name], closed[name], rtol=1e-6, atol=1e-8)
 
 
 def test_fishers_identity_is_the_gradient_of_the_log_likelihood():
@@ -84,18 +84,18 @@ def test_fishers_identity_is_the_gradient_of_the_log_likelihood():
     torch.testing.assert_close(score(model, theta, rows), u.grad, rtol=1e-10, atol=1e-10)
 
 
-def test_statistics_and_bounds_add_up_over_blocks_loaders_and_data_sets(clouds):
+def test_statistics_and_bounds_do_not_depend_on_the_batches(clouds):
     model, rows = GaussianMixture(2).meet(clouds)
     theta = model.begin(model.rows((clouds,)), "k-means++", stream(0, "test"))
     (whole,) = expect(model, [theta], rows.blocks(1000))
     loader = DataLoader(TensorDataset(clouds), batch_size=11)
-    for batches in (rows.blocks(7), Data.of(loader).blocks(7), Data.of(list_of(clouds)).blocks(50)):
+    for batches in (rows.blocks(7), Data.of(loader).blocks(7), Data.of(RowDataset(clouds)).blocks(50)):
         (parts,) = expect(model, [theta], batches)
         torch.testing.assert_close(parts.bound, whole.bound, rtol=1e-12, atol=0)
         torch.testing.assert_close(parts.statistics["sums"], whole.statistics["sums"], rtol=1e-10, atol=1e-10)
 
 
-class list_of(torch.utils.data.Dataset):  # noqa: N801 - reads as a function
+class RowDataset(torch.utils.data.Dataset):
     def __init__(self, x: Tensor) -> None:
         self.x = x
 
@@ -106,7 +106,7 @@ class list_of(torch.utils.data.Dataset):  # noqa: N801 - reads as a function
         return self.x[i]
 
 
-def test_the_sum_over_equal_minibatches_that_each_stand_for_all_is_that_of_the_data_times_their_number(clouds):
+def test_the_mean_of_scaled_minibatch_statistics_is_that_of_all_rows(clouds):
     model, rows = GaussianMixture(2).meet(clouds)
     theta = model.begin(model.rows((clouds,)), "random", stream(0, "test"))
     (whole,) = expect(model, [theta], rows.blocks(1000))
@@ -116,7 +116,7 @@ def test_the_sum_over_equal_minibatches_that_each_stand_for_all_is_that_of_the_d
     torch.testing.assert_close(torch.stack([p.bound for p in parts]).mean(0), whole.bound, rtol=1e-12, atol=0)
 
 
-def test_meeting_data_leaves_the_model_as_it_was_and_takes_their_type(clouds):
+def test_meet_returns_a_copy_with_the_dtype_and_shapes_of_the_data(clouds):
     model = GaussianMixture(2)
     single, _ = model.meet(clouds.float())
     double, _ = model.meet(clouds[:, :2])
@@ -126,7 +126,7 @@ def test_meeting_data_leaves_the_model_as_it_was_and_takes_their_type(clouds):
     assert PoissonMixture(2).meet(torch.arange(5))[0].dtype == torch.float64
 
 
-def test_a_sample_of_the_rows_is_all_of_few_and_spread_over_many():
+def test_random_rows_are_all_of_few_rows_and_a_uniform_sample_of_many():
     few = torch.arange(10.0)
     assert torch.equal(Data.of(few).random_rows(10, 4, stream(0, "test"))[0], few)
     (many,) = Data.of(torch.arange(50_000.0)).random_rows(1000, 999, stream(0, "test"))
@@ -135,7 +135,7 @@ def test_a_sample_of_the_rows_is_all_of_few_and_spread_over_many():
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "sentence"),
+    ("model", "data", "message"),
     [
         (GaussianMixture(2), None, "The 'data' argument of fit must be given to a latent model, got None."),
         (GaussianMixture(2, given="weights"), torch.ones(4, 1), "must have 2 parts: y, weights, got 1."),
@@ -154,20 +154,20 @@ def test_a_sample_of_the_rows_is_all_of_few_and_spread_over_many():
         (
             GaussianMixture(2, given="weights"),
             (torch.ones(2, 1), torch.tensor([1.0, -1.0])),
-            "finite numbers >= 0, one per row",
+            "finite numbers >= 0, got -1",
         ),
         (GaussianMixture(2, given="weights"), (torch.ones(2, 1), torch.zeros(2)), "be above 0 for some row"),
         (GaussianMixture(2, given="z"), (torch.ones(2, 1), torch.tensor([0.0, 1.0])), "be integers, one per row"),
         (GaussianMixture(2, given="z"), (torch.ones(2, 1), torch.tensor([0, 2])), "be from 0 to 1, or -1"),
     ],
 )
-def test_data_that_a_model_cannot_have_made_are_refused_in_one_sentence(model, data, sentence):
+def test_invalid_data_raise_an_error(model, data, message):
     with pytest.raises(InputError) as caught:
         model.meet(data)
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_rows_of_another_shape_than_the_model_met_are_refused(clouds):
+def test_rows_of_another_shape_than_those_of_meet_are_refused(clouds):
     model, _ = GaussianMixture(2).meet(clouds)
     with pytest.raises(InputError, match=r"must have rows of the shape \(3,\), got the shape \(2,\)"):
         model.meet(clouds[:, :2])
@@ -184,7 +184,7 @@ class Table(Dataset[Tensor]):
         return self.y[index]
 
 
-def test_a_data_set_may_have_holes_where_its_model_takes_them(fit_by_em):
+def test_data_sets_and_loaders_may_have_missing_values_if_the_model_supports_them(fit_by_em):
     y = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y[::3, 0] = torch.nan
     for data in (Table(y), TensorDataset(y), DataLoader(TensorDataset(y), batch_size=7)):

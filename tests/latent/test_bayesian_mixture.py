@@ -1,4 +1,4 @@
-"""The Bayesian Gaussian mixture: its bound against enumeration, its q against other libraries, its choice of k."""
+"""Bayesian Gaussian mixture: the bound against enumeration, q against scikit-learn, and the choice of k."""
 
 import itertools
 import math
@@ -34,21 +34,21 @@ PRIOR: dict[str, Any] = {
 }
 
 
-def random(seed: int, *shape: int) -> Tensor:
+def randn(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def fitted(
     model: BayesianGaussianMixture, data: Any, method: VariationalEM | None = None, steps: int = 500, seed: int = 0
 ) -> ConjugatePosterior:
-    met, rows = model.meet(data)
-    posterior = fit(met, rows, method or VariationalEM(), steps=steps, seed=seed, progress=False)
+    prepared, rows = model.meet(data)
+    posterior = fit(prepared, rows, method or VariationalEM(), steps=steps, seed=seed, progress=False)
     assert isinstance(posterior, ConjugatePosterior)
     return posterior
 
 
 def log_evidence(y: np.ndarray) -> float:
-    """log p(y) of one component under PRIOR: the product of the rows' predictive densities, each a Student's t."""
+    """Return log p(y) of one component under PRIOR, as a product of Student's t predictive densities."""
     m, beta, nu = np.array(PRIOR["mean"]), PRIOR["strength"], PRIOR["freedom"]
     scatter = (nu - 3) * np.array(PRIOR["spread"])
     total = 0.0
@@ -56,16 +56,16 @@ def log_evidence(y: np.ndarray) -> float:
         freedom = nu - 1
         shape = scatter * (1 + beta) / (beta * freedom)
         total += float(stats.multivariate_t.logpdf(row, m, shape, freedom))
-        away = row - m
-        scatter = scatter + beta / (1 + beta) * np.outer(away, away)
-        m, beta, nu = m + away / (1 + beta), beta + 1, nu + 1
+        difference = row - m
+        scatter = scatter + beta / (1 + beta) * np.outer(difference, difference)
+        m, beta, nu = m + difference / (1 + beta), beta + 1, nu + 1
     return total
 
 
 def kl_components(phi: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """KL of two Normal-Wisharts, summed over components."""
-    away = (phi["means"] - other["means"])[..., None]
-    distance = (away * torch.linalg.solve(phi["scatter"], away)).sum((-2, -1))
+    """Return the KL divergence between Normal-Wisharts, summed over components."""
+    difference = (phi["means"] - other["means"])[..., None]
+    distance = (difference * torch.linalg.solve(phi["scatter"], difference)).sum((-2, -1))
     ratio = other["beta"] / phi["beta"]
     means = 0.5 * (2 * (ratio - 1 - ratio.log()) + other["beta"] * phi["nu"] * distance)
     return float((means + kl_wishart(phi["nu"], phi["scatter"], other["nu"], other["scatter"])).sum())
@@ -74,22 +74,22 @@ def kl_components(phi: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 # The bound.
 
 
-def test_one_component_has_the_exact_evidence():
-    y = 2 * random(0, 6, 2) + 1
+def test_the_bound_of_one_component_is_the_exact_log_evidence():
+    y = 2 * randn(0, 6, 2) + 1
     posterior = fitted(BayesianGaussianMixture(1, **PRIOR), y)
     assert posterior.log_evidence.kind == "lower bound"
     assert posterior.log_evidence.value == pytest.approx(log_evidence(y.numpy()), abs=1e-9)
-    one = {**PRIOR, "mean": 0.5, "spread": 1.3, "freedom": 3.2}
-    plain, apart = (fitted(BayesianGaussianMixture(1, c, **one), y[:, 0]) for c in ("full", "diagonal"))
-    assert plain.bound == pytest.approx(apart.bound, rel=1e-12)
+    one_column = {**PRIOR, "mean": 0.5, "spread": 1.3, "freedom": 3.2}
+    full, diagonal_fit = (fitted(BayesianGaussianMixture(1, c, **one_column), y[:, 0]) for c in ("full", "diagonal"))
+    assert full.bound == pytest.approx(diagonal_fit.bound, rel=1e-12)
 
 
-def test_the_evidence_is_the_bound_plus_the_divergence_by_enumeration():
-    y = torch.cat([random(1, 3, 2), random(2, 2, 2) + 3])
+def test_the_bound_plus_the_divergence_is_the_log_evidence_by_enumeration():
+    y = torch.cat([randn(1, 3, 2), randn(2, 2, 2) + 3])
     model = BayesianGaussianMixture(2, **PRIOR)
     posterior = fitted(model, y, VariationalEM(tolerance=1e-3))  # the identity holds at any q(z) q(theta)
-    met, phi = posterior.latent, posterior.phi
-    assert isinstance(met, BayesianGaussianMixture)
+    prepared, phi = posterior.latent, posterior.phi
+    assert isinstance(prepared, BayesianGaussianMixture)
     q = posterior.responsibilities(y)
     alpha = torch.full((2,), 0.8, dtype=torch.float64)
     joint, log_q, divergence = [], [], []
@@ -101,18 +101,18 @@ def test_the_evidence_is_the_bound_plus_the_divergence_by_enumeration():
         log_z = log_z - alpha.lgamma().sum() + alpha.sum().lgamma()
         joint.append(float(log_z) + sum(log_evidence(y[labels == k].numpy()) for k in range(2)))
         log_q.append(float((one_hot * q.log()).sum()))
-        given_z = met.m_step_q({"sums": met.split_statistics(one_hot.T, Rows({"y": y}))}, {})
+        given_z = prepared.m_step_q({"sums": prepared.split_statistics(one_hot.T, Rows({"y": y}))}, {})
         divergence.append(float(kl_dirichlet(phi["alpha"], given_z["alpha"])) + kl_components(phi, given_z))
     evidence = np.logaddexp.reduce(joint)
     total = sum(
-        math.exp(own) * (own - (both - evidence) + of_theta)
-        for own, both, of_theta in zip(log_q, joint, divergence, strict=True)
+        math.exp(log_q_z) * (log_q_z - (log_p_z - evidence) + kl_theta)
+        for log_q_z, log_p_z, kl_theta in zip(log_q, joint, divergence, strict=True)
     )
     assert total > 0.01
     assert posterior.bound + total == pytest.approx(evidence, abs=1e-9)
 
 
-def test_the_divergence_of_wisharts_is_that_of_gammas_in_one_dimension_and_of_draws_in_two():
+def test_the_divergence_of_wisharts_matches_gammas_in_one_dimension_and_draws_in_two():
     nu, nu0 = torch.tensor(5.0).double(), torch.tensor(3.5).double()
     v, v0 = torch.tensor([[2.0]]).double(), torch.tensor([[0.7]]).double()
     gamma = torch.distributions.Gamma
@@ -121,16 +121,18 @@ def test_the_divergence_of_wisharts_is_that_of_gammas_in_one_dimension_and_of_dr
     v, v0 = torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double(), torch.tensor([[0.7, -0.1], [-0.1, 0.9]]).double()
     draws = torch.tensor(stats.wishart(5.0, np.linalg.inv(v.numpy())).rvs(4000, random_state=0))
     q, p = Wishart(nu, precision_matrix=v), Wishart(nu0, precision_matrix=v0)
-    assert_mean_close(q.log_prob(draws) - p.log_prob(draws), kl_wishart(nu, v, nu0, v0))  # once in 1.7 million
+    assert_mean_close(q.log_prob(draws) - p.log_prob(draws), kl_wishart(nu, v, nu0, v0))  # false alarms: 6e-7
 
 
-def test_the_e_step_is_bishops():
-    y = random(3, 7, 2)
+def test_the_e_step_equals_the_equations_of_bishop():
+    y = randn(3, 7, 2)
     posterior = fitted(BayesianGaussianMixture(2, **PRIOR), y, steps=2)
     phi = posterior.phi
     precision = torch.linalg.inv(phi["scatter"][:, 0])
-    away = y[:, None] - phi["means"][:, 0]
-    distance = 2 / phi["beta"][:, 0] + phi["nu"][:, 0] * torch.einsum("nki,kij,nkj->nk", away, precision, away)
+    difference = y[:, None] - phi["means"][:, 0]
+    distance = 2 / phi["beta"][:, 0] + phi["nu"][:, 0] * torch.einsum(
+        "nki,kij,nkj->nk", difference, precision, difference
+    )
     halves = (phi["nu"] + 1 - torch.tensor([1.0, 2.0]).double()) / 2
     log_det = halves.digamma().sum(1) + 2 * math.log(2) + precision.logdet()
     log_pi = phi["alpha"].digamma() - phi["alpha"].sum().digamma()
@@ -141,10 +143,10 @@ def test_the_e_step_is_bishops():
     assert bool((discounts(phi, 2) < 0).all())
 
 
-def test_q_is_that_of_scikit_learn_whose_bound_has_no_constants():
+def test_q_equals_that_of_scikit_learn():
     mixture = pytest.importorskip("sklearn.mixture")
-    y = clouds(13, 2, 5.0, rows=30)
-    other = mixture.BayesianGaussianMixture(
+    y = clusters(13, 2, 5.0, rows=30)
+    sklearn_fit = mixture.BayesianGaussianMixture(
         n_components=2,
         weight_concentration_prior_type="dirichlet_distribution",
         weight_concentration_prior=0.8,
@@ -158,10 +160,10 @@ def test_q_is_that_of_scikit_learn_whose_bound_has_no_constants():
         random_state=0,
     ).fit(y.numpy())
     phi = fitted(BayesianGaussianMixture(2, **PRIOR), y, VariationalEM(tolerance=1e-14), steps=2000).phi
-    order, theirs = phi["means"][:, 0, 0].argsort(), np.argsort(other.means_[:, 0])
-    np.testing.assert_allclose(phi["means"][order, 0].numpy(), other.means_[theirs], rtol=1e-6, atol=1e-6)
+    order, sklearn_order = phi["means"][:, 0, 0].argsort(), np.argsort(sklearn_fit.means_[:, 0])
+    np.testing.assert_allclose(phi["means"][order, 0].numpy(), sklearn_fit.means_[sklearn_order], rtol=1e-6, atol=1e-6)
     centre = (phi["scatter"] / phi["nu"][..., None, None])[order, 0]
-    np.testing.assert_allclose(centre.numpy(), other.covariances_[theirs], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(centre.numpy(), sklearn_fit.covariances_[sklearn_order], rtol=1e-6, atol=1e-6)
 
 
 @settings(max_examples=8, deadline=None)
@@ -169,16 +171,16 @@ def test_q_is_that_of_scikit_learn_whose_bound_has_no_constants():
     seed=st.integers(0, 10**6),
     k=st.integers(1, 5),
     covariance=st.sampled_from(["full", "diagonal"]),
-    gaps=st.booleans(),
+    missing=st.booleans(),
 )
-def test_the_bound_never_falls(seed: int, k: int, covariance: str, gaps: bool):
-    y = random(seed, 30, 2) * torch.tensor([1.0, 30.0]) + 5 * (random(seed + 1, 30, 1) > 0) + 100
-    if gaps:
-        y[random(seed + 2, 30, 2) > 1.2] = torch.nan
+def test_the_bound_never_falls(seed: int, k: int, covariance: str, missing: bool):
+    y = randn(seed, 30, 2) * torch.tensor([1.0, 30.0]) + 5 * (randn(seed + 1, 30, 1) > 0) + 100
+    if missing:
+        y[randn(seed + 2, 30, 2) > 1.2] = torch.nan
         y[0] = 100.0
         y = y[~y.isnan().all(1)]
     model = BayesianGaussianMixture(k, covariance, given="weights")
-    posterior = fitted(model, (y, random(seed, len(y)).exp()), VariationalEM(tolerance=0), steps=30, seed=seed)
+    posterior = fitted(model, (y, randn(seed, len(y)).exp()), VariationalEM(tolerance=0), steps=30, seed=seed)
     bound = posterior.history["bound"]
     assert float(bound.diff().min()) >= -1e-10 * float(bound.abs().max())
     assert float(posterior.history["gap"].min()) >= -1e-10 * float(bound.abs().max())
@@ -187,88 +189,93 @@ def test_the_bound_never_falls(seed: int, k: int, covariance: str, gaps: bool):
 # The number of components.
 
 
-def clouds(seed: int, k: int, apart: float, rows: int = 60) -> Tensor:
-    """k round clouds on a circle, so far apart that neighbours' centres are `apart` standard deviations away."""
+def clusters(seed: int, k: int, distance: float, rows: int = 60) -> Tensor:
+    """Draw k spherical clusters on a circle, with neighbouring centres `distance` standard deviations apart."""
     angle = 2 * math.pi * torch.arange(k, dtype=torch.float64) / k
-    radius = 0.0 if k == 1 else apart / (2 * math.sin(math.pi / k))
+    radius = 0.0 if k == 1 else distance / (2 * math.sin(math.pi / k))
     centres = radius * torch.stack([angle.cos(), angle.sin()], 1)
-    return (random(seed, k, rows, 2) + centres[:, None]).reshape(-1, 2)
+    return (randn(seed, k, rows, 2) + centres[:, None]).reshape(-1, 2)
 
 
-@pytest.mark.parametrize(("seed", "k", "apart"), [(0, 1, 0.0), (1, 2, 4.5), (2, 3, 4.5), (3, 4, 5.0), (4, 5, 5.0)])
-def test_the_bound_chooses_the_true_number_of_components(seed: int, k: int, apart: float):
-    y = clouds(seed, k, apart)
+@pytest.mark.parametrize(("seed", "k", "distance"), [(0, 1, 0.0), (1, 2, 4.5), (2, 3, 4.5), (3, 4, 5.0), (4, 5, 5.0)])
+def test_the_bound_chooses_the_true_number_of_components(seed: int, k: int, distance: float):
+    y = clusters(seed, k, distance)
     method = VariationalEM(restarts=2, tolerance=1e-4)
     bounds = [fitted(BayesianGaussianMixture(j), y, method).log_evidence_of_labels.value for j in range(1, k + 3)]
     assert 1 + int(np.argmax(bounds)) == k
 
 
-def test_exchanges_of_labels_are_counted_among_components_that_have_rows():
-    y = clouds(2, 3, 6.0, rows=30)
+def test_label_permutations_count_only_components_that_have_rows():
+    y = clusters(2, 3, 6.0, rows=30)
     posterior = fitted(BayesianGaussianMixture(3), y)
-    of_labels = posterior.log_evidence_of_labels
-    assert of_labels.value - posterior.bound == pytest.approx(math.log(6), abs=1e-12)
-    assert of_labels.kind == "lower bound with all exchanges of labels"
+    with_permutations = posterior.log_evidence_of_labels
+    assert with_permutations.value - posterior.bound == pytest.approx(math.log(6), abs=1e-12)
+    assert with_permutations.kind == "lower bound with all exchanges of labels"
     phi = {name: t.clone() for name, t in posterior.phi.items()}
-    phi["nu"][:2] = 4.0  # as the prior has it: two components without rows are the same
+    phi["nu"][:2] = 4.0  # the value of the prior: two components without rows
     assert posterior.latent.symmetry(phi) == pytest.approx(math.log(3), abs=1e-12)
 
 
-# Rows that count more than once, that are known, that have gaps.
+# Row weights and missing values.
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
-def test_a_weight_is_a_repetition(covariance: str):
-    y, weights = clouds(5, 2, 5.0, rows=8), torch.arange(16) % 3
-    start = fitted(BayesianGaussianMixture(2, covariance, **diagonal(covariance)), y).phi
-    counted = BayesianGaussianMixture(2, covariance, **diagonal(covariance), given="weights")
-    prior = counted.meet((y, weights))[0]
-    once = BayesianGaussianMixture(2, covariance, **diagonal(covariance)).meet(y)[0]
+def test_a_row_weight_equals_that_many_repetitions(covariance: str):
+    y, weights = clusters(5, 2, 5.0, rows=8), torch.arange(16) % 3
+    start = fitted(BayesianGaussianMixture(2, covariance, **prior_for(covariance)), y).phi
+    weighted_fit = BayesianGaussianMixture(2, covariance, **prior_for(covariance), given="weights")
+    prior = weighted_fit.meet((y, weights))[0]
+    unweighted_model = BayesianGaussianMixture(2, covariance, **prior_for(covariance)).meet(y)[0]
     repeated = Rows({"y": y.repeat_interleave(weights, 0)})
-    one, many = once.e_step_q(start, repeated), prior.e_step_q(start, Rows({"y": y}, weights.double()))
-    assert float((weights * many.bound).sum()) == pytest.approx(float(one.bound.sum()), rel=1e-12)
-    for name, t in prior.m_step_q(many.statistics, start).items():
-        torch.testing.assert_close(t, once.m_step_q(one.statistics, start)[name], rtol=1e-10, atol=1e-10)
+    repeated_rows, weighted_rows = (
+        unweighted_model.e_step_q(start, repeated),
+        prior.e_step_q(start, Rows({"y": y}, weights.double())),
+    )
+    assert float((weights * weighted_rows.bound).sum()) == pytest.approx(float(repeated_rows.bound.sum()), rel=1e-12)
+    for name, t in prior.m_step_q(weighted_rows.statistics, start).items():
+        torch.testing.assert_close(
+            t, unweighted_model.m_step_q(repeated_rows.statistics, start)[name], rtol=1e-10, atol=1e-10
+        )
 
 
-def diagonal(covariance: str) -> dict[str, Any]:
+def prior_for(covariance: str) -> dict[str, Any]:
     return PRIOR if covariance == "full" else {**PRIOR, "spread": [1.5, 0.9]}
 
 
-def test_a_missing_value_is_summed_out_of_columns_apart():
-    y = random(6, 9, 2)
+def test_missing_values_are_marginalised_with_diagonal_covariances():
+    y = randn(6, 9, 2)
     y[:3, 0], y[5, 1] = torch.nan, torch.nan
-    both = fitted(BayesianGaussianMixture(1, "diagonal", **diagonal("diagonal")), y)
-    alone = 0.0
+    joint_fit = fitted(BayesianGaussianMixture(1, "diagonal", **prior_for("diagonal")), y)
+    sum_of_columns = 0.0
     for d in range(2):
         prior = {**PRIOR, "mean": PRIOR["mean"][d], "spread": [1.5, 0.9][d]}
-        alone += fitted(BayesianGaussianMixture(1, **prior), y[:, d][~y[:, d].isnan()]).bound
-    assert both.bound == pytest.approx(alone, abs=1e-9)
+        sum_of_columns += fitted(BayesianGaussianMixture(1, **prior), y[:, d][~y[:, d].isnan()]).bound
+    assert joint_fit.bound == pytest.approx(sum_of_columns, abs=1e-9)
 
 
-def test_a_missing_value_is_integrated_over_with_covariances():
-    posterior = fitted(BayesianGaussianMixture(2, **PRIOR), random(7, 12, 2), steps=3)
-    holed = torch.tensor([[0.7, torch.nan]], dtype=torch.float64)
+def test_missing_values_are_marginalised_with_full_covariances():
+    posterior = fitted(BayesianGaussianMixture(2, **PRIOR), randn(7, 12, 2), steps=3)
+    with_missing = torch.tensor([[0.7, torch.nan]], dtype=torch.float64)
     grid = torch.linspace(-60, 60, 20001, dtype=torch.float64)
     filled = torch.stack([torch.full_like(grid, 0.7), grid], 1)
     model, phi = posterior.latent, posterior.phi
     wanted = (model.e_step_q(phi, Rows({"y": filled})).bound.exp().sum() * (grid[1] - grid[0])).log()
-    assert float(model.e_step_q(phi, Rows({"y": holed})).bound) == pytest.approx(float(wanted), abs=1e-9)
+    assert float(model.e_step_q(phi, Rows({"y": with_missing})).bound) == pytest.approx(float(wanted), abs=1e-9)
     grid = torch.linspace(-3000, 3000, 600001, dtype=torch.float64)
     filled = torch.stack([torch.full_like(grid, 0.7), grid], 1)
-    whole = (posterior.log_predictive(filled).exp().sum() * (grid[1] - grid[0])).log()
-    assert float(posterior.log_predictive(holed)) == pytest.approx(float(whole), abs=1e-6)
+    predictive_integral = (posterior.log_predictive(filled).exp().sum() * (grid[1] - grid[0])).log()
+    assert float(posterior.log_predictive(with_missing)) == pytest.approx(float(predictive_integral), abs=1e-6)
 
 
-# q, and what is known by it.
+# Draws and densities of q.
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
 def test_draws_have_the_moments_of_q_and_average_to_the_predictive(covariance: str):
-    y = clouds(8, 2, 4.0, rows=15)
+    y = clusters(8, 2, 4.0, rows=15)
     posterior = fitted(BayesianGaussianMixture(2, covariance), y)
     draws, mean = posterior.sample(3000, seed=0), posterior.mean
-    for name in ("weights", "means", "covariances"):  # 2 + 4 + 8 comparisons: a false alarm in 120,000
+    for name in ("weights", "means", "covariances"):  # 2 + 4 + 8 comparisons (false alarms: 8e-6)
         assert_mean_close(draws[name].flatten(1), mean[name].flatten())
     model = posterior.latent
     rows = Rows({"y": y[:3]})
@@ -278,8 +285,8 @@ def test_draws_have_the_moments_of_q_and_average_to_the_predictive(covariance: s
     assert flat["covariances"].shape == (2, *mean["covariances"].shape)
 
 
-def test_the_density_of_q_is_that_of_torch():
-    posterior = fitted(BayesianGaussianMixture(2, **PRIOR), random(9, 10, 2))
+def test_the_density_of_q_equals_that_of_torch():
+    posterior = fitted(BayesianGaussianMixture(2, **PRIOR), randn(9, 10, 2))
     phi, draws = posterior.phi, posterior.sample(3, seed=2)
     lambdas = torch.linalg.inv(draws["covariances"])
     wishart = Wishart(phi["nu"][:, 0], precision_matrix=phi["scatter"][:, 0]).log_prob(lambdas)
@@ -291,42 +298,42 @@ def test_the_density_of_q_is_that_of_torch():
     torch.testing.assert_close(posterior.log_prob(draws), wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_the_divergence_from_the_prior_is_that_of_draws():
+def test_the_divergence_from_the_prior_equals_its_monte_carlo_estimate():
     for covariance in ("full", "diagonal"):
-        posterior = fitted(BayesianGaussianMixture(2, covariance, **diagonal(covariance)), random(10, 10, 2))
+        posterior = fitted(BayesianGaussianMixture(2, covariance, **prior_for(covariance)), randn(10, 10, 2))
         draws = posterior.sample(3000, seed=0)
         ratio = posterior.log_prob(draws) - posterior.latent.log_prior(draws)
-        assert_mean_close(ratio, posterior.latent.kl_q(posterior.phi))  # a false alarm once in 1.7 million
+        assert_mean_close(ratio, posterior.latent.kl_q(posterior.phi))  # false alarms: 6e-7
 
 
 def test_em_finds_the_mode_of_the_same_model():
-    model, rows = BayesianGaussianMixture(2, **{**PRIOR, "concentration": 2.0}).meet(clouds(11, 2, 4.0, rows=20))
+    model, rows = BayesianGaussianMixture(2, **{**PRIOR, "concentration": 2.0}).meet(clusters(11, 2, 4.0, rows=20))
     posterior = fit(model, rows, EM(tolerance=1e-15), steps=2000, progress=False)
     w = model.layout.unconstrain(posterior.mean).requires_grad_()
     theta = model.layout.constrain(w)
     (y,) = next(iter(rows.blocks(100)))
     value = model.log_marginal(theta, Rows({"y": y})).sum() + model.log_prior(theta)
-    (slope,) = torch.autograd.grad(value, w)
-    assert float(slope.abs().max()) < 1e-4
+    (gradient,) = torch.autograd.grad(value, w)
+    assert float(gradient.abs().max()) < 1e-4
     assert float(posterior.history["bound"].diff().min()) >= -1e-10 * abs(value.item())
 
 
-def test_a_file_gives_the_same_posterior_back(tmp_path: Path):
-    y = clouds(12, 2, 4.0, rows=10)
+def test_a_saved_posterior_loads_unchanged(tmp_path: Path):
+    y = clusters(12, 2, 4.0, rows=10)
     posterior = fitted(BayesianGaussianMixture(2, "diagonal"), y)
     posterior.save(tmp_path / "mixture.priory")
-    model = BayesianGaussianMixture(2, "diagonal").meet(y[:5])[0]  # without a warning: it is the same prior
-    again = load(tmp_path / "mixture.priory", model)
-    assert isinstance(again, ConjugatePosterior)
+    model = BayesianGaussianMixture(2, "diagonal").meet(y[:5])[0]  # no warning, because the prior is the same
+    loaded = load(tmp_path / "mixture.priory", model)
+    assert isinstance(loaded, ConjugatePosterior)
     for name, t in posterior.mean.items():
-        assert torch.equal(again.mean[name], t)
-    assert again.log_evidence_of_labels == posterior.log_evidence_of_labels
-    assert torch.equal(again.log_predictive(y), posterior.log_predictive(y))
-    assert torch.equal(again.predict_labels(y), posterior.predict_labels(y))
-    assert float(again.latent.kl_q(again.phi)) == float(posterior.latent.kl_q(posterior.phi))
+        assert torch.equal(loaded.mean[name], t)
+    assert loaded.log_evidence_of_labels == posterior.log_evidence_of_labels
+    assert torch.equal(loaded.log_predictive(y), posterior.log_predictive(y))
+    assert torch.equal(loaded.predict_labels(y), posterior.predict_labels(y))
+    assert float(loaded.latent.kl_q(loaded.phi)) == float(posterior.latent.kl_q(posterior.phi))
 
 
-def test_degenerate_data_have_an_answer():
+def test_degenerate_data_give_a_finite_result():
     for y in (torch.ones(5, 2), torch.zeros(1, 2), torch.stack([torch.ones(6), torch.arange(6.0)], 1)):
         for covariance in ("full", "diagonal"):
             posterior = fitted(BayesianGaussianMixture(1, covariance), y.double())
@@ -334,7 +341,7 @@ def test_degenerate_data_have_an_answer():
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"k": 0}, "The 'k' argument of BayesianGaussianMixture must be an integer >= 1, got 0."),
         (
@@ -362,36 +369,36 @@ def test_degenerate_data_have_an_answer():
         ),
     ],
 )
-def test_bad_input_gets_one_sentence(options: dict[str, Any], sentence: str):
+def test_invalid_input_raises_an_error_that_names_it(options: dict[str, Any], message: str):
     with pytest.raises(InputError) as caught:
         BayesianGaussianMixture(**{"k": 2, **options}).meet(torch.zeros(3, 2))
-    assert str(caught.value).startswith(sentence)
+    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
-def test_a_weight_is_a_repetition_also_in_the_prior_that_the_data_give(covariance: str):
-    y, weights = clouds(5, 2, 5.0, rows=8), torch.arange(16) % 3
+def test_a_row_weight_equals_that_many_repetitions_also_in_the_default_prior(covariance: str):
+    y, weights = clusters(5, 2, 5.0, rows=8), torch.arange(16) % 3
     start = VariationalEM(start=fitted(BayesianGaussianMixture(2, covariance), y, steps=1))
-    counted = fitted(BayesianGaussianMixture(2, covariance, given="weights"), (y, weights), start)
+    weighted_fit = fitted(BayesianGaussianMixture(2, covariance, given="weights"), (y, weights), start)
     repeated = fitted(BayesianGaussianMixture(2, covariance), y.repeat_interleave(weights, 0), start)
-    assert counted.bound == pytest.approx(repeated.bound, abs=1e-9)
+    assert weighted_fit.bound == pytest.approx(repeated.bound, abs=1e-9)
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
-def test_rows_from_q_have_the_density_that_predicts_them(covariance: str):
-    posterior = fitted(BayesianGaussianMixture(2, covariance), clouds(3, 2, 4.0, rows=6))
+def test_generated_rows_follow_the_predictive_density(covariance: str):
+    posterior = fitted(BayesianGaussianMixture(2, covariance), clusters(3, 2, 4.0, rows=6))
     y, z = posterior.generate(4000, seed=1)
     assert y.shape == (4000, 2)
     grid = torch.linspace(-400, 400, 80001, dtype=torch.float64)
     for d in range(2):
-        alone = torch.full((len(grid), 2), torch.nan, dtype=torch.float64)
-        alone[:, d] = grid
-        below = posterior.log_predictive(alone).exp().cumsum(0) * (grid[1] - grid[0])
-        found = stats.kstest(np.interp(y[:, d], grid, below), "uniform")
-        assert found.pvalue > 1e-5  # the rate of false alarms, for each column
-    share = torch.bincount(z, minlength=2) / 4000
+        one_column_known = torch.full((len(grid), 2), torch.nan, dtype=torch.float64)
+        one_column_known[:, d] = grid
+        cdf = posterior.log_predictive(one_column_known).exp().cumsum(0) * (grid[1] - grid[0])
+        found = stats.kstest(np.interp(y[:, d], grid, cdf), "uniform")
+        assert found.pvalue > 1e-5  # the false-alarm rate per column
+    fractions = torch.bincount(z, minlength=2) / 4000
     error = (posterior.mean["weights"].prod() / 4000).sqrt()
-    assert abs(float(share[0] - posterior.mean["weights"][0])) < 4.5 * float(error)  # false alarms: 1e-5
+    assert abs(float(fractions[0] - posterior.mean["weights"][0])) < 4.5 * float(error)  # false alarms: 1e-5
     assert torch.equal(posterior.generate(5, seed=1).y, posterior.generate(5, seed=1).y)
     assert torch.equal(posterior.hidden(y[:3])["responsibilities"], posterior.responsibilities(y[:3]))
     with pytest.raises(InputError, match=r"The 'n' argument of generate must be an integer >= 1, got 0."):

@@ -1,4 +1,4 @@
-"""Regression with automatic relevance determination: against quadrature, and what it finds."""
+"""Regression with automatic relevance determination, compared with quadrature and on simulated data."""
 
 import math
 from pathlib import Path
@@ -22,44 +22,44 @@ from priory.testing import assert_mean_close
 PRIOR = BayesianRegression(shape=2.0, rate=1.5, relevance_shape=1.2, relevance_rate=0.8)
 
 
-def random(seed: int, *shape: int) -> Tensor:
+def randn(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def problem(n: int = 60, d: int = 5) -> tuple[Tensor, Tensor, Tensor]:
-    x = random(0, n, d)
+    x = randn(0, n, d)
     w = torch.zeros(d, dtype=torch.float64)
     w[0], w[-1] = 2.0, -1.0
-    return x, x @ w + 0.3 * random(1, n), w
+    return x, x @ w + 0.3 * randn(1, n), w
 
 
 def fitted(model: BayesianRegression, data: Any, method: VariationalEM | None = None, **o: Any) -> ConjugatePosterior:
-    met, rows = model.meet(data)
-    posterior = fit(met, rows, method or VariationalEM(tolerance=1e-14), progress=False, **{"steps": 3000, **o})
+    prepared, rows = model.meet(data)
+    posterior = fit(prepared, rows, method or VariationalEM(tolerance=1e-14), progress=False, **{"steps": 3000, **o})
     assert isinstance(posterior, ConjugatePosterior)
     return posterior
 
 
 def grids() -> tuple[np.ndarray, np.ndarray, float]:
-    """alpha and tau on a grid of their logarithms, and the area of a cell, for sums over (alpha, tau)."""
+    """Return alpha and tau on a grid of their logarithms, and the area of a cell."""
     u = np.linspace(-12, 8, 401)
     return np.exp(u)[:, None], np.exp(u)[None, :], float(u[1] - u[0]) ** 2
 
 
-def test_the_bound_is_just_below_the_integral():
-    x, y = random(2, 6, 1), random(3, 6)
+def test_the_bound_is_just_below_the_log_evidence_by_quadrature():
+    x, y = randn(2, 6, 1), randn(3, 6)
     posterior = fitted(PRIOR, (x, y))
     alpha, tau, area = grids()
     xx, xy, yy = float((x * x).sum()), float(x[:, 0] @ y), float(y @ y)
-    precision = alpha + tau * xx  # of w given alpha and tau, which is integrated in closed form
+    precision = alpha + tau * xx  # of w given alpha and tau; w is integrated out in closed form
     log_p = 0.5 * (6 * np.log(tau / (2 * np.pi)) + np.log(alpha / precision) - tau * yy + (tau * xy) ** 2 / precision)
     log_p = log_p + stats.gamma.logpdf(alpha, 1.2, scale=1 / 0.8) + stats.gamma.logpdf(tau, 2.0, scale=1 / 1.5)
     evidence = math.log(float((np.exp(log_p) * alpha * tau).sum() * area))
     assert 0 < evidence - posterior.bound < 0.2
 
 
-def test_the_bound_is_the_integral_of_its_definition():
-    x, y = random(2, 4, 1), random(3, 4)
+def test_the_bound_equals_its_definition_by_quadrature():
+    x, y = randn(2, 4, 1), randn(3, 4)
     posterior = fitted(PRIOR, (x, y), steps=2)
     phi = {name: float(t) for name, t in posterior.phi.items()}
     alpha, tau, area = grids()
@@ -77,31 +77,31 @@ def test_the_bound_is_the_integral_of_its_definition():
     assert posterior.bound == pytest.approx(found, abs=1e-8)
 
 
-def test_every_factor_is_at_its_maximum_given_the_others():
+def test_the_bound_is_stationary_in_each_factor():
     x, y, _ = problem(12, 3)
     posterior = fitted(PRIOR, (x, y))
     model, phi = posterior.latent, {name: t.clone().requires_grad_() for name, t in posterior.phi.items()}
     found = model.e_step_q(phi, Rows({"x": x, "y": y}))
     bound = found.bound.sum() - model.kl_q(phi)
-    slopes = torch.autograd.grad(bound, list(phi.values()))
-    assert max(float(slope.abs().max()) for slope in slopes) < 1e-5
-    again = model.complete_q(phi, found.statistics) - model.kl_q(phi)
-    assert again.item() == pytest.approx(bound.item(), rel=1e-12)
+    gradients = torch.autograd.grad(bound, list(phi.values()))
+    assert max(float(gradient.abs().max()) for gradient in gradients) < 1e-5
+    from_statistics = model.complete_q(phi, found.statistics) - model.kl_q(phi)
+    assert from_statistics.item() == pytest.approx(bound.item(), rel=1e-12)
 
 
-def test_inputs_that_do_not_matter_are_switched_off():
+def test_irrelevant_inputs_get_a_high_precision():
     x, y, w = problem()
     posterior = fitted(BayesianRegression(), (x, y), VariationalEM(tolerance=1e-10))
     relevance = posterior.mean["relevance"]
     assert float(relevance[1:-1].min()) > 20 * float(relevance[[0, -1]].max())
     torch.testing.assert_close(posterior.mean["weights"], w, atol=0.15, rtol=0)  # 4 standard errors, 0.3 / sqrt(60)
-    more = fitted(BayesianRegression(), (x[:, [0, -1]], y), VariationalEM(tolerance=1e-10))
-    assert more.bound > posterior.bound  # the smaller model that made the data
+    smaller = fitted(BayesianRegression(), (x[:, [0, -1]], y), VariationalEM(tolerance=1e-10))
+    assert smaller.bound > posterior.bound  # the smaller model generated the data
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_bound_never_falls(seed: int):
-    x, y = random(seed, 15, 4), 10**seed * random(seed + 9, 15)
+    x, y = randn(seed, 15, 4), 10**seed * randn(seed + 9, 15)
     posterior = fitted(BayesianRegression(), (x, y), VariationalEM(tolerance=0), steps=60, seed=seed)
     bound = posterior.history["bound"]
     assert float(bound.diff().min()) >= -1e-10 * float(bound.abs().max())
@@ -110,7 +110,7 @@ def test_the_bound_never_falls(seed: int):
 def test_predictions_have_the_moments_of_q():
     x, y, _ = problem()
     posterior = fitted(PRIOR, (x, y))
-    phi, new = posterior.phi, random(5, 3, 5)
+    phi, new = posterior.phi, randn(5, 3, 5)
     prediction = posterior.predict(new, samples=4000)
     assert_mean_close(prediction.outputs, new @ phi["m"])
     wanted = ((new @ phi["V"]) * new).sum(1)
@@ -121,25 +121,25 @@ def test_predictions_have_the_moments_of_q():
     torch.testing.assert_close(density, prediction.log_prob(new @ phi["m"]), atol=0.05, rtol=0)
 
 
-def test_draws_and_the_density_of_q():
+def test_draws_of_q_have_its_mean_and_its_divergence_from_the_prior():
     posterior = fitted(PRIOR, problem(20, 2)[:2])
     draws = posterior.sample(3000, seed=0)
     for name, mean in posterior.mean.items():
         assert_mean_close(draws[name], mean)
     ratio = posterior.log_prob(draws) - posterior.latent.log_prior(draws)
-    assert_mean_close(ratio, posterior.latent.kl_q(posterior.phi))  # a false alarm once in 1.7 million
+    assert_mean_close(ratio, posterior.latent.kl_q(posterior.phi))  # false alarms: 6e-7
 
 
-def test_a_file_gives_the_same_posterior_back(tmp_path: Path):
+def test_a_saved_posterior_loads_unchanged(tmp_path: Path):
     x, y, _ = problem()
     posterior = fitted(PRIOR, (x, y))
     posterior.save(tmp_path / "regression.priory")
-    again = load(tmp_path / "regression.priory", PRIOR.meet((x[:4], y[:4]))[0])
-    assert torch.equal(again.predict(x[:3]).mean, posterior.predict(x[:3]).mean)
-    assert again.log_evidence == posterior.log_evidence
+    loaded = load(tmp_path / "regression.priory", PRIOR.meet((x[:4], y[:4]))[0])
+    assert torch.equal(loaded.predict(x[:3]).mean, posterior.predict(x[:3]).mean)
+    assert loaded.log_evidence == posterior.log_evidence
 
 
-def test_bad_input_gets_one_sentence():
+def test_invalid_input_raises_an_error_that_names_it():
     for name in ("shape", "rate", "relevance_shape", "relevance_rate"):
         with pytest.raises(
             InputError, match=f"The '{name}' argument of BayesianRegression must be a positive number, got -1"
@@ -149,8 +149,8 @@ def test_bad_input_gets_one_sentence():
         PRIOR.meet((torch.zeros(3), torch.zeros(3)))
     with pytest.raises(InputError, match=r"must be one column, \(n,\)"):
         PRIOR.meet((torch.zeros(3, 2), torch.zeros(3, 2)))
-    posterior = fitted(PRIOR, (random(0, 4, 2), random(1, 4)), steps=2)
+    posterior = fitted(PRIOR, (randn(0, 4, 2), randn(1, 4)), steps=2)
     with pytest.raises(InputError, match=r"The 'x' argument of predict must have rows of the shape \(2,\)"):
         posterior.predict(torch.zeros(3, 1))
     with pytest.raises(InputError, match="has no responsibilities"):
-        posterior.responsibilities((random(0, 4, 2), random(1, 4)))
+        posterior.responsibilities((randn(0, 4, 2), randn(1, 4)))

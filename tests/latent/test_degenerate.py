@@ -1,4 +1,4 @@
-"""Data that no model likes: each gives an answer, perhaps with a warning of our own kind, or says why not."""
+"""Degenerate data give a finite result, perhaps with a PrioryWarning, or raise an InputError."""
 
 import warnings
 from typing import Any
@@ -37,8 +37,8 @@ ROWS = torch.randn(12, 3, generator=torch.Generator().manual_seed(0), dtype=torc
 COUNTS = torch.poisson(2 + ROWS.abs(), generator=torch.Generator().manual_seed(1))
 
 
-def holes(y: Tensor) -> Tensor:
-    """Two rows without any value."""
+def with_empty_rows(y: Tensor) -> Tensor:
+    """Return a copy in which two rows have no value."""
     y = y.clone()
     y[:2] = NAN
     return y
@@ -51,8 +51,8 @@ TABLES = {
     "a constant column": lambda y: y * torch.tensor([1.0, 0.0, 1.0]).double(),
     "a large constant column": lambda y: y * torch.tensor([1.0, 0.0, 1.0]).double() + 1e6,
     "constant columns": lambda y: torch.ones_like(y),
-    "a column twice": lambda y: torch.cat([y[:, :2], y[:, :1]], 1),
-    "rows without a value": holes,
+    "a duplicate column": lambda y: torch.cat([y[:, :2], y[:, :1]], 1),
+    "rows without a value": with_empty_rows,
     "no row with a value": lambda y: torch.full_like(y, NAN),
 }
 MODELS = {
@@ -83,8 +83,8 @@ SEQUENCES = {
 }
 
 
-def answered(model: Latent, data: Any) -> str:
-    """The warnings of a finite answer, which are only our own, or the sentence that refuses."""
+def fit_or_error(model: Latent, data: Any) -> str:
+    """Return the warnings of a fit with a finite result, or the message of the InputError."""
     method = VariationalEM() if isinstance(model, Conjugate) else EM()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -100,34 +100,34 @@ def answered(model: Latent, data: Any) -> str:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("table", TABLES)
-def test_a_table_is_answered_or_refused(model: str, table: str):
+def test_a_degenerate_table_gives_a_finite_result_or_an_input_error(model: str, table: str):
     made, y = MODELS[model]
-    said = answered(made, TABLES[table](y))
+    messages = fit_or_error(made, TABLES[table](y))
     if "no row" in table:
-        assert "in each column" in said or "must be finite" in said
+        assert "in each column" in messages or "must be finite" in messages
     elif "without" in table:
-        assert "no value" in said or "must be finite" in said
+        assert "no value" in messages or "must be finite" in messages
 
 
 @pytest.mark.parametrize("model", REGRESSIONS)
 @pytest.mark.parametrize("table", TABLES)
-def test_a_regression_is_answered_or_refused(model: str, table: str):
+def test_degenerate_regression_data_give_a_finite_result_or_an_input_error(model: str, table: str):
     y = TABLES[table](ROWS)
-    said = answered(REGRESSIONS[model], (y[:, :2], y[:, 2]))
+    messages = fit_or_error(REGRESSIONS[model], (y[:, :2], y[:, 2]))
     if "value" in table:
-        assert "must be finite" in said
+        assert "must be finite" in messages
 
 
 @pytest.mark.parametrize("model", SEQUENCES)
 @pytest.mark.parametrize("table", TABLES)
-def test_a_sequence_is_answered_or_refused(model: str, table: str):
+def test_a_degenerate_sequence_gives_a_finite_result_or_an_input_error(model: str, table: str):
     y = TABLES[table](ROWS)
-    said = answered(SEQUENCES[model], y[None])
+    messages = fit_or_error(SEQUENCES[model], y[None])
     if "no row" in table:
-        assert "have a value" in said
+        assert "have a value" in messages
 
 
-def test_a_column_is_answered_or_refused():
+def test_a_degenerate_column_gives_a_finite_result_or_an_input_error():
     for y in (torch.ones(5), torch.ones(1), torch.tensor([1.0, NAN, 2.0]), torch.full((3,), NAN)):
         for model in (GaussianMixture(2), NormalGamma(), HiddenMarkov(2), LinearGaussian(1)):
-            answered(model, y.double() if isinstance(model, (GaussianMixture, NormalGamma)) else y.double()[None])
+            fit_or_error(model, y.double() if isinstance(model, (GaussianMixture, NormalGamma)) else y.double()[None])

@@ -1,4 +1,4 @@
-"""Mixtures of factor analysers and of principal components against Gaussians, factors and one component."""
+"""Mixtures of factor analysers and of principal components against dense Gaussians and single-component models."""
 
 import math
 import warnings
@@ -19,28 +19,26 @@ from priory.methods.em.em import EM
 from priory.posteriors.latent import LatentPoint
 
 KINDS = {"factors": FactorAnalysisMixture, "components": PrincipalComponentsMixture}
-ALONE = {"factors": FactorAnalysis, "components": PrincipalComponents}
+SINGLE_COMPONENT = {"factors": FactorAnalysis, "components": PrincipalComponents}
 
 
-def random(seed: int, *shape: int) -> Tensor:
+def randn(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def table(n: int = 40, seed: int = 0) -> Tensor:
-    """Rows of two flat clouds in five columns, far from zero and of unequal scales."""
-    clouds = [
-        random(seed + i, n, 2) @ random(seed + 10 + i, 2, 5) + 0.4 * random(seed + 20 + i, n, 5) for i in range(2)
-    ]
+    """Draw rows of two low-rank clusters in five columns with unequal means and scales."""
+    clouds = [randn(seed + i, n, 2) @ randn(seed + 10 + i, 2, 5) + 0.4 * randn(seed + 20 + i, n, 5) for i in range(2)]
     clouds[1] = clouds[1] + torch.tensor([3.0, 0.0, -3.0, 1.0, 2.0])
     scales = torch.tensor([1.0, 10.0, 0.1, 1.0, 3.0]).double()
     return torch.cat(clouds) * scales + torch.tensor([5.0, -20.0, 1.0, 0.0, 100.0]).double()
 
 
-def holed(y: Tensor, share: float = 0.2, seed: int = 4) -> Tensor:
+def with_missing(y: Tensor, share: float = 0.2, seed: int = 4) -> Tensor:
     return y.masked_fill(torch.rand(y.shape, generator=torch.Generator().manual_seed(seed)) < share, torch.nan)
 
 
-def begun(kind: str, y: Tensor, k: int = 2):
+def prepare_and_start(kind: str, y: Tensor, k: int = 2):
     model, data = KINDS[kind](k, factors=2).meet(y)
     theta = model.begin(model.rows((y,)), "k-means++", stream(0, "test"))
     (found,) = expect(model, [theta], data.blocks(1000))
@@ -53,15 +51,15 @@ def dense(theta: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("holes", [False, True])
-def test_one_component_is_factor_analysis(kind, holes, fit_by_em):
-    y = holed(table()) if holes else table()
-    alone = ALONE[kind](2).meet(y)[0]
-    first = alone.begin(alone.rows((y,)), "random", stream(3, "test"))
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_mixture_of_one_component_equals_the_single_model(kind, missing, fit_by_em):
+    y = with_missing(table()) if missing else table()
+    single = SINGLE_COMPONENT[kind](2).meet(y)[0]
+    first = single.begin(single.rows((y,)), "random", stream(3, "test"))
     noise = "variances" if kind == "factors" else "variance"
     start = {"weights": torch.ones(1).double(), "means": first["mean"][None], "loadings": first["loadings"][None]}
     start["variances"] = first[noise][None]
-    one = fit_by_em(ALONE[kind](2), y, EM(tolerance=0.0, start=first), steps=15)
+    one = fit_by_em(SINGLE_COMPONENT[kind](2), y, EM(tolerance=0.0, start=first), steps=15)
     mixed = fit_by_em(KINDS[kind](1, factors=2), y, EM(tolerance=0.0, start=start), steps=15)
     for name, other in (("mean", "means"), ("loadings", "loadings"), (noise, "variances")):
         torch.testing.assert_close(mixed.mean[other][0], one.mean[name], rtol=1e-10, atol=1e-10)
@@ -71,9 +69,9 @@ def test_one_component_is_factor_analysis(kind, holes, fit_by_em):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_density_is_that_of_gaussians_of_what_was_seen(kind):
-    y = holed(table(15))
-    model, _, rows, theta = begun(kind, y)
+def test_the_density_equals_that_of_gaussians_of_the_observed_values(kind):
+    y = with_missing(table(15))
+    model, _, rows, theta = prepare_and_start(kind, y)
     spread, found = dense(theta), model.e_step(theta, rows).bound
     for n, row in enumerate(y):
         s = (~row.isnan()).nonzero()[:, 0]
@@ -86,10 +84,10 @@ def test_the_density_is_that_of_gaussians_of_what_was_seen(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("holes", [False, True])
-def test_fishers_identity_holds_and_the_m_step_is_where_q_is_flat(kind, holes):
-    y = holed(table()) if holes else table()
-    model, data, rows, theta = begun(kind, y)
+@pytest.mark.parametrize("missing", [False, True])
+def test_fishers_identity_holds_and_the_gradient_of_q_is_zero_at_the_m_step(kind, missing):
+    y = with_missing(table()) if missing else table()
+    model, data, rows, theta = prepare_and_start(kind, y)
     u = model.layout.unconstrain(theta).requires_grad_()
     model.log_marginal(model.layout.constrain(u), rows).sum().backward()
     torch.testing.assert_close(score(model, theta, data), u.grad, rtol=1e-8, atol=1e-7)
@@ -101,10 +99,10 @@ def test_fishers_identity_holds_and_the_m_step_is_where_q_is_flat(kind, holes):
 
 def test_q_and_the_entropies_of_z_and_of_the_factors_add_up_to_the_likelihood():
     y = table()
-    model, data, rows, theta = begun("factors", y)
+    model, data, rows, theta = prepare_and_start("factors", y)
     (found,) = expect(model, [theta], data.blocks(1000))
     q = model.responsibilities(theta, rows)
-    factors = torch.logdet(model.gain(theta)[1]) / 2 + 1 + math.log(2 * math.pi)  # of two in each component
+    factors = torch.logdet(model.gain(theta)[1]) / 2 + 1 + math.log(2 * math.pi)  # two factors per component
     entropy = -torch.xlogy(q, q).sum() + (q * factors).sum()
     value = model.complete(theta, found.statistics) + entropy
     torch.testing.assert_close(value, found.bound, rtol=1e-9, atol=1e-8)
@@ -115,13 +113,13 @@ def test_q_and_the_entropies_of_z_and_of_the_factors_add_up_to_the_likelihood():
     seed=st.integers(0, 10**6),
     kind=st.sampled_from(list(KINDS)),
     k=st.integers(1, 4),
-    holes=st.booleans(),
+    missing=st.booleans(),
     accelerate=st.booleans(),
     how=st.sampled_from(["k-means++", "random"]),
 )
-def test_the_bound_never_falls(fit_by_em, seed, kind, k, holes, accelerate, how):
+def test_the_bound_never_falls(fit_by_em, seed, kind, k, missing, accelerate, how):
     y = table(20, seed % 1000)
-    y = holed(y, 0.1, seed) if holes else y
+    y = with_missing(y, 0.1, seed) if missing else y
     method = EM(tolerance=0.0, start=how, accelerate=accelerate)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrioryWarning)
@@ -130,32 +128,32 @@ def test_the_bound_never_falls(fit_by_em, seed, kind, k, holes, accelerate, how)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_are_repetitions_and_known_z_stay(kind, fit_by_em):
+def test_a_row_weight_equals_that_many_repetitions_and_known_z_are_kept(kind, fit_by_em):
     y = table(20)
-    times = 1 + torch.arange(40) % 3
-    _, _, _, start = begun(kind, y)
+    repeats = 1 + torch.arange(40) % 3
+    _, _, _, start = prepare_and_start(kind, y)
     method = EM(tolerance=0.0, start=start)
-    counted = fit_by_em(KINDS[kind](2, 2, given="weights"), (y, times), method, steps=5)
-    repeated = fit_by_em(KINDS[kind](2, 2), y.repeat_interleave(times, 0), method, steps=5)
+    weighted_fit = fit_by_em(KINDS[kind](2, 2, given="weights"), (y, repeats), method, steps=5)
+    repeated = fit_by_em(KINDS[kind](2, 2), y.repeat_interleave(repeats, 0), method, steps=5)
     for name, t in repeated.mean.items():
-        torch.testing.assert_close(counted.mean[name], t, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(weighted_fit.mean[name], t, rtol=1e-8, atol=1e-8)
     z = torch.arange(40) // 20
-    told = fit_by_em(KINDS[kind](2, 2, given="z"), (y, z), method, steps=5)
+    with_known_z = fit_by_em(KINDS[kind](2, 2, given="z"), (y, z), method, steps=5)
     noise = "variances" if kind == "factors" else "variance"
     for k in range(2):
         first = {"mean": start["means"][k], "loadings": start["loadings"][k], noise: start["variances"][k]}
-        alone = fit_by_em(ALONE[kind](2), y[z == k], EM(tolerance=0.0, start=first), steps=5)
-        torch.testing.assert_close(told.mean["loadings"][k], alone.mean["loadings"], rtol=1e-7, atol=1e-8)
-        torch.testing.assert_close(told.mean["variances"][k], alone.mean[noise], rtol=1e-7, atol=1e-8)
+        single = fit_by_em(SINGLE_COMPONENT[kind](2), y[z == k], EM(tolerance=0.0, start=first), steps=5)
+        torch.testing.assert_close(with_known_z.mean["loadings"][k], single.mean["loadings"], rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(with_known_z.mean["variances"][k], single.mean[noise], rtol=1e-7, atol=1e-8)
 
 
-def test_two_flat_clouds_are_told_apart_and_come_back_from_a_file(fit_by_em):
+def test_two_low_rank_clusters_are_recovered_and_the_posterior_is_rebuilt_from_its_tensors(fit_by_em):
     y = table(60)
     posterior = fit_by_em(FactorAnalysisMixture(2, factors=2), y, EM(restarts=2), steps=40)
     labels = posterior.predict_labels(y)
     assert min(int((labels == torch.arange(120) // 60).sum()), int((labels != torch.arange(120) // 60).sum())) < 6
-    same = LatentPoint.of_tensors(posterior.target, posterior.tensors(), {}, **posterior.own())
-    assert torch.equal(same.log_likelihood(y), posterior.log_likelihood(y))
+    rebuilt = LatentPoint.of_tensors(posterior.target, posterior.tensors(), {}, **posterior.to_json())
+    assert torch.equal(rebuilt.log_likelihood(y), posterior.log_likelihood(y))
     drawn, z = posterior.generate(20_000)
     mean = torch.stack([drawn[z == k].mean(0) for k in range(2)])
     spread = torch.stack([drawn[z == k].T.cov() for k in range(2)])
@@ -166,23 +164,23 @@ def test_two_flat_clouds_are_told_apart_and_come_back_from_a_file(fit_by_em):
     assert bool(((spread - wanted).abs() < 5 * 2**0.5 * scale[:, :, None] * scale[:, None] / 8000**0.5).all())
 
 
-def test_degenerate_rows_are_answered_with_a_warning(fit_by_em):
+def test_degenerate_rows_give_a_result_with_a_warning(fit_by_em):
     same = torch.ones(8, 3).double()
-    with pytest.warns(PrioryWarning, match="explain a column whole"):
+    with pytest.warns(PrioryWarning, match="explain a column completely"):
         posterior = fit_by_em(FactorAnalysisMixture(2, factors=1), same)
     assert bool(torch.isfinite(posterior.history["bound"]).all())
     with pytest.warns(PrioryWarning) as caught:
         posterior = fit_by_em(PrincipalComponentsMixture(3, factors=1), table()[:2])
     assert any("more components than there are rows" in str(w.message) for w in caught)
     assert bool(torch.isfinite(posterior.history["bound"]).all())
-    start = {name: t.clone() for name, t in begun("factors", table())[3].items()}
+    start = {name: t.clone() for name, t in prepare_and_start("factors", table())[3].items()}
     start["means"][1] = 1e9
     with pytest.warns(PrioryWarning, match="Component 1 of FactorAnalysisMixture.* has no rows"):
         fit_by_em(FactorAnalysisMixture(2, factors=2), table(), EM(start=start), steps=5)
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "message"),
     [
         (lambda: FactorAnalysisMixture(0, 1), "The 'k' argument of FactorAnalysisMixture must be an integer >= 1"),
         (
@@ -204,7 +202,7 @@ def test_degenerate_rows_are_answered_with_a_warning(fit_by_em):
         (lambda: FactorAnalysisMixture(2, 1).meet(torch.ones(4)), "must be (n, D), got rows of the shape ()"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(make, sentence):
+def test_impossible_models_and_data_raise_an_error(make, message):
     with pytest.raises(InputError) as caught:
         make()
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""The Gaussian mixture against scikit-learn and SciPy, its floor, and data with holes."""
+"""Gaussian mixture: scikit-learn and SciPy as references, the floor of the variance, and missing values."""
 
 from contextlib import nullcontext
 
@@ -18,7 +18,7 @@ KINDS = {"full": "full", "tied": "tied", "diagonal": "diag", "spherical": "spher
 
 
 def begin(y: Tensor, k: int, covariance: str) -> dict[str, Tensor]:
-    """Even weights, rows as means, and the data's own covariance for each component."""
+    """Return a start with equal weights, rows as means and the covariance of the data for each component."""
     spread = torch.cov(y.T)
     shaped = {
         "full": spread.expand(k, -1, -1),
@@ -34,10 +34,10 @@ def begin(y: Tensor, k: int, covariance: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("covariance", KINDS)
-def test_fifty_iterations_from_the_same_start_are_scikit_learns(covariance, fit_by_em, clouds):
+def test_fifty_iterations_from_the_same_start_equal_those_of_scikit_learn(covariance, fit_by_em, clouds):
     start = begin(clouds, 3, covariance)
     spread = start["covariances"].numpy()
-    peer = Peer(
+    sklearn_fit = Peer(
         3,
         covariance_type=KINDS[covariance],
         max_iter=50,
@@ -48,20 +48,24 @@ def test_fifty_iterations_from_the_same_start_are_scikit_learns(covariance, fit_
         precisions_init=np.linalg.inv(spread) if spread.ndim > 1 and covariance in ("full", "tied") else 1 / spread,
     )
     with pytest.warns(Warning, match="did not converge"):
-        peer.fit(clouds.numpy())
+        sklearn_fit.fit(clouds.numpy())
     posterior = fit_by_em(GaussianMixture(3, covariance), clouds, EM(tolerance=0.0, start=start), steps=50)
     assert len(posterior.history["bound"]) == 50
     found = posterior.mean
-    for name, theirs in (("weights", peer.weights_), ("means", peer.means_), ("covariances", peer.covariances_)):
-        torch.testing.assert_close(found[name], torch.from_numpy(theirs), rtol=1e-6, atol=1e-6)
-    total = peer.score(clouds.numpy()) * len(clouds)
+    for name, sklearn_covariances in (
+        ("weights", sklearn_fit.weights_),
+        ("means", sklearn_fit.means_),
+        ("covariances", sklearn_fit.covariances_),
+    ):
+        torch.testing.assert_close(found[name], torch.from_numpy(sklearn_covariances), rtol=1e-6, atol=1e-6)
+    total = sklearn_fit.score(clouds.numpy()) * len(clouds)
     assert posterior.log_evidence.value == pytest.approx(total, rel=1e-9)
     assert posterior.log_evidence.kind == "log-likelihood at theta"
-    q = torch.from_numpy(peer.predict_proba(clouds.numpy()))
+    q = torch.from_numpy(sklearn_fit.predict_proba(clouds.numpy()))
     torch.testing.assert_close(posterior.responsibilities(clouds), q, rtol=1e-6, atol=1e-6)
 
 
-def test_one_column_is_the_mixture_of_a_first_lecture(fit_by_em, clouds):
+def test_one_column_gives_the_same_fit_as_a_table_with_one_column(fit_by_em, clouds):
     for covariance in KINDS:
         line = fit_by_em(GaussianMixture(2, covariance), clouds[:, 0], EM(tolerance=0.0), steps=20)
         table = fit_by_em(GaussianMixture(2, covariance), clouds[:, :1], EM(tolerance=0.0), steps=20)
@@ -80,13 +84,13 @@ def test_one_component_is_the_mean_and_the_covariance_of_the_data(fit_by_em, clo
     torch.testing.assert_close(posterior.log_likelihood(clouds), log_prob, rtol=1e-10, atol=1e-10)
 
 
-def test_data_far_from_zero_are_fitted_as_well(fit_by_em, clouds):
+def test_shifting_the_data_does_not_change_the_fit(fit_by_em, clouds):
     near = fit_by_em(GaussianMixture(3), clouds, EM(tolerance=0.0), steps=10)
     far = fit_by_em(GaussianMixture(3), clouds + 1e6, EM(tolerance=0.0), steps=10)
     torch.testing.assert_close(far.mean["covariances"], near.mean["covariances"], rtol=1e-5, atol=1e-8)
 
 
-def test_raised_eigenvalues_are_the_maximum_above_the_floor():
+def test_clamped_eigenvalues_maximise_the_likelihood_above_the_floor():
     factor = torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     sample = factor @ torch.diag(torch.tensor([1e-4, 0.5, 2.0], dtype=torch.float64)) @ factor.T
     floor = 0.05
@@ -101,33 +105,40 @@ def test_raised_eigenvalues_are_the_maximum_above_the_floor():
 
 
 @pytest.mark.parametrize("covariance", KINDS)
-def test_a_component_on_one_row_is_held_at_the_floor_and_said_to_be(covariance, fit_by_em):
+def test_a_component_on_one_row_is_held_at_the_floor_with_a_warning(covariance, fit_by_em):
     generator = torch.Generator().manual_seed(0)
     y = torch.cat([torch.randn(30, 2, generator=generator), torch.full((1, 2), 40.0)]).double()
     if covariance == "tied":
-        y = torch.cat([y, y.sum(1, keepdim=True)], 1)  # a plane: singular for all components together
-    with pytest.warns(PrioryWarning, match=r"singular covariance: its variance is held at 1e-06"):
+        y = torch.cat([y, y.sum(1, keepdim=True)], 1)  # rows in a plane: singular also for the tied covariance
+    its = "their variances are" if covariance == "tied" else "its variance is"
+    with pytest.warns(PrioryWarning, match=rf"singular covariance: {its} held at 1e-06"):
         posterior = fit_by_em(GaussianMixture(2, covariance), y, EM(tolerance=0.0), steps=20)
     assert float(posterior.history["bound"].diff().min()) > -1e-8
     assert all(bool(torch.isfinite(t).all()) for t in posterior.mean.values())
 
 
+def test_a_single_component_is_not_told_to_have_fewer(fit_by_em, clouds):
+    y = torch.cat([clouds, clouds[:, :1]], 1)
+    with pytest.warns(PrioryWarning, match=r"^Component 0 of .*1e-06 of the data's\. Try a simpler covariance"):
+        fit_by_em(GaussianMixture(1), y)
+
+
 @pytest.mark.parametrize("covariance", KINDS)
-def test_a_constant_column_is_answered_with_a_warning(covariance, fit_by_em, clouds):
+def test_a_constant_column_gives_a_result_with_a_warning(covariance, fit_by_em, clouds):
     y = torch.cat([clouds, torch.full((len(clouds), 1), 7.0)], 1)
-    said = pytest.warns(PrioryWarning, match="singular") if covariance != "spherical" else nullcontext()
-    with said:
+    caught = pytest.warns(PrioryWarning, match="singular") if covariance != "spherical" else nullcontext()
+    with caught:
         posterior = fit_by_em(GaussianMixture(2, covariance), y)
     torch.testing.assert_close(posterior.mean["means"][:, 3], torch.full((2,), 7.0).double(), rtol=1e-9, atol=0)
 
 
-def holed(y: Tensor, share: float = 0.2) -> Tensor:
+def with_missing(y: Tensor, share: float = 0.2) -> Tensor:
     return y.masked_fill(torch.rand(y.shape, generator=torch.Generator().manual_seed(4)) < share, torch.nan)
 
 
 @pytest.mark.parametrize("covariance", KINDS)
-def test_the_density_of_a_row_with_holes_is_the_marginal_of_what_was_seen(covariance, fit_by_em, clouds):
-    y = holed(clouds)
+def test_the_density_of_a_row_with_missing_values_is_the_marginal_of_the_observed_ones(covariance, fit_by_em, clouds):
+    y = with_missing(clouds)
     posterior = fit_by_em(GaussianMixture(2, covariance), y, EM(tolerance=0.0), steps=5)
     theta = {name: t.numpy() for name, t in posterior.mean.items()}
     spread = {
@@ -138,12 +149,14 @@ def test_the_density_of_a_row_with_holes_is_the_marginal_of_what_was_seen(covari
     }[covariance]
     found = posterior.log_likelihood(y).numpy()
     for row, value in zip(y.numpy(), found, strict=True):
-        seen = ~np.isnan(row)
+        observed = ~np.isnan(row)
         density = 1.0
-        if seen.any():
+        if observed.any():
             density = sum(
                 theta["weights"][k]
-                * scipy.stats.multivariate_normal(theta["means"][k][seen], spread(k)[np.ix_(seen, seen)]).pdf(row[seen])
+                * scipy.stats.multivariate_normal(
+                    theta["means"][k][observed], spread(k)[np.ix_(observed, observed)]
+                ).pdf(row[observed])
                 for k in range(2)
             )
         assert value == pytest.approx(np.log(density), rel=1e-8, abs=1e-8)
@@ -151,16 +164,16 @@ def test_the_density_of_a_row_with_holes_is_the_marginal_of_what_was_seen(covari
     assert float(posterior.history["bound"].diff().min()) > 0
 
 
-def test_one_gaussian_with_holes_is_at_the_maximum_of_what_was_seen(fit_by_em, clouds):
-    posterior = fit_by_em(GaussianMixture(1), holed(clouds), EM(tolerance=1e-14), steps=500)
+def test_one_gaussian_with_missing_values_reaches_the_maximum_of_the_observed_likelihood(fit_by_em, clouds):
+    posterior = fit_by_em(GaussianMixture(1), with_missing(clouds), EM(tolerance=1e-14), steps=500)
     model = posterior.latent
     u = model.layout.unconstrain(posterior.theta).requires_grad_()
-    model.log_marginal(model.layout.constrain(u), model.rows((holed(clouds),))).sum().backward()
+    model.log_marginal(model.layout.constrain(u), model.rows((with_missing(clouds),))).sum().backward()
     assert u.grad is not None
     assert float(u.grad.abs().max()) < 1e-4
 
 
-def test_a_whole_column_dropped_from_some_rows_leaves_their_other_columns_to_be_fitted(clouds):
+def test_rows_with_a_missing_column_contribute_their_other_columns(clouds):
     y = clouds.clone()
     y[:, 2] = torch.where(torch.arange(len(y)) < 60, torch.nan, y[:, 2])
     model, _ = GaussianMixture(2).meet(y)
@@ -171,7 +184,7 @@ def test_a_whole_column_dropped_from_some_rows_leaves_their_other_columns_to_be_
     torch.testing.assert_close(whole.statistics["sums"], total, rtol=1e-10, atol=1e-10)
 
 
-def test_rows_without_any_value_are_warned_of_and_change_nothing(fit_by_em, clouds):
+def test_rows_without_any_value_give_a_warning_and_do_not_change_the_fit(fit_by_em, clouds):
     y = torch.cat([clouds, torch.full((5, 3), torch.nan).double()])
     for covariance in ("full", "diagonal"):
         plain = fit_by_em(
@@ -191,7 +204,7 @@ def test_a_column_without_any_value_is_refused(clouds):
         GaussianMixture(2).meet(y)
 
 
-def test_one_row_and_images_are_answered_or_refused(fit_by_em):
+def test_one_row_gives_a_warning_and_images_are_refused(fit_by_em):
     with pytest.warns(PrioryWarning, match="singular"):
         posterior = fit_by_em(GaussianMixture(1), torch.tensor([[1.0, 2.0]]))
     assert posterior.mean["means"].tolist() == [[1.0, 2.0]]
@@ -200,7 +213,7 @@ def test_one_row_and_images_are_answered_or_refused(fit_by_em):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         (
             {"k": 2, "covariance": 3},
@@ -211,7 +224,7 @@ def test_one_row_and_images_are_answered_or_refused(fit_by_em):
         ({"k": 2, "given": ("z", "z")}, "The 'given' argument of GaussianMixture must be 'weights', 'z' or both"),
     ],
 )
-def test_wrong_options_are_refused_in_one_sentence(options, sentence):
+def test_invalid_options_raise_an_error_that_names_them(options, message):
     with pytest.raises(InputError) as caught:
         GaussianMixture(**options)
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)

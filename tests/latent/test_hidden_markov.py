@@ -1,4 +1,4 @@
-"""Hidden Markov models against all paths, one by one, and against hmmlearn."""
+"""Hidden Markov models against enumeration of all paths and against hmmlearn."""
 
 import itertools
 import math
@@ -33,11 +33,11 @@ def tensor(values) -> Tensor:
 INITIAL, TRANSITIONS = tensor([0.5, 0.3, 0.2]), tensor([[0.7, 0.2, 0.1], [0.15, 0.6, 0.25], [0.2, 0.25, 0.55]])
 CHAIN = {"initial": INITIAL, "transitions": TRANSITIONS}
 FACTOR = tensor([[1.0, 0.0], [0.5, 0.8]])
-SPREAD = FACTOR @ FACTOR.T
+COVARIANCE = FACTOR @ FACTOR.T
 
-# Each kind of emission: the model, its parameters, sequences with ends and holes, and log p(y_t | k) by SciPy.
+# Per kind of emission: model, parameters, sequences of unequal length with missing values, log p(y_t | k) by SciPy.
 
-PAIRS = tensor(
+TWO_COLUMNS = tensor(
     [
         [[0.3, -1.0], [2.0, 0.5], [NAN, NAN], [4.1, 0.2]],
         [[1.0, 1.0], [0.0, 0.3], [NAN, NAN], [NAN, NAN]],
@@ -63,120 +63,120 @@ def single(log_density):
 
 
 RATES, PROBS = tensor([1.0, 4.0, 8.0]), tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.4, 0.3, 0.2], [0.2, 0.1, 0.4, 0.3]])
-WHOLE = tensor([[0, 3, NAN, 2], [1, 1, NAN, NAN], [NAN, 2, 3, NAN]])
-HALF = torch.where(torch.arange(24).reshape(3, 4, 2) % 7 == 1, torch.nan, PAIRS)
+INTEGERS = tensor([[0, 3, NAN, 2], [1, 1, NAN, NAN], [NAN, 2, 3, NAN]])
+PARTLY_MISSING = torch.where(torch.arange(24).reshape(3, 4, 2) % 7 == 1, torch.nan, TWO_COLUMNS)
 VARIANCES = tensor([[1.0, 0.5], [0.7, 1.2], [2.0, 0.4]])
-NARROW = tensor([0.3, 1.0, 2.0])
+SPHERICAL_VARIANCES = tensor([0.3, 1.0, 2.0])
 CASES = {
     "full": (
         HiddenMarkov(3),
-        {"means": MEANS, "covariances": torch.stack([SPREAD, 2 * SPREAD, SPREAD + torch.eye(2)])},
-        PAIRS,
-        gaussian_log_density(lambda k: [SPREAD, 2 * SPREAD, SPREAD + torch.eye(2)][k].numpy()),
+        {"means": MEANS, "covariances": torch.stack([COVARIANCE, 2 * COVARIANCE, COVARIANCE + torch.eye(2)])},
+        TWO_COLUMNS,
+        gaussian_log_density(lambda k: [COVARIANCE, 2 * COVARIANCE, COVARIANCE + torch.eye(2)][k].numpy()),
     ),
     "tied": (
         HiddenMarkov(3, covariance="tied"),
-        {"means": MEANS, "covariances": SPREAD},
-        PAIRS,
-        gaussian_log_density(lambda k: SPREAD.numpy()),
+        {"means": MEANS, "covariances": COVARIANCE},
+        TWO_COLUMNS,
+        gaussian_log_density(lambda k: COVARIANCE.numpy()),
     ),
-    "full with holes": (
+    "full with missing values": (
         HiddenMarkov(3),
-        {"means": MEANS, "covariances": torch.stack([SPREAD, 2 * SPREAD, SPREAD + torch.eye(2)])},
-        HALF,
-        gaussian_log_density(lambda k: [SPREAD, 2 * SPREAD, SPREAD + torch.eye(2)][k].numpy()),
+        {"means": MEANS, "covariances": torch.stack([COVARIANCE, 2 * COVARIANCE, COVARIANCE + torch.eye(2)])},
+        PARTLY_MISSING,
+        gaussian_log_density(lambda k: [COVARIANCE, 2 * COVARIANCE, COVARIANCE + torch.eye(2)][k].numpy()),
     ),
-    "tied with holes": (
+    "tied with missing values": (
         HiddenMarkov(3, covariance="tied"),
-        {"means": MEANS, "covariances": SPREAD},
-        HALF,
-        gaussian_log_density(lambda k: SPREAD.numpy()),
+        {"means": MEANS, "covariances": COVARIANCE},
+        PARTLY_MISSING,
+        gaussian_log_density(lambda k: COVARIANCE.numpy()),
     ),
     "diagonal": (
         HiddenMarkov(3, covariance="diagonal"),
         {"means": MEANS, "covariances": VARIANCES},
-        HALF,
+        PARTLY_MISSING,
         gaussian_log_density(lambda k: np.diag(VARIANCES[k].numpy())),
     ),
     "spherical": (
         HiddenMarkov(3, covariance="spherical"),
-        {"means": MEANS, "covariances": NARROW},
-        HALF,
-        gaussian_log_density(lambda k: NARROW[k].item() * np.eye(2)),
+        {"means": MEANS, "covariances": SPHERICAL_VARIANCES},
+        PARTLY_MISSING,
+        gaussian_log_density(lambda k: SPHERICAL_VARIANCES[k].item() * np.eye(2)),
     ),
     "univariate": (
         HiddenMarkov(3),
-        {"means": MEANS[:, 0].clone(), "covariances": NARROW},
-        PAIRS[..., 0].clone(),
-        single(lambda y, k: scipy.stats.norm(MEANS[k, 0].item(), NARROW[k].sqrt().item()).logpdf(y)),
+        {"means": MEANS[:, 0].clone(), "covariances": SPHERICAL_VARIANCES},
+        TWO_COLUMNS[..., 0].clone(),
+        single(lambda y, k: scipy.stats.norm(MEANS[k, 0].item(), SPHERICAL_VARIANCES[k].sqrt().item()).logpdf(y)),
     ),
     "poisson": (
         HiddenMarkov(3, emissions="poisson"),
         {"rates": RATES},
-        WHOLE,
+        INTEGERS,
         single(lambda y, k: scipy.stats.poisson(RATES[k].item()).logpmf(y)),
     ),
     "categorical": (
         HiddenMarkov(3, emissions="categorical", categories=4),
         {"probs": PROBS},
-        WHOLE,
+        INTEGERS,
         single(lambda y, k: math.log(PROBS[k, int(y)])),
     ),
 }
 
 
 def all_paths(y: Any, log_density, power: float = 1.0) -> dict[str, np.ndarray]:
-    """log p(y); of q(z) ~ p(y, z)^power its states, pairs, likeliest path, entropy and E[log p(y, z)], by all paths."""
+    """Return log p(y), and states, pairs, mode, entropy and E[log p(y, z)] of q(z) ~ p(y, z)^power, by enumeration."""
     pi, a, steps = INITIAL.numpy(), TRANSITIONS.numpy(), len(y)
     log_b = np.array([[log_density(y_t, k) for k in range(3)] for y_t in y])
-    q, pairs, each, log_p, best = np.zeros((steps, 3)), np.zeros((3, 3)), [], [], (-1.0, ())
+    q, pairs, powers, log_p, best = np.zeros((steps, 3)), np.zeros((3, 3)), [], [], (-1.0, ())
     for path in itertools.product(range(3), repeat=steps):
         p = pi[path[0]] * np.prod([a[i, j] for i, j in itertools.pairwise(path)])
         p *= math.exp(sum(log_b[t, k] for t, k in enumerate(path)))
         log_p.append(math.log(p) if p > 0 else -1e9)
         p = p**power
         best = max(best, (p, path))
-        each.append(p)
+        powers.append(p)
         for t, k in enumerate(path):
             q[t, k] += p
         for i, j in itertools.pairwise(path):
             pairs[i, j] += p
-    total = sum(each)
-    entropy = scipy.stats.entropy(each)
-    mean = np.dot(each, log_p) / total
+    total = sum(powers)
+    entropy = scipy.stats.entropy(powers)
+    mean = np.dot(powers, log_p) / total
     log = scipy.special.logsumexp(log_p)
     found = {"log": log, "entropy": entropy, "q": q / total, "pairs": pairs / total, "path": np.array(best[1])}
     return found | {"mean": mean}
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_likelihood_states_pairs_and_path_are_those_of_all_paths(kind):
-    model, emitted, y, log_density = CASES[kind]
+def test_likelihood_states_pairs_and_path_equal_those_by_enumeration(kind):
+    model, emission_params, y, log_density = CASES[kind]
     model, _ = model.meet(y)
-    theta, rows = CHAIN | emitted, model.rows((y,))
-    found, hidden = model.e_step(theta, rows), model.hidden(theta, rows)
+    theta, rows = CHAIN | emission_params, model.rows((y,))
+    found, latent = model.e_step(theta, rows), model.hidden(theta, rows)
     pairs, first, entropy = np.zeros((3, 3)), np.zeros(3), 0.0
     for n, sequence in enumerate(y.numpy()):
         length = int((~np.isnan(sequence.reshape(4, -1)).all(1)).nonzero()[0].max()) + 1
         exact = all_paths(sequence[:length], log_density)
         assert float(found.bound[n]) == pytest.approx(exact["log"], rel=1e-12, abs=1e-12)
         assert float(model.log_marginal(theta, rows)[n]) == pytest.approx(exact["log"], rel=1e-12, abs=1e-12)
-        np.testing.assert_allclose(hidden["responsibilities"][n, :length], exact["q"], rtol=1e-10, atol=1e-12)
-        assert bool(hidden["responsibilities"][n, length:].isnan().all())
-        assert hidden["path"][n].tolist() == [*exact["path"], *[-1] * (4 - length)]
+        np.testing.assert_allclose(latent["responsibilities"][n, :length], exact["q"], rtol=1e-10, atol=1e-12)
+        assert bool(latent["responsibilities"][n, length:].isnan().all())
+        assert latent["path"][n].tolist() == [*exact["path"], *[-1] * (4 - length)]
         pairs, first, entropy = pairs + exact["pairs"], first + exact["q"][0], entropy + exact["entropy"]
     np.testing.assert_allclose(found.statistics["transitions"], pairs, rtol=1e-10)
     np.testing.assert_allclose(found.statistics["initial"], first, rtol=1e-10)
-    if "holes" not in kind:  # what a covariance fills in is hidden too, and has an entropy of its own
+    if "missing" not in kind:  # missing values under a covariance are latent too, and add their entropy to the bound
         bound = float(model.complete(theta, found.statistics)) + entropy
         assert float(found.bound.sum()) == pytest.approx(bound, rel=1e-10)
 
 
-@pytest.mark.parametrize("kind", ["full", "tied with holes", "diagonal", "poisson", "categorical"])
-def test_a_flattened_q_has_the_counts_the_bound_and_the_gap_of_all_paths(kind):
-    model, emitted, y, log_density = CASES[kind]
+@pytest.mark.parametrize("kind", ["full", "tied with missing values", "diagonal", "poisson", "categorical"])
+def test_counts_bound_and_gap_of_a_tempered_q_equal_those_by_enumeration(kind):
+    model, emission_params, y, log_density = CASES[kind]
     model, _ = model.meet(y)
-    theta, weights = CHAIN | emitted, tensor([1.0, 0.0, 2.5])
+    theta, weights = CHAIN | emission_params, tensor([1.0, 0.0, 2.5])
     found = model.e_step(theta, replace(model.rows((y,)), temperature=3.0, weights=weights))
     pairs, first, visits = np.zeros((3, 3)), np.zeros(3), np.zeros(3)
     for n, sequence in enumerate(y.numpy()):
@@ -186,53 +186,55 @@ def test_a_flattened_q_has_the_counts_the_bound_and_the_gap_of_all_paths(kind):
         assert float(found.bound[n]) == pytest.approx(bound, rel=1e-12, abs=1e-12)
         assert float(found.gap[n]) == pytest.approx(exact["log"] - bound, rel=1e-10)
         w = weights[n].item()
-        seen = ~np.isnan(sequence[:length].reshape(length, -1)).all(1)
+        observed = ~np.isnan(sequence[:length].reshape(length, -1)).all(1)
         pairs, first, visits = (
             pairs + w * exact["pairs"],
             first + w * exact["q"][0],
-            visits + w * exact["q"][seen].sum(0),
+            visits + w * exact["q"][observed].sum(0),
         )
     np.testing.assert_allclose(found.statistics["transitions"], pairs, rtol=1e-10)
     np.testing.assert_allclose(found.statistics["initial"], first, rtol=1e-10)
     np.testing.assert_allclose(found.statistics["sums"][:, -1], visits, rtol=1e-10)
 
 
-def test_draws_of_paths_stand_for_q_on_average():
-    model, emitted, y, _ = CASES["full"]
+def test_draws_of_paths_have_the_mean_of_q():
+    model, emission_params, y, _ = CASES["full"]
     model, _ = model.meet(y)
-    theta, weights, draws = CHAIN | emitted, tensor([1.0, 0.5, 2.0]), 20_000
+    theta, weights, draws = CHAIN | emission_params, tensor([1.0, 0.5, 2.0]), 20_000
     rows = replace(model.rows((y,)), weights=weights)
     exact = model.e_step(theta, rows)
     found = model.e_step(theta, replace(rows, draws=draws, generator=stream(0, "test")))
     torch.testing.assert_close(found.bound, exact.bound, rtol=1e-12, atol=0)
     assert found.gap is None
-    error = 0.5 * (weights.square().sum().item() / draws) ** 0.5  # of a share, at most, for one pair of steps
-    for name, times in (("initial", 1), ("transitions", 3)):
-        off = (found.statistics[name] - exact.statistics[name]).abs().max()
-        assert off < 4.5 * times * error  # false alarms: below 1e-4 for all twelve numbers
+    error = (
+        0.5 * (weights.square().sum().item() / draws) ** 0.5
+    )  # upper bound of the standard error for one pair of steps
+    for name, num_steps in (("initial", 1), ("transitions", 3)):
+        deviation = (found.statistics[name] - exact.statistics[name]).abs().max()
+        assert deviation < 4.5 * num_steps * error  # false alarms: below 1e-4 for all twelve numbers
         assert found.statistics[name].sum() == pytest.approx(exact.statistics[name].sum().item(), rel=1e-12)
-    off = (found.statistics["sums"][:, -1] - exact.statistics["sums"][:, -1]).abs().max()
-    assert off < 4.5 * 4 * error
+    deviation = (found.statistics["sums"][:, -1] - exact.statistics["sums"][:, -1]).abs().max()
+    assert deviation < 4.5 * 4 * error
 
 
-def test_annealing_and_draws_lead_to_the_maximum(fit_by_em):
-    made, _ = HiddenMarkov(2).meet(torch.zeros(1, 2).double())[0], None
+def test_annealing_and_draws_reach_the_maximum(fit_by_em):
+    model = HiddenMarkov(2).meet(torch.zeros(1, 2).double())[0]
     theta = {"initial": tensor([0.5, 0.5]), "transitions": tensor([[0.9, 0.1], [0.2, 0.8]])}
     theta |= {"means": tensor([0.0, 3.0]), "covariances": tensor([1.0, 0.5])}
-    y = made.generate(theta, 20, stream(0, "test"), 40).y
+    y = model.generate(theta, 20, stream(0, "test"), 40).y
     plain = fit_by_em(HiddenMarkov(2), y, EM(tolerance=1e-10))
-    cooled = fit_by_em(HiddenMarkov(2), y, EM(tolerance=1e-10, annealing=(4, 2)))
-    assert cooled.log_evidence.value == pytest.approx(plain.log_evidence.value, abs=1e-5)
+    annealed = fit_by_em(HiddenMarkov(2), y, EM(tolerance=1e-10, annealing=(4, 2)))
+    assert annealed.log_evidence.value == pytest.approx(plain.log_evidence.value, abs=1e-5)
     drawn = fit_by_em(HiddenMarkov(2), y, EM(draws=50), steps=40)
-    assert drawn.log_evidence.value > plain.log_evidence.value - 1  # draws leave theta about a standard error / 7 away
+    assert drawn.log_evidence.value > plain.log_evidence.value - 1  # 50 draws: theta is within 1/7 standard error
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_fishers_identity_holds_and_the_m_step_is_where_q_is_flat(kind):
-    model, emitted, y, _ = CASES[kind]
-    y = torch.cat([y, y.flip(0).roll(1, 1)])  # enough steps for each state to have a covariance
+def test_fishers_identity_holds_and_the_gradient_of_q_is_zero_at_the_m_step(kind):
+    model, emission_params, y, _ = CASES[kind]
+    y = torch.cat([y, y.flip(0).roll(1, 1)])  # enough steps for a covariance per state
     model, data = model.meet(y)
-    theta = CHAIN | emitted
+    theta = CHAIN | emission_params
     u = model.layout.unconstrain(theta).requires_grad_()
     model.log_marginal(model.layout.constrain(u), model.rows((y,))).sum().backward()
     torch.testing.assert_close(score(model, theta, data), u.grad, rtol=1e-8, atol=1e-8)
@@ -244,44 +246,44 @@ def test_fishers_identity_holds_and_the_m_step_is_where_q_is_flat(kind):
     assert float(best.grad.abs().max()) < 1e-6
 
 
-# Cutting.
+# Long sequences are split into chunks.
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_chunks_give_the_messages_of_whole_sequences(dtype):
+def test_chunks_give_the_messages_of_unsplit_sequences(dtype):
     generator = torch.Generator().manual_seed(0)
     log_b = 8 * torch.randn(3, 24, 2, generator=generator, dtype=dtype)
-    pi, a, faint = INITIAL.to(dtype), TRANSITIONS.to(dtype), 1e-260 if dtype == torch.float64 else 1e-28
-    whole = smooth(pi, a, log_b.clone(), 1, faint)
+    pi, a, smallest = INITIAL.to(dtype), TRANSITIONS.to(dtype), 1e-260 if dtype == torch.float64 else 1e-28
+    unsplit = smooth(pi, a, log_b.clone(), 1, smallest)
     length = torch.tensor([24, 24])
-    close = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
+    tolerance = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
     for chunks in (2, 4, 8, 24):
-        cut = log_b.unflatten(1, (chunks, -1)).transpose(1, 2).reshape(3, 24 // chunks, 2 * chunks).clone()
-        found = smooth(pi, a, cut, chunks, faint)
-        back = found.marginals().unflatten(2, (chunks, 2)).transpose(1, 2).flatten(1, 2)
-        torch.testing.assert_close(back, whole.marginals(), **close)
-        torch.testing.assert_close(found.pairs(), whole.pairs(), **close)
-        torch.testing.assert_close(found.log_evidence(length), whole.log_evidence(length), **close)
+        chunked = log_b.unflatten(1, (chunks, -1)).transpose(1, 2).reshape(3, 24 // chunks, 2 * chunks).clone()
+        found = smooth(pi, a, chunked, chunks, smallest)
+        marginals = found.marginals().unflatten(2, (chunks, 2)).transpose(1, 2).flatten(1, 2)
+        torch.testing.assert_close(marginals, unsplit.marginals(), **tolerance)
+        torch.testing.assert_close(found.pairs(), unsplit.pairs(), **tolerance)
+        torch.testing.assert_close(found.log_evidence(length), unsplit.log_evidence(length), **tolerance)
 
 
 @pytest.mark.parametrize("kind", ["full", "poisson"])
-def test_one_long_sequence_of_odd_length_with_holes_is_cut_without_a_trace(kind):
-    model, emitted, y, _ = CASES[kind]
+def test_splitting_a_long_sequence_with_missing_values_does_not_change_the_statistics(kind):
+    model, emission_params, y, _ = CASES[kind]
     generator = torch.Generator().manual_seed(1)
     long = y[0, torch.randint(4, (1, 1013), generator=generator)]
     model, _ = model.meet(long)
-    theta, rows = CHAIN | emitted, model.rows((long,))
+    theta, rows = CHAIN | emission_params, model.rows((long,))
     found = model.e_step(theta, rows)
     torch.testing.assert_close(found.bound, model.log_marginal(theta, rows), rtol=1e-12, atol=0)
     steps = int((~(long.isnan().all(-1) if long.ndim == 3 else long.isnan())).nonzero()[:, 1].max()) + 1
     assert float(found.statistics["transitions"].sum()) == pytest.approx(steps - 1, rel=1e-12)
-    many = long.expand(2000, *long.shape[1:])[:200]  # too many to be cut
-    beside = model.e_step(theta, model.rows((many,)))
+    batch = long.expand(2000, *long.shape[1:])[:200]  # so many sequences are not split
+    unsplit = model.e_step(theta, model.rows((batch,)))
     for name, t in found.statistics.items():
-        torch.testing.assert_close(200 * t, beside.statistics[name], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(200 * t, unsplit.statistics[name], rtol=1e-9, atol=1e-9)
 
 
-def test_far_outliers_and_sharp_states_keep_every_digit():
+def test_outliers_and_rare_transitions_keep_full_precision():
     y = tensor([[0.0, 0.1, 1e3, 0.2, -5e3, 100.0, 100.1, 0.0]])
     model, _ = HiddenMarkov(2).meet(y)
     theta = {
@@ -298,13 +300,13 @@ def test_far_outliers_and_sharp_states_keep_every_digit():
     exact = scipy.special.logsumexp(each)
     assert float(model.e_step(theta, model.rows((y,))).bound) == pytest.approx(exact, rel=1e-12)
     best = max(range(len(each)), key=lambda i: each[i])
-    assert model.most_likely(theta, model.rows((y,)))[0].tolist() == [int(bit) for bit in f"{best:08b}"]
+    assert model.most_likely(theta, model.rows((y,)))[0].tolist() == [int(digit) for digit in f"{best:08b}"]
 
 
 # EM.
 
 
-def lengths_of(y: np.ndarray) -> list[Tensor]:
+def split_by_length(y: np.ndarray) -> list[Tensor]:
     return list(tensor(y).split([40, 25, 33]))
 
 
@@ -312,11 +314,11 @@ def sequences(kind: str) -> list[Tensor]:
     t = np.arange(98)
     z = (np.floor(t / 7) + (t % 11 == 3)).astype(int) % 3
     if kind == "poisson":
-        return lengths_of(np.floor(1.5 + 3.0 * z + 2.0 * np.sin(12.9898 * t * t)).clip(0))
+        return split_by_length(np.floor(1.5 + 3.0 * z + 2.0 * np.sin(12.9898 * t * t)).clip(0))
     if kind == "categorical":
-        return lengths_of((z + (np.sin(12.9898 * t * t) > 0.5)) % 4)
+        return split_by_length((z + (np.sin(12.9898 * t * t) > 0.5)) % 4)
     first, second = 2.0 * z + np.sin(12.9898 * t * t + 1), z % 2 + 0.7 * np.cos(78.233 * t * t) - 0.3 * z
-    return lengths_of(np.stack([first, second], 1))
+    return split_by_length(np.stack([first, second], 1))
 
 
 def model_and_start(kind: str) -> tuple[HiddenMarkov, dict[str, Tensor]]:
@@ -335,8 +337,8 @@ def model_and_start(kind: str) -> tuple[HiddenMarkov, dict[str, Tensor]]:
     return HiddenMarkov(3, covariance=kind), CHAIN | {"means": means, "covariances": shaped}
 
 
-# After 50 iterations of hmmlearn 0.3.3: log p(y), the first row of A, and the first state's mean, rate or chances.
-PEER = {
+# After 50 iterations of hmmlearn 0.3.3: log p(y), the first row of A, and the first state's mean, rate or probs.
+HMMLEARN_RESULTS = {
     "full": (
         -239.60543640369843,
         [0.7028820156856735, 0.17135925568514712, 0.12575872862917925],
@@ -370,11 +372,11 @@ PEER = {
 }
 
 
-@pytest.mark.parametrize("kind", PEER)
-def test_fifty_iterations_from_the_same_start_are_hmmlearns(kind, fit_by_em):
+@pytest.mark.parametrize("kind", HMMLEARN_RESULTS)
+def test_fifty_iterations_from_the_same_start_equal_those_of_hmmlearn(kind, fit_by_em):
     model, start = model_and_start(kind)
     posterior = fit_by_em(model, sequences(kind), EM(tolerance=0.0, start=start), steps=50)
-    log_likelihood, row, first = PEER[kind]
+    log_likelihood, row, first = HMMLEARN_RESULTS[kind]
     assert posterior.log_evidence.value == pytest.approx(log_likelihood, rel=1e-9)
     torch.testing.assert_close(posterior.mean["transitions"][0], tensor(row), rtol=1e-6, atol=1e-9)
     name = {"poisson": "rates", "categorical": "probs"}.get(kind, "means")
@@ -382,7 +384,7 @@ def test_fifty_iterations_from_the_same_start_are_hmmlearns(kind, fit_by_em):
 
 
 @pytest.mark.parametrize("covariance", ["full", "tied", "diagonal", "spherical"])
-def test_hmmlearn_itself_says_the_same(covariance, fit_by_em):
+def test_installed_hmmlearn_gives_the_same_result(covariance, fit_by_em):
     hmm = pytest.importorskip("hmmlearn.hmm")
     model, start = model_and_start(covariance)
     named = "diag" if covariance == "diagonal" else covariance
@@ -401,7 +403,11 @@ def test_hmmlearn_itself_says_the_same(covariance, fit_by_em):
 
 
 @settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 10**6), kind=st.sampled_from(list(PEER)), how=st.sampled_from(["k-means++", "random"]))
+@given(
+    seed=st.integers(0, 10**6),
+    kind=st.sampled_from(list(HMMLEARN_RESULTS)),
+    how=st.sampled_from(["k-means++", "random"]),
+)
 def test_the_bound_never_falls(seed, kind, how):
     model, _ = model_and_start(kind)
     model, data = model.meet(sequences(kind))
@@ -415,21 +421,21 @@ def test_the_bound_never_falls(seed, kind, how):
         before, theta = float(found.bound), model.m_step(found.statistics, theta)
 
 
-def test_weights_are_repetitions_and_padding_is_nothing(fit_by_em):
+def test_a_sequence_weight_equals_that_many_repetitions_and_padding_has_no_effect(fit_by_em):
     model, start = model_and_start("full")
     y = padded(sequences("full"))
     weighted = HiddenMarkov(3, given="weights")
     method = EM(tolerance=0.0, start=start)
-    counted = fit_by_em(weighted, (y, torch.tensor([2.0, 1.0, 0.0])), method, 5)
+    weighted_fit = fit_by_em(weighted, (y, torch.tensor([2.0, 1.0, 0.0])), method, 5)
     listed = fit_by_em(weighted, (sequences("full"), torch.tensor([2.0, 1.0, 0.0])), method, 5)
     repeated = fit_by_em(model, torch.cat([y[[0, 0, 1]], torch.full((3, 5, 2), NAN).double()], 1), method, 5)
     for name, t in repeated.mean.items():
-        torch.testing.assert_close(counted.mean[name], t, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(listed.mean[name], counted.mean[name], rtol=0, atol=0)
-    assert counted.log_evidence.value == pytest.approx(repeated.log_evidence.value, rel=1e-12)
+        torch.testing.assert_close(weighted_fit.mean[name], t, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(listed.mean[name], weighted_fit.mean[name], rtol=0, atol=0)
+    assert weighted_fit.log_evidence.value == pytest.approx(repeated.log_evidence.value, rel=1e-12)
 
 
-def test_a_posterior_scores_sequences_of_other_lengths_and_comes_back_from_its_tensors(fit_by_em):
+def test_a_posterior_scores_sequences_of_other_lengths_and_is_rebuilt_from_its_tensors(fit_by_em):
     model, start = model_and_start("full")
     posterior = fit_by_em(model, sequences("full"), EM(start=start), steps=5)
     y = padded(sequences("full"))
@@ -440,11 +446,11 @@ def test_a_posterior_scores_sequences_of_other_lengths_and_comes_back_from_its_t
         posterior.log_likelihood(y[1:2, :25]), posterior.log_likelihood(y)[1:2], rtol=1e-12, atol=0
     )
     assert float(total) == pytest.approx(posterior.log_evidence.value, rel=1e-12)
-    same = LatentPoint.of_tensors(posterior.target, posterior.tensors(), {}, **posterior.own())
-    torch.testing.assert_close(same.log_likelihood(y).sum(), total, rtol=1e-12, atol=0)
+    rebuilt = LatentPoint.of_tensors(posterior.target, posterior.tensors(), {}, **posterior.to_json())
+    torch.testing.assert_close(rebuilt.log_likelihood(y).sum(), total, rtol=1e-12, atol=0)
 
 
-def test_single_precision_follows_double(fit_by_em):
+def test_float32_agrees_with_float64(fit_by_em):
     model, start = model_and_start("full")
     y = padded(sequences("full"))
     double = fit_by_em(model, y, EM(tolerance=0.0, start=start), steps=10)
@@ -453,7 +459,7 @@ def test_single_precision_follows_double(fit_by_em):
     torch.testing.assert_close(single.mean["means"].double(), double.mean["means"], rtol=1e-3, atol=1e-3)
 
 
-def test_a_state_on_one_value_is_held_at_the_floor_and_one_never_visited_is_told(fit_by_em):
+def test_a_state_with_one_repeated_value_is_held_at_the_floor_with_a_warning(fit_by_em):
     y = torch.cat([torch.zeros(1, 10), torch.ones(1, 10)], 1).double()
     with pytest.warns(PrioryWarning, match=r"of HiddenMarkov\(2, covariance='full'\) would have a singular covariance"):
         posterior = fit_by_em(HiddenMarkov(2), y)
@@ -465,15 +471,21 @@ def test_a_state_on_one_value_is_held_at_the_floor_and_one_never_visited_is_told
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_known_states_leave_only_the_paths_through_them(kind):
-    model, emitted, y, log_density = CASES[kind]
-    told = HiddenMarkov(3, model.emissions, getattr(model.emission, "covariance", "full"), model.categories, given="z")
+def test_known_states_restrict_the_paths(kind):
+    model, emission_params, y, log_density = CASES[kind]
+    with_states = HiddenMarkov(
+        3, model.emissions, getattr(model.emission, "covariance", "full"), model.categories, given="z"
+    )
     z = torch.tensor([[-1, 2, 0, -1], [1, -1, -1, -1], [-1, -1, 2, -1]])
-    met, data = told.meet((y, z))
-    theta = CHAIN | emitted
-    rows = met.rows((y, z))
-    found, q, path = met.e_step(theta, rows), met.responsibilities(theta, rows), met.most_likely(theta, rows)
-    torch.testing.assert_close(met.log_marginal(theta, rows), found.bound, rtol=1e-10, atol=1e-10)
+    prepared, data = with_states.meet((y, z))
+    theta = CHAIN | emission_params
+    rows = prepared.rows((y, z))
+    found, q, path = (
+        prepared.e_step(theta, rows),
+        prepared.responsibilities(theta, rows),
+        prepared.most_likely(theta, rows),
+    )
+    torch.testing.assert_close(prepared.log_marginal(theta, rows), found.bound, rtol=1e-10, atol=1e-10)
     pairs = np.zeros((3, 3))
     for n, steps in enumerate((4, 2, 3)):
         each = list(zip(y[n, :steps].numpy(), z[n, :steps].tolist(), strict=True))
@@ -483,23 +495,23 @@ def test_known_states_leave_only_the_paths_through_them(kind):
         assert path[n, :steps].tolist() == exact["path"].tolist()
         pairs += exact["pairs"]
     torch.testing.assert_close(found.statistics["transitions"], tensor(pairs), rtol=1e-9, atol=1e-12)
-    u = met.layout.unconstrain(theta).requires_grad_()
-    met.log_marginal(met.layout.constrain(u), rows).sum().backward()
-    torch.testing.assert_close(score(met, theta, data), u.grad, rtol=1e-8, atol=1e-8)
+    u = prepared.layout.unconstrain(theta).requires_grad_()
+    prepared.log_marginal(prepared.layout.constrain(u), rows).sum().backward()
+    torch.testing.assert_close(score(prepared, theta, data), u.grad, rtol=1e-8, atol=1e-8)
 
 
-def chain(n: int, steps: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """States that stay a while, and what they emit."""
+def draw_chains(n: int, steps: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Draw chains whose state changes with probability 0.3, and their emissions."""
     generator = torch.Generator().manual_seed(seed)
     z = (torch.rand(n, steps, generator=generator) < 0.3).cumsum(1) % 3
     return 3.0 * z + torch.randn(n, steps, generator=generator, dtype=torch.float64), z
 
 
-@pytest.mark.parametrize("length", [30, 700])  # of which the longer is cut into chunks
+@pytest.mark.parametrize("length", [30, 700])  # the longer is split into chunks
 def test_with_all_states_known_one_iteration_is_complete_data_maximum_likelihood(length, fit_by_em):
-    y, z = chain(2, length)
-    told = HiddenMarkov(3, given="z")
-    once, more = (fit_by_em(told, (y, z), EM(tolerance=0.0), steps=steps) for steps in (1, 3))
+    y, z = draw_chains(2, length)
+    with_states = HiddenMarkov(3, given="z")
+    once, more = (fit_by_em(with_states, (y, z), EM(tolerance=0.0), steps=steps) for steps in (1, 3))
     pairs = torch.zeros(3, 3).double()
     for row in z:
         for i, j in itertools.pairwise(row.tolist()):
@@ -515,21 +527,21 @@ def test_with_all_states_known_one_iteration_is_complete_data_maximum_likelihood
 
 
 def forward_and_backward(theta: dict[str, Tensor], y: Tensor, z: Tensor) -> tuple[float, Tensor, Tensor]:
-    """log p(y, the known z), q of each state (T, 3), and the sum of q over pairs (3, 3), by a plain recursion."""
-    emitted = torch.distributions.Normal(theta["means"], theta["covariances"].sqrt()).log_prob(y[:, None]).exp()
-    emitted = torch.where((z[:, None] < 0) | (z[:, None] == torch.arange(3)), emitted, 0.0)
-    A, ahead, behind = theta["transitions"], [theta["initial"] * emitted[0]], [torch.ones(3).double()]
-    for e in emitted[1:]:
-        ahead.append(ahead[-1] @ A * e)
-    for e in emitted[1:].flip(0):
-        behind.append(A @ (e * behind[-1]))
-    a, b = torch.stack(ahead), torch.stack(behind[::-1])
+    """Return log p(y, known z), q per step (T, 3) and the sum of q over pairs (3, 3), by the plain recursion."""
+    emission_params = torch.distributions.Normal(theta["means"], theta["covariances"].sqrt()).log_prob(y[:, None]).exp()
+    emission_params = torch.where((z[:, None] < 0) | (z[:, None] == torch.arange(3)), emission_params, 0.0)
+    A, forward, backward = theta["transitions"], [theta["initial"] * emission_params[0]], [torch.ones(3).double()]
+    for e in emission_params[1:]:
+        forward.append(forward[-1] @ A * e)
+    for e in emission_params[1:].flip(0):
+        backward.append(A @ (e * backward[-1]))
+    a, b = torch.stack(forward), torch.stack(backward[::-1])
     p = a[-1].sum()
-    return float(p.log()), a * b / p, torch.einsum("ti,ij,tj->ij", a[:-1], A, emitted[1:] * b[1:]) / p
+    return float(p.log()), a * b / p, torch.einsum("ti,ij,tj->ij", a[:-1], A, emission_params[1:] * b[1:]) / p
 
 
-def test_some_known_states_name_the_others_and_the_bound_never_falls(fit_by_em):
-    y, z = chain(3, 40)
+def test_known_states_fix_the_order_of_states_and_the_result_is_a_fixed_point(fit_by_em):
+    y, z = draw_chains(3, 40)
     known = torch.where(torch.arange(40) < 8, z, -1)
     lists = ([y[0], y[1, :30], y[2, :20]], [known[0], known[1, :30], known[2, :20]])
     for data in ((y, known), lists):
@@ -537,30 +549,30 @@ def test_some_known_states_name_the_others_and_the_bound_never_falls(fit_by_em):
         torch.testing.assert_close(posterior.mean["means"], torch.tensor([0.0, 3.0, 6.0]).double(), atol=1.0, rtol=0)
         history = posterior.history["bound"]
         assert float((history.diff() / history[1:].abs()).min()) >= -1e-10
-        # and exactly: the end is a fixed point of EM as it is in textbooks
-        end = fit_by_em(HiddenMarkov(3, given="z"), data, EM(tolerance=1e-15), steps=2000)
-        theta, given_z = end.mean, list(zip(*data, strict=True))
+        # Exact check: the result is a fixed point of textbook EM.
+        result = fit_by_em(HiddenMarkov(3, given="z"), data, EM(tolerance=1e-15), steps=2000)
+        theta, given_z = result.mean, list(zip(*data, strict=True))
         logs, q, pairs = zip(*(forward_and_backward(theta, *each) for each in given_z), strict=True)
-        assert end.log_evidence.value == pytest.approx(sum(logs), rel=1e-10)
-        every, values = torch.cat(q), torch.cat([each[0] for each in given_z])[:, None]
-        means = (every * values).sum(0) / every.sum(0)
+        assert result.log_evidence.value == pytest.approx(sum(logs), rel=1e-10)
+        all_q, values = torch.cat(q), torch.cat([each[0] for each in given_z])[:, None]
+        means = (all_q * values).sum(0) / all_q.sum(0)
         wanted = {
             "initial": torch.stack([each[0] for each in q]).mean(0),
             "transitions": sum(pairs) / sum(pairs).sum(1, keepdim=True),
             "means": means,
-            "covariances": (every * (values - means).square()).sum(0) / every.sum(0),
+            "covariances": (all_q * (values - means).square()).sum(0) / all_q.sum(0),
         }
         for name, t in wanted.items():
             torch.testing.assert_close(theta[name].reshape(t.shape), t, rtol=1e-6, atol=1e-6)
     weighted = (y, torch.tensor([1.0, 2.0, 0.0]), known)
-    counted = fit_by_em(HiddenMarkov(3, given=("weights", "z")), weighted, steps=5)
-    assert bool(torch.isfinite(counted.history["bound"]).all())
-    start = EM(start=dict(counted.mean), tolerance=0.0)
-    counted = fit_by_em(HiddenMarkov(3, given=("weights", "z")), weighted, start, steps=5)
+    weighted_fit = fit_by_em(HiddenMarkov(3, given=("weights", "z")), weighted, steps=5)
+    assert bool(torch.isfinite(weighted_fit.history["bound"]).all())
+    start = EM(start=dict(weighted_fit.mean), tolerance=0.0)
+    weighted_fit = fit_by_em(HiddenMarkov(3, given=("weights", "z")), weighted, start, steps=5)
     repeated = fit_by_em(HiddenMarkov(3, given="z"), (y[[0, 1, 1]], known[[0, 1, 1]]), start, steps=5)
-    torch.testing.assert_close(counted.history["bound"], repeated.history["bound"], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(weighted_fit.history["bound"], repeated.history["bound"], rtol=1e-10, atol=1e-10)
     for name, t in repeated.mean.items():
-        torch.testing.assert_close(counted.mean[name], t, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(weighted_fit.mean[name], t, rtol=1e-9, atol=1e-9)
 
 
 def test_a_posterior_takes_lists_of_sequences_of_unequal_length(fit_by_em):
@@ -569,38 +581,40 @@ def test_a_posterior_takes_lists_of_sequences_of_unequal_length(fit_by_em):
     listed, whole = sequences("full"), padded(sequences("full"))
     assert torch.equal(posterior.log_likelihood(listed), posterior.log_likelihood(whole))
     assert torch.equal(posterior.predict_labels(listed), posterior.predict_labels(whole))
-    hidden = posterior.hidden(listed)
-    torch.testing.assert_close(hidden["responsibilities"], posterior.responsibilities(listed), equal_nan=True)
-    assert torch.equal(hidden["path"], posterior.predict_labels(listed))
+    latent = posterior.hidden(listed)
+    torch.testing.assert_close(latent["responsibilities"], posterior.responsibilities(listed), equal_nan=True)
+    assert torch.equal(latent["path"], posterior.predict_labels(listed))
     one = posterior.responsibilities([listed[1]])
-    torch.testing.assert_close(one[0], hidden["responsibilities"][1, : len(listed[1])], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(one[0], latent["responsibilities"][1, : len(listed[1])], rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "univariate", "poisson", "categorical"])
-def test_sequences_from_the_model_have_its_chances_and_its_emissions(kind):
-    model, emitted, y, _ = CASES[kind]
-    met = model.meet(y)[0]
-    drawn, z = met.generate(CHAIN | emitted, 400, stream(0, "test"), 20)
+def test_generated_sequences_have_the_transitions_and_emissions_of_the_model(kind):
+    model, emission_params, y, _ = CASES[kind]
+    prepared = model.meet(y)[0]
+    drawn, z = prepared.generate(CHAIN | emission_params, 400, stream(0, "test"), 20)
     assert drawn.shape == (400, 20, *y.shape[2:])
     assert z.shape == (400, 20)
-    moves = torch.zeros(3, 3).index_put_((z[:, :-1].flatten(), z[:, 1:].flatten()), torch.ones(()), accumulate=True)
-    share = (moves / moves.sum(1, keepdim=True)).double()
-    error = (TRANSITIONS * (1 - TRANSITIONS) / moves.sum(1, keepdim=True)).sqrt()
-    assert bool(((share - TRANSITIONS).abs() < 5 * error).all())  # 9 numbers: false alarms below 1e-5
+    transition_counts = torch.zeros(3, 3).index_put_(
+        (z[:, :-1].flatten(), z[:, 1:].flatten()), torch.ones(()), accumulate=True
+    )
+    frequencies = (transition_counts / transition_counts.sum(1, keepdim=True)).double()
+    error = (TRANSITIONS * (1 - TRANSITIONS) / transition_counts.sum(1, keepdim=True)).sqrt()
+    assert bool(((frequencies - TRANSITIONS).abs() < 5 * error).all())  # 9 numbers: false alarms below 1e-5
     assert float((z[:, 0] == 0).double().mean()) == pytest.approx(0.5, abs=5 * 0.5 / 20)
-    name = next(iter(emitted))
+    name = next(iter(emission_params))
     for k in range(3):
-        own = drawn[z == k]
-        mean = emitted[name][k] if name != "probs" else (emitted[name][k] * torch.arange(4)).sum()
-        assert bool(((own.mean(0) - mean).abs() < 5 * own.std(0) / len(own) ** 0.5).all())
-    assert met.generate(CHAIN | emitted, 2, stream(0, "test")).y.shape[:2] == (2, 4)
+        of_state = drawn[z == k]
+        mean = emission_params[name][k] if name != "probs" else (emission_params[name][k] * torch.arange(4)).sum()
+        assert bool(((of_state.mean(0) - mean).abs() < 5 * of_state.std(0) / len(of_state) ** 0.5).all())
+    assert prepared.generate(CHAIN | emission_params, 2, stream(0, "test")).y.shape[:2] == (2, 4)
 
 
-TOLD = HiddenMarkov(2, given="z")
+WITH_KNOWN_STATES = HiddenMarkov(2, given="z")
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "message"),
     [
         (lambda: HiddenMarkov(0), "The 'k' argument of HiddenMarkov must be an integer >= 1, got 0."),
         (lambda: HiddenMarkov(2, emissions="gamma"), "must be one of gaussian, categorical, poisson, got 'gamma'"),
@@ -618,44 +632,53 @@ TOLD = HiddenMarkov(2, given="z")
             lambda: HiddenMarkov(2, given="x"),
             "The 'given' argument of HiddenMarkov must be 'weights', 'z' or both, got 'x'",
         ),
-        (lambda: TOLD.meet((WHOLE, torch.zeros(3).long())), "must be integers, one per step, -1 where it is hidden"),
-        (lambda: TOLD.meet((WHOLE, torch.zeros(3, 4))), "must be integers, one per step, -1 where it is hidden"),
-        (lambda: TOLD.meet(([torch.ones(2)], [[0.5, 1.0]])), "must be integers, one per step"),
         (
-            lambda: TOLD.meet((torch.ones(1, 2), torch.tensor([[0, 2]]))),
+            lambda: WITH_KNOWN_STATES.meet((INTEGERS, torch.zeros(3).long())),
+            "must be integers, one per step, -1 where it is hidden",
+        ),
+        (
+            lambda: WITH_KNOWN_STATES.meet((INTEGERS, torch.zeros(3, 4))),
+            "must be integers, one per step, -1 where it is hidden",
+        ),
+        (lambda: WITH_KNOWN_STATES.meet(([torch.ones(2)], [[0.5, 1.0]])), "must be integers, one per step"),
+        (
+            lambda: WITH_KNOWN_STATES.meet((torch.ones(1, 2), torch.tensor([[0, 2]]))),
             "must be from 0 to 1, or -1 where it is hidden",
         ),
-        (lambda: TOLD.meet((WHOLE, torch.zeros(3, 4).long())), "must be -1 after the last value of a sequence"),
+        (
+            lambda: WITH_KNOWN_STATES.meet((INTEGERS, torch.zeros(3, 4).long())),
+            "must be -1 after the last value of a sequence",
+        ),
         (lambda: HiddenMarkov(2).meet(torch.ones(5)), "must be (n, T) or (n, T, D), got rows of the shape ()"),
         (lambda: HiddenMarkov(2).meet(torch.ones(2, 3, 4, 5)), "must be (n, T) or (n, T, D)"),
         (lambda: HiddenMarkov(2).meet([torch.ones(2), torch.ones(2, 2)]), "the same D in all"),
         (lambda: HiddenMarkov(2).meet([]), "The 'data' argument of fit must have at least one sequence, got none."),
         (lambda: HiddenMarkov(2).meet(torch.full((2, 3), NAN)), "must have a value, got only NaN."),
         (
-            lambda: HiddenMarkov(2, emissions="poisson").meet(-WHOLE),
+            lambda: HiddenMarkov(2, emissions="poisson").meet(-INTEGERS),
             "The 'y' argument of HiddenMarkov(2, emissions='poisson') must be integers >= 0",
         ),
         (
-            lambda: HiddenMarkov(2).meet(1e200 * WHOLE),
+            lambda: HiddenMarkov(2).meet(1e200 * INTEGERS),
             "The 'y' argument of HiddenMarkov(2, covariance='full') must have columns that spread by",
         ),
         (
-            lambda: HiddenMarkov(2, emissions="categorical", categories=3).meet(WHOLE),
+            lambda: HiddenMarkov(2, emissions="categorical", categories=3).meet(INTEGERS),
             "The 'y' argument of HiddenMarkov(2, emissions='categorical', categories=3) must be integers from 0 to 2",
         ),
         (
-            lambda: HiddenMarkov(2, emissions="categorical", categories=3).meet(PAIRS),
+            lambda: HiddenMarkov(2, emissions="categorical", categories=3).meet(TWO_COLUMNS),
             "must be (n, T), one number per step",
         ),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(make, sentence):
+def test_impossible_models_and_data_raise_an_error(make, message):
     with pytest.raises(InputError) as caught:
         make()
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_posterior_scores_narrow_states_to_the_last_digits(fit_by_em):
+def test_a_posterior_scores_narrow_states_accurately(fit_by_em):
     noise = torch.randn(3, 30, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     y = torch.where(torch.arange(30) % 3 == 0, 1000 + 1e-5 * noise, 1003 + noise)
     posterior = fit_by_em(HiddenMarkov(2, floor=1e-14), y, EM(restarts=2), steps=20)
@@ -672,25 +695,25 @@ def test_a_posterior_scores_narrow_states_to_the_last_digits(fit_by_em):
     assert posterior.log_evidence.value == pytest.approx(total, rel=1e-7)
 
 
-def test_what_is_said_of_steps_and_sequences_names_the_chain():
-    with pytest.warns(PrioryWarning) as told:
+def test_warnings_about_empty_sequences_and_too_few_steps_name_the_model():
+    with pytest.warns(PrioryWarning) as caught:
         HiddenMarkov(4).meet([torch.tensor([1.0, 2.0, 3.0]), torch.tensor([NAN])])
-    said = [str(w.message) for w in told]
-    assert said == [
-        "1 sequence has no value, and says nothing of HiddenMarkov(4, covariance='full').",
-        "HiddenMarkov(4, covariance='full') has more states than there are steps, 3: some say the same, or nothing.",
+    messages = [str(w.message) for w in caught]
+    assert messages == [
+        "1 sequence has no value, and says nothing about HiddenMarkov(4, covariance='full').",
+        "HiddenMarkov(4, covariance='full') has more states than there are steps, 3: some will be unused or equal.",
     ]
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
 
 
-def test_sequences_that_count_nothing_change_neither_frame_nor_start():
+def test_sequences_of_weight_zero_change_neither_the_frame_nor_the_start():
     y = torch.randn(3, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     far = torch.cat([y, 100 + y])
     weights = torch.tensor([1, 2, 1, 0, 0, 0])
-    counted, data = HiddenMarkov(2, given="weights").meet((far, weights))
+    weighted_fit, data = HiddenMarkov(2, given="weights").meet((far, weights))
     repeated, again = HiddenMarkov(2).meet(y[[0, 1, 1, 2]])
-    for name, t in counted.frame.items():
+    for name, t in weighted_fit.frame.items():
         torch.testing.assert_close(t, repeated.frame[name], rtol=1e-12, atol=1e-12)
-    one = counted.begin(counted.rows(data.some(6)), "k-means++", stream(5, "test"))
+    one = weighted_fit.begin(weighted_fit.rows(data.some(6)), "k-means++", stream(5, "test"))
     assert float(one["means"].max()) < 10
     assert again.num_data == 4

@@ -1,4 +1,4 @@
-"""Every mixture: its equations against enumeration and autograd, weights, known z, and what degenerate data do."""
+"""All mixtures: equations against enumeration and autograd, row weights, known z and degenerate data."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ from priory.latent import (
     expect,
     score,
 )
-from priory.latent.expectation import climbed
+from priory.latent.expectation import lbfgs_steps
 from priory.latent.starts import clusters
 from priory.methods.em.em import EM
 
@@ -39,7 +39,7 @@ KINDS = ["full", "tied", "diagonal", "spherical", "column", "bernoulli", "poisso
 def example(
     kind: str, rows: int = 40, seed: int = 0, k: int = 3, given: tuple[str, ...] = ()
 ) -> tuple[MixtureModel, tuple]:
-    """A model and data for it."""
+    """Return a model of this kind and data for it."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 2, generator=generator, dtype=torch.float64)
     x[: rows // 2] += 2.0
@@ -59,7 +59,7 @@ def example(
     return RegressionMixture(k, given=given), (x, torch.where(counts[:, 0] > 2, x[:, 0], 2 - x[:, 1]) + noise)
 
 
-def begun(kind: str, **options):
+def prepare_and_start(kind: str, **options):
     model, data = example(kind, **options)
     model, rows = model.meet(data)
     assert rows.tensors is not None
@@ -70,17 +70,17 @@ def begun(kind: str, **options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_bound_touches_the_log_likelihood_which_is_that_bound_and_the_divergence_by_enumeration(kind):
-    model, rows, block, theta = begun(kind, rows=9, k=2)
+def test_the_bound_plus_the_divergence_is_the_log_likelihood_by_enumeration(kind):
+    model, rows, block, theta = prepare_and_start(kind, rows=9, k=2)
     joint = model.log_joint(theta, block)  # (K, n)
-    every = torch.tensor(list(itertools.product(range(2), repeat=len(block))))  # all z, (2^n, n)
-    log_joint = joint[every, torch.arange(len(block))].sum(1)  # log p(y, z) of each
+    all_z = torch.tensor(list(itertools.product(range(2), repeat=len(block))))  # all z, (2^n, n)
+    log_joint = joint[all_z, torch.arange(len(block))].sum(1)  # log p(y, z) of each
     evidence = log_joint.logsumexp(0)
     (found,) = expect(model, [theta], rows.blocks(3))
     torch.testing.assert_close(found.bound, evidence, rtol=1e-10, atol=1e-10)
     q = torch.rand(len(block), 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     q = q / q.sum(1, keepdim=True)
-    log_q = q[torch.arange(len(block)), every].log().sum(1)
+    log_q = q[torch.arange(len(block)), all_z].log().sum(1)
     elbo = (log_q.exp() * (log_joint - log_q)).sum()
     divergence = (log_q.exp() * (log_q - (log_joint - evidence))).sum()
     torch.testing.assert_close(elbo + divergence, evidence, rtol=1e-10, atol=1e-10)
@@ -89,7 +89,7 @@ def test_the_bound_touches_the_log_likelihood_which_is_that_bound_and_the_diverg
 
 
 def density(kind: str, theta: dict[str, Tensor], parts: tuple[Tensor, ...]) -> Tensor:
-    """log p(y | z = k), (n, K), by torch.distributions."""
+    """Return log p(y | z = k), (n, K), computed with torch.distributions."""
     y = parts[-1].unsqueeze(1)  # (n, 1, ...)
     if kind == "bernoulli":
         return td.Bernoulli(theta["probs"]).log_prob(y).sum(-1)
@@ -113,15 +113,15 @@ def density(kind: str, theta: dict[str, Tensor], parts: tuple[Tensor, ...]) -> T
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_density_is_the_weighted_sum_of_the_components(kind):
-    model, _, block, theta = begun(kind)
+    model, _, block, theta = prepare_and_start(kind)
     each = density(kind, theta, tuple(block.parts.values())) + theta["weights"].log()
     torch.testing.assert_close(model.log_joint(theta, block).T, each, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(model.e_step(theta, block).bound, each.logsumexp(1), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["full", "tied", "diagonal", "spherical", "column", "regression"])
-def test_a_narrow_component_has_its_density_to_the_last_digits(kind):
-    model, _, block, theta = begun(kind)
+def test_the_density_of_narrow_components_is_accurate(kind):
+    model, _, block, theta = prepare_and_start(kind)
     name = "variances" if kind == "regression" else "covariances"
     narrow = {**theta, name: theta[name] * 1e-7}
     each = density(kind, narrow, tuple(block.parts.values())) + theta["weights"].log()
@@ -130,8 +130,8 @@ def test_a_narrow_component_has_its_density_to_the_last_digits(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_q_and_the_entropy_make_the_bound_in_its_three_forms(kind):
-    model, rows, block, theta = begun(kind)
+def test_the_expected_log_joint_plus_the_entropy_is_the_bound_in_its_three_forms(kind):
+    model, rows, block, theta = prepare_and_start(kind)
     (found,) = expect(model, [theta], rows.blocks(11))
     q = model.responsibilities(theta, block)
     entropy = -torch.xlogy(q, q).sum()
@@ -140,23 +140,23 @@ def test_q_and_the_entropy_make_the_bound_in_its_three_forms(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_m_step_is_where_autograd_finds_no_slope_and_climbing_finds_nothing_higher(kind):
-    model, rows, _, theta = begun(kind)
+def test_the_m_step_has_zero_gradient_and_gradient_ascent_finds_no_higher_value(kind):
+    model, rows, _, theta = prepare_and_start(kind)
     (found,) = expect(model, [theta], rows.blocks(1000))
     best = model.m_step(found.statistics, theta)
     u = model.layout.unconstrain(best).requires_grad_()
     model.complete(model.layout.constrain(u), found.statistics).backward()
     assert u.grad is not None
     assert float(u.grad.abs().max()) < 1e-6
-    there = model.complete(best, found.statistics)
-    higher = model.complete(climbed(model, found.statistics, theta, 100), found.statistics)
-    torch.testing.assert_close(higher, there, rtol=1e-6, atol=1e-6)
-    assert float(there - higher) > -1e-9
+    at_best = model.complete(best, found.statistics)
+    by_ascent = model.complete(lbfgs_steps(model, found.statistics, theta, 100), found.statistics)
+    torch.testing.assert_close(by_ascent, at_best, rtol=1e-6, atol=1e-6)
+    assert float(at_best - by_ascent) > -1e-9
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fishers_identity_holds(kind):
-    model, rows, block, theta = begun(kind)
+    model, rows, block, theta = prepare_and_start(kind)
     u = model.layout.unconstrain(theta).requires_grad_()
     model.log_marginal(model.layout.constrain(u), block).sum().backward()
     torch.testing.assert_close(score(model, theta, rows), u.grad, rtol=1e-8, atol=1e-7)
@@ -164,7 +164,7 @@ def test_fishers_identity_holds(kind):
 
 @hypothesis.settings(max_examples=12)
 @hypothesis.given(st.sampled_from(KINDS), st.integers(0, 10_000), st.booleans(), st.sampled_from([1, 2, 4]))
-def test_the_bound_never_falls_from_any_start(kind, seed, accelerate, k):
+def test_the_bound_never_falls(kind, seed, accelerate, k):
     model, data = example(kind, rows=30, seed=seed, k=k)
     model, rows = model.meet(data)
     target = make_target(model, rows)
@@ -180,16 +180,16 @@ def test_the_bound_never_falls_from_any_start(kind, seed, accelerate, k):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_are_repetitions(kind, fit_by_em):
+def test_a_row_weight_equals_that_many_repetitions(kind, fit_by_em):
     _, data = example(kind)
-    times = torch.arange(len(data[0])) % 3
-    model, _, _, theta = begun(kind)
-    repeated = tuple(t.repeat_interleave(times, 0) for t in data)
-    (twice,) = expect(model, [theta], [model.prepare(repeated)])
+    repeats = torch.arange(len(data[0])) % 3
+    model, _, _, theta = prepare_and_start(kind)
+    repeated = tuple(t.repeat_interleave(repeats, 0) for t in data)
+    (repeated_rows,) = expect(model, [theta], [model.prepare(repeated)])
     model.given = ("weights",)
-    (weighted,) = expect(model, [theta], [model.prepare((*data, times.double()))])
-    torch.testing.assert_close(weighted.bound, twice.bound, rtol=1e-12, atol=1e-10)
-    for name, t in twice.statistics.items():
+    (weighted,) = expect(model, [theta], [model.prepare((*data, repeats.double()))])
+    torch.testing.assert_close(weighted.bound, repeated_rows.bound, rtol=1e-12, atol=1e-10)
+    for name, t in repeated_rows.statistics.items():
         torch.testing.assert_close(weighted.statistics[name], t, rtol=1e-10, atol=1e-9)
 
 
@@ -208,47 +208,47 @@ def test_with_all_z_known_one_iteration_is_complete_data_maximum_likelihood(kind
     assert once.log_evidence.value == pytest.approx(float(value), rel=1e-10)
 
 
-def test_some_known_z_name_the_components(fit_by_em):
+def test_known_z_fix_the_order_of_the_components(fit_by_em):
     generator = torch.Generator().manual_seed(0)
     z = torch.arange(90) % 3
     y = torch.randn(90, 2, generator=generator, dtype=torch.float64) + 4 * torch.stack([z, -z], 1)
-    told = torch.where(torch.arange(90) < 9, z, -1)
-    posterior = fit_by_em(GaussianMixture(3, given="z"), (y, told))
+    known_z = torch.where(torch.arange(90) < 9, z, -1)
+    posterior = fit_by_em(GaussianMixture(3, given="z"), (y, known_z))
     assert torch.equal(posterior.predict_labels(y), z)
-    q = posterior.responsibilities((y, told))
+    q = posterior.responsibilities((y, known_z))
     assert torch.equal(q[:9], torch.nn.functional.one_hot(z[:9], 3).double())
     assert torch.equal(posterior.predict_labels(y), posterior.responsibilities(y).argmax(1))
 
 
-def test_draws_of_z_stand_for_q_on_average():
-    model, rows, _, theta = begun("full")
-    (whole,) = expect(model, [theta], rows.blocks(1000))
-    drawn = [
+def test_draws_of_z_have_the_mean_of_q():
+    model, rows, _, theta = prepare_and_start("full")
+    (exact_q,) = expect(model, [theta], rows.blocks(1000))
+    sampled = [
         expect(model, [theta], rows.blocks(1000), draws=1, generator=stream(i, "test"))[0].statistics["sums"]
         for i in range(400)
     ]
-    mean, error = torch.stack(drawn).mean(0), torch.stack(drawn).std(0) / 20
+    mean, error = torch.stack(sampled).mean(0), torch.stack(sampled).std(0) / 20
     # 18 numbers at 5 standard errors: false alarms below 1e-4
-    assert bool(((mean - whole.statistics["sums"]).abs() <= 5 * error + 1e-9).all())
+    assert bool(((mean - exact_q.statistics["sums"]).abs() <= 5 * error + 1e-9).all())
     assert torch.equal(
-        expect(model, [theta], rows.blocks(1000), draws=3, generator=stream(0, "t"))[0].bound, whole.bound
+        expect(model, [theta], rows.blocks(1000), draws=3, generator=stream(0, "t"))[0].bound, exact_q.bound
     )
 
 
-def test_a_flattened_q_leaves_a_gap_that_is_its_divergence_from_the_posterior():
-    model, rows, block, theta = begun("diagonal")
+def test_the_gap_of_a_tempered_q_is_its_divergence_from_the_posterior():
+    model, rows, block, theta = prepare_and_start("diagonal")
     (exact,) = expect(model, [theta], rows.blocks(1000))
-    (flat,) = expect(model, [theta], rows.blocks(1000), temperature=3.0)
+    (tempered,) = expect(model, [theta], rows.blocks(1000), temperature=3.0)
     posterior = model.responsibilities(theta, block)
     q = posterior ** (1 / 3)
     q = q / q.sum(1, keepdim=True)
     divergence = (q * (q.log() - posterior.log())).sum()
-    torch.testing.assert_close(flat.gap, divergence, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(flat.log_likelihood, exact.bound, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(flat.bound, bounds(model, theta, block, q)["joint"], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(tempered.gap, divergence, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(tempered.log_likelihood, exact.bound, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(tempered.bound, bounds(model, theta, block, q)["joint"], rtol=1e-10, atol=1e-10)
 
 
-def test_a_component_that_empties_stays_as_it_was_and_is_said_to_be_empty(fit_by_em):
+def test_an_empty_component_keeps_its_parameters_with_a_warning(fit_by_em):
     y = torch.tensor([0.0, 0.1, 0.2, 0.3, 5.0], dtype=torch.float64)
     start = {"weights": [0.5, 0.5], "means": [1.0, 1e6], "covariances": [1.0, 1.0]}
     start = {name: torch.tensor(values, dtype=torch.float64) for name, values in start.items()}
@@ -260,7 +260,7 @@ def test_a_component_that_empties_stays_as_it_was_and_is_said_to_be_empty(fit_by
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_identical_rows_and_fewer_rows_than_components_are_answered_with_a_warning(kind, fit_by_em):
+def test_identical_rows_and_fewer_rows_than_components_give_a_finite_result(kind, fit_by_em):
     model, data = example(kind)
     for rows in (tuple(t[:1].expand(6, *t.shape[1:]).clone() for t in data), tuple(t[:2] for t in data)):
         with warnings.catch_warnings(record=True) as caught:
@@ -274,7 +274,7 @@ def test_identical_rows_and_fewer_rows_than_components_are_answered_with_a_warni
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_single_precision_finds_what_double_finds(kind, fit_by_em):
+def test_float32_agrees_with_float64(kind, fit_by_em):
     model, data = example(kind, k=2)
     double = fit_by_em(model, data, EM(tolerance=0.0), steps=5)
     single = fit_by_em(model, tuple(t.float() for t in data), EM(tolerance=0.0), steps=5)
@@ -288,35 +288,44 @@ def test_k_means_plus_plus_finds_far_clusters_and_keeps_known_ones():
     x = 0.01 * torch.randn(60, 2, generator=torch.Generator().manual_seed(0)) + 10 * torch.stack([z % 2, z // 2], 1)
     labels = clusters(x, 4, "k-means++", stream(0, "test"))
     assert len({(int(a), int(b)) for a, b in zip(labels, z, strict=True)}) == 4
-    told = torch.where(torch.arange(60) < 8, z, -1)
-    assert torch.equal(clusters(x, 4, "k-means++", stream(0, "test"), z=told), z)
+    known_z = torch.where(torch.arange(60) < 8, z, -1)
+    assert torch.equal(clusters(x, 4, "k-means++", stream(0, "test"), z=known_z), z)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("multinomial", "regression")])
-def test_rows_from_the_model_have_its_moments(kind):
-    model, _, _, theta = begun(kind)
+def test_generated_rows_have_the_moments_of_the_model(kind):
+    model, _, _, theta = prepare_and_start(kind)
     y, z = model.generate(theta, 20_000, stream(0, "test"))
-    share = theta["weights"]
+    weights = theta["weights"]
     counts = torch.bincount(z, minlength=3)
-    assert bool(((counts / 20_000 - share).abs() < 5 * (share * (1 - share) / 20_000).sqrt() + 1e-12).all())
+    assert bool(((counts / 20_000 - weights).abs() < 5 * (weights * (1 - weights) / 20_000).sqrt() + 1e-12).all())
     name = {"bernoulli": "probs", "poisson": "rates"}.get(kind, "means")
     for k in range(3):
-        own = y[z == k]
-        error = own.std(0) / len(own) ** 0.5
-        assert bool(((own.mean(0) - theta[name][k]).abs() <= 5 * error + 1e-9).all())  # false alarms below 1e-4
+        of_component = y[z == k]
+        error = of_component.std(0) / len(of_component) ** 0.5
+        assert bool(
+            ((of_component.mean(0) - theta[name][k]).abs() <= 5 * error + 1e-9).all()
+        )  # false alarms below 1e-4
         if kind in ("full", "tied"):
             wanted = theta["covariances"].expand(3, 2, 2)[k]
             size = wanted.diagonal().sqrt()
-            assert bool(((own.T.cov() - wanted).abs() < 5 * (2 / len(own)) ** 0.5 * size[:, None] * size).all())
+            assert bool(
+                (
+                    (of_component.T.cov() - wanted).abs() < 5 * (2 / len(of_component)) ** 0.5 * size[:, None] * size
+                ).all()
+            )
         elif name == "means":
-            ratio = own.var(0) / theta["covariances"][k]
-            assert bool(((ratio - 1).abs() < 5 * (2 / len(own)) ** 0.5).all())
+            ratio = of_component.var(0) / theta["covariances"][k]
+            assert bool(((ratio - 1).abs() < 5 * (2 / len(of_component)) ** 0.5).all())
 
 
-def test_models_that_say_y_given_other_things_make_no_rows():
-    for kind, sentence in (("multinomial", "how many counts a row has"), ("regression", "nothing of x. Use predict.")):
-        model, _, _, theta = begun(kind)
-        with pytest.raises(InputError, match=sentence):
+def test_conditional_models_refuse_to_generate_rows():
+    for kind, message in (
+        ("multinomial", "how many counts a row has"),
+        ("regression", "of y given x only. Use predict."),
+    ):
+        model, _, _, theta = prepare_and_start(kind)
+        with pytest.raises(InputError, match=message):
             model.generate(theta, 3, stream(0, "test"))
 
 
@@ -328,25 +337,25 @@ def test_values_outside_the_support_are_refused(kind):
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "spherical", "full", "tied", "bernoulli", "poisson"])
-def test_a_missing_value_is_summed_out(kind):
-    """Fisher's identity ties the statistics to the likelihood of what was seen; that one is checked by its marginal."""
-    model, rows, block, theta = begun(kind, k=2)
+def test_missing_values_are_marginalised(kind):
+    """A row without values has likelihood 1, and Fisher's identity ties the statistics to the observed likelihood."""
+    model, rows, block, theta = prepare_and_start(kind, k=2)
     y: Tensor = block["y"].clone()
-    holes = torch.rand(y.shape, generator=torch.Generator().manual_seed(5)) < 0.3
-    holes[0] = True  # a row without any value
-    seen = model.rows(model.prepare((torch.where(holes, torch.nan, y),)))
-    assert float(model.log_marginal(theta, seen)[0].abs()) < 1e-10
+    missing = torch.rand(y.shape, generator=torch.Generator().manual_seed(5)) < 0.3
+    missing[0] = True  # a row without any value
+    observed = model.rows(model.prepare((torch.where(missing, torch.nan, y),)))
+    assert float(model.log_marginal(theta, observed)[0].abs()) < 1e-10
     u = model.layout.unconstrain(theta).requires_grad_()
-    values = model.log_marginal(model.layout.constrain(u), seen)
+    values = model.log_marginal(model.layout.constrain(u), observed)
     values.sum().backward()
-    holed = rows.prepared(lambda batch: (torch.where(holes, torch.nan, batch[0]),))
-    torch.testing.assert_close(score(model, theta, holed), u.grad, rtol=1e-8, atol=1e-7)
-    (found,) = expect(model, [theta], holed.blocks(7))
+    with_missing = rows.prepared(lambda batch: (torch.where(missing, torch.nan, batch[0]),))
+    torch.testing.assert_close(score(model, theta, with_missing), u.grad, rtol=1e-8, atol=1e-7)
+    (found,) = expect(model, [theta], with_missing.blocks(7))
     torch.testing.assert_close(found.bound, values.sum().detach(), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("covariance", ["full", "tied", "diagonal", "spherical"])
-def test_a_posterior_scores_narrow_components_to_the_last_digits(fit_by_em, covariance):
+def test_a_posterior_scores_narrow_components_accurately(fit_by_em, covariance):
     noise = torch.randn(60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = torch.cat([noise[:30], 50 + 1e-4 * noise[30:]]) + 1000
     posterior = fit_by_em(GaussianMixture(2, covariance, floor=1e-12), y, EM(restarts=2), steps=30)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: the gate's parabola lies below, and EM climbs the likelihood."""
+"""Mixtures of experts: the density, the quadratic lower bound of a linear gate, and fits by EM."""
 
 import math
 
@@ -18,34 +18,34 @@ from priory.methods.em.em import EM
 from priory.posteriors.latent import LatentPoint
 
 
-def random(seed: int, *shape: int) -> Tensor:
+def randn(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def data(n: int = 80) -> tuple[Tensor, Tensor]:
-    """Two lines, one for low and one for high values of the first column, far from zero."""
-    x = random(0, n, 2)
-    y = torch.where(x[:, 0] > 0, 2 * x[:, 1] + 3, -x[:, 1]) + 0.3 * random(1, n)
+    """Draw rows from two lines, chosen by the sign of the standardised first column."""
+    x = randn(0, n, 2)
+    y = torch.where(x[:, 0] > 0, 2 * x[:, 1] + 3, -x[:, 1]) + 0.3 * randn(1, n)
     return 5 * x + 20, 10 * y - 7
 
 
 def network(k: int = 2) -> nn.Module:
     gate = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, k)).double()
     for i, p in enumerate(gate.parameters()):
-        p.data = 0.5 * random(10 + i, *p.shape)
+        p.data = 0.5 * randn(10 + i, *p.shape)
     return gate
 
 
-def met(k: int = 2, gate: nn.Module | None = None):
+def prepared_model(k: int = 2, gate: nn.Module | None = None):
     model, rows = MixtureOfExperts(k, gate).meet(data())
     theta = model.begin(model.rows(data()), "random", stream(0, "test"))
-    moved = {name: t + 0.3 * random(5, *t.shape) if name.startswith("gate.") else t for name, t in theta.items()}
-    return model, rows, moved
+    perturbed = {name: t + 0.3 * randn(5, *t.shape) if name.startswith("gate.") else t for name, t in theta.items()}
+    return model, rows, perturbed
 
 
 @pytest.mark.parametrize("gate", [None, network()])
-def test_the_density_is_that_of_a_mixture_with_the_gates_weights(gate):
-    model, _, theta = met(2, gate)
+def test_the_density_is_a_mixture_weighted_by_the_gate(gate):
+    model, _, theta = prepared_model(2, gate)
     x, y = data()
     scaled = (x - x.mean(0)) / x.std(0, correction=0)
     named = {name.removeprefix("gate."): t for name, t in theta.items() if name.startswith("gate.")}
@@ -54,18 +54,18 @@ def test_the_density_is_that_of_a_mixture_with_the_gates_weights(gate):
     exact = MixtureSameFamily(Categorical(logits=logits), Normal(means, theta["variances"].sqrt()))
     torch.testing.assert_close(model.log_marginal(theta, model.rows((x, y))), exact.log_prob(y), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(model.e_step(theta, model.rows((x, y))).bound, exact.log_prob(y), rtol=1e-9, atol=1e-9)
-    weights, at, spread = model.predictive(theta, x)
+    weights, found_means, variances = model.predictive(theta, x)
     torch.testing.assert_close(weights, logits.softmax(1), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(at, means, rtol=1e-12, atol=0)
-    torch.testing.assert_close(spread, theta["variances"].expand_as(means), rtol=0, atol=0)
+    torch.testing.assert_close(found_means, means, rtol=1e-12, atol=0)
+    torch.testing.assert_close(variances, theta["variances"].expand_as(means), rtol=0, atol=0)
     q = model.responsibilities(theta, model.rows((x, y)))
     by_bayes = (logits.log_softmax(1) + Normal(means, theta["variances"].sqrt()).log_prob(y[:, None])).softmax(1)
     torch.testing.assert_close(q, by_bayes, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("gate", [None, network(3)])
-def test_fishers_identity_holds_and_q_at_theta_has_the_entropy_as_its_distance_from_the_bound(gate):
-    model, rows, theta = met(3, gate)
+def test_fishers_identity_holds_and_the_expected_log_joint_plus_the_entropy_is_the_bound(gate):
+    model, rows, theta = prepared_model(3, gate)
     u = model.layout.unconstrain(theta).requires_grad_()
     model.log_marginal(model.layout.constrain(u), model.rows(data())).sum().backward()
     torch.testing.assert_close(score(model, theta, rows), u.grad, rtol=1e-7, atol=1e-6)
@@ -77,19 +77,21 @@ def test_fishers_identity_holds_and_q_at_theta_has_the_entropy_as_its_distance_f
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_the_parabola_of_a_linear_gate_is_below_q_everywhere(seed):
-    model, _, theta = met(3)
+def test_the_quadratic_bound_of_a_linear_gate_is_below_and_touches_at_theta(seed):
+    model, _, theta = prepared_model(3)
     rows = model.rows(data())
     q = model.responsibilities(theta, rows).mT
-    below = model.parabola(theta, rows, q)
-    other = {name: t + 2 * random(seed + i, *t.shape) for i, (name, t) in enumerate(theta.items())}
-    for at, touches in ((theta, True), (other, False)):
-        w = torch.cat([t.reshape(-1) for t in model.weights(at).values()])
-        parabola = below["gate"] + below["gate_slope"] @ w - 0.5 * w @ below["gate_curvature"] @ w
-        true = (q * model.log_gate(at, rows)).sum()
-        assert float(true - parabola) > -1e-8
+    coefficients = model.parabola(theta, rows, q)
+    other = {name: t + 2 * randn(seed + i, *t.shape) for i, (name, t) in enumerate(theta.items())}
+    for point, touches in ((theta, True), (other, False)):
+        w = torch.cat([t.reshape(-1) for t in model.weights(point).values()])
+        lower_bound = (
+            coefficients["gate"] + coefficients["gate_slope"] @ w - 0.5 * w @ coefficients["gate_curvature"] @ w
+        )
+        true = (q * model.log_gate(point, rows)).sum()
+        assert float(true - lower_bound) > -1e-8
         if touches:
-            torch.testing.assert_close(parabola, true, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(lower_bound, true, rtol=1e-10, atol=1e-10)
 
 
 @settings(max_examples=6, deadline=None)
@@ -104,7 +106,7 @@ def test_the_bound_never_falls_with_a_linear_gate(seed, k):
 
 
 @pytest.mark.parametrize("gate", [None, network()])
-def test_em_finds_which_rows_belong_to_which_line(gate, fit_by_em):
+def test_em_recovers_which_rows_belong_to_which_line(gate, fit_by_em):
     x, y = data()
     posterior = fit_by_em(MixtureOfExperts(2, gate), (x, y), EM(tolerance=1e-5, restarts=2), steps=60, seed=1)
     expert = posterior.predict_labels((x, y))
@@ -113,36 +115,36 @@ def test_em_finds_which_rows_belong_to_which_line(gate, fit_by_em):
     assert max(agree, 1 - agree) > 0.95
     slopes = sorted(posterior.mean["coefficients"][:, 1].tolist())
     assert slopes == pytest.approx([-2.0, 4.0], abs=0.5)  # -1 and 2 in units of 10 / 5; standard errors are below 0.1
-    same = LatentPoint.of_tensors(posterior.target, posterior.tensors(), {}, **posterior.own())
-    torch.testing.assert_close(same.log_likelihood((x, y)), posterior.log_likelihood((x, y)), rtol=0, atol=0)
+    rebuilt = LatentPoint.of_tensors(posterior.target, posterior.tensors(), {}, **posterior.to_json())
+    torch.testing.assert_close(rebuilt.log_likelihood((x, y)), posterior.log_likelihood((x, y)), rtol=0, atol=0)
 
 
-def test_a_persons_gate_is_left_as_it_was(fit_by_em):
+def test_the_users_gate_is_not_changed(fit_by_em):
     gate = network()
     before = [p.detach().clone() for p in gate.parameters()]
     fit_by_em(MixtureOfExperts(2, gate), data(), steps=3)
     assert all(torch.equal(p, b) for p, b in zip(gate.parameters(), before, strict=True))
 
 
-def test_weights_are_repetitions_and_known_z_stay(fit_by_em):
+def test_a_row_weight_equals_that_many_repetitions_and_known_z_are_kept(fit_by_em):
     x, y = data(40)
-    _, _, theta = met()
+    _, _, theta = prepared_model()
     counts = torch.arange(40) % 3
-    counted = fit_by_em(MixtureOfExperts(2, given="weights"), (x, y, counts.double()), EM(start=theta), steps=1)
+    weighted_fit = fit_by_em(MixtureOfExperts(2, given="weights"), (x, y, counts.double()), EM(start=theta), steps=1)
     model, rows = MixtureOfExperts(2, given="weights").meet((x, y, counts.double()))
     (weighted,) = expect(model, [theta], rows.blocks(100))
     model.given = ()
     (repeated,) = expect(model, [theta], [(x.repeat_interleave(counts, 0), y.repeat_interleave(counts))])
     for name, t in weighted.statistics.items():
         torch.testing.assert_close(repeated.statistics[name], t, rtol=1e-9, atol=1e-9)
-    assert counted.log_evidence.value > float(weighted.bound)
+    assert weighted_fit.log_evidence.value > float(weighted.bound)
     z = (x[:, 0] > 20).long()
     known, rows = MixtureOfExperts(2, given="z").meet((x, y, z))
     assert torch.equal(known.responsibilities(theta, known.rows((x, y, z))).argmax(1), z)
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "message"),
     [
         (lambda: MixtureOfExperts(1), "The 'k' argument of MixtureOfExperts must be an integer >= 2, got 1."),
         (lambda: MixtureOfExperts(2, gate=3), "must be a torch.nn.Module, or None, got 3."),
@@ -157,7 +159,7 @@ def test_weights_are_repetitions_and_known_z_stay(fit_by_em):
         (lambda: MixtureOfExperts(2).meet(data()[0]), "must have 2 parts: x, y, got 1."),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(make, sentence):
+def test_impossible_models_and_data_raise_an_error(make, message):
     with pytest.raises(InputError) as caught:
         make()
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)

@@ -16,7 +16,7 @@ def rows() -> Tensor:
 
 
 def closed_form(y: Tensor, k: int) -> tuple[Tensor, float, float]:
-    """W W', v and log p(y) at the maximum (Tipping and Bishop, 1999, equations 7, 8 and 4)."""
+    """Return W W', v and log p(y) at the maximum (Tipping and Bishop, 1999, equations 7, 8 and 4)."""
     spread = torch.cov(y.T, correction=0)
     values, vectors = torch.linalg.eigh(spread)
     noise = values[:-k].mean()
@@ -26,7 +26,7 @@ def closed_form(y: Tensor, k: int) -> tuple[Tensor, float, float]:
 
 
 @pytest.mark.parametrize("k", [1, 2])
-def test_em_from_anywhere_ends_at_the_closed_form(k, rows, fit_by_em):
+def test_em_from_a_random_start_reaches_the_closed_form(k, rows, fit_by_em):
     outer, noise, log_likelihood = closed_form(rows, k)
     posterior = fit_by_em(PrincipalComponents(k), rows, EM(start="random", tolerance=1e-12), steps=1000)
     loadings = posterior.mean["loadings"]
@@ -37,7 +37,7 @@ def test_em_from_anywhere_ends_at_the_closed_form(k, rows, fit_by_em):
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
-def test_the_closed_form_is_where_em_stays(k, rows, fit_by_em):
+def test_the_closed_form_is_a_fixed_point_of_em(k, rows, fit_by_em):
     outer, noise, log_likelihood = closed_form(rows, k)
     posterior = fit_by_em(PrincipalComponents(k), rows, EM(start="eigen", tolerance=0.0), steps=5)
     loadings = posterior.mean["loadings"]
@@ -46,7 +46,7 @@ def test_the_closed_form_is_where_em_stays(k, rows, fit_by_em):
     assert posterior.log_evidence.value == pytest.approx(log_likelihood, rel=1e-12)
 
 
-def test_the_hidden_means_are_the_scores_shrunk(rows, fit_by_em):
+def test_the_posterior_means_are_the_shrunken_scores(rows, fit_by_em):
     posterior = fit_by_em(PrincipalComponents(2), rows, EM(start="eigen", tolerance=0.0), steps=1)
     theta, model = posterior.mean, posterior.latent
     hidden = model.hidden(theta, model.rows((rows,)))

@@ -16,7 +16,7 @@ def test_padding_ends_short_sequences_with_nan():
     assert padded([[1, 2], [3]]).dtype == torch.float64
 
 
-def test_a_length_is_up_to_the_last_value_and_holes_before_it_count():
+def test_a_sequence_ends_at_its_last_value_and_missing_values_before_it_count():
     y = torch.tensor([[1.0, NAN, 2.0, NAN], [NAN, NAN, NAN, NAN], [1.0, 1.0, 1.0, 1.0]])
     assert seen(y).tolist() == [[True, False, True, False], [False] * 4, [True] * 4]
     assert lengths(seen(y)).tolist() == [3, 0, 4]
@@ -26,7 +26,7 @@ def test_a_length_is_up_to_the_last_value_and_holes_before_it_count():
 
 
 @pytest.mark.parametrize(
-    ("sequences", "sentence"),
+    ("sequences", "message"),
     [
         ([], "The 'data' argument of fit must have at least one sequence, got none."),
         ([torch.ones(2, 1), torch.ones(2, 2)], "the same D in all"),
@@ -35,7 +35,7 @@ def test_a_length_is_up_to_the_last_value_and_holes_before_it_count():
         ([torch.tensor(1.0)], "Sequence 0 of the data must have rows"),
     ],
 )
-def test_what_is_no_sequence_is_refused_in_one_sentence(sequences, sentence):
+def test_invalid_sequences_raise_an_error(sequences, message):
     with pytest.raises(InputError) as caught:
         padded(sequences)
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)

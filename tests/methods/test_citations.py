@@ -8,7 +8,7 @@ import priory as pr
 from priory import methods
 from priory.methods.citations import ENTRIES, METHODS, cite, names_in
 
-WANTED = {
+REQUIRED_FIELDS = {
     "inproceedings": {"author", "title", "booktitle", "year"},
     "article": {"author", "title", "journal", "year"},
     "incollection": {"author", "title", "booktitle", "publisher", "year"},
@@ -17,7 +17,7 @@ WANTED = {
 
 
 def parsed(text):
-    """Entries by key: their type and their fields, of which braces must be balanced."""
+    """Return entries by key, with their type and fields; braces must be balanced."""
     found = {}
     for block in text.split("\n\n"):
         head, *lines, end = block.split("\n")
@@ -46,29 +46,29 @@ def test_the_entries_of_a_method_are_bibtex_with_their_required_fields(name, cap
     entries = parsed(text)
     assert list(entries) == [*METHODS[name], "priory"]
     for key, (kind, fields) in entries.items():
-        assert set(fields) >= WANTED[kind]
+        assert set(fields) >= REQUIRED_FIELDS[kind]
         assert re.fullmatch(r"(19|20)\d\d", fields["year"])
         assert key == "priory" or fields["year"] in key
 
 
-def test_nothing_is_priory_itself(capsys):
+def test_cite_without_a_method_cites_priory(capsys):
     assert list(parsed(pr.cite())) == ["priory"]
     assert "Priory" in capsys.readouterr().out
 
 
-def test_an_ensemble_is_cited_with_its_members(capsys):
+def test_an_ensemble_is_cited_with_the_method_of_its_members(capsys):
     entries = parsed(pr.cite(pr.Ensemble(pr.SWAG())))
     assert {"lakshminarayanan2017simple", "maddox2019simple"} <= set(entries)
     assert "chen2014stochastic" not in entries
 
 
-def test_a_posterior_is_cited_by_the_method_that_it_comes_from(capsys):
+def test_a_posterior_is_cited_by_its_method(capsys):
     density = pr.Density(lambda p: -p["x"].square(), {"x": pr.Param()})
     posterior = pr.fit(density, None, pr.Laplace(), progress=False)
     assert list(names_in(posterior)) == ["Laplace"]
     assert list(parsed(pr.cite(posterior))) == [*METHODS["Laplace"], "priory"]
 
 
-def test_what_is_no_method_is_refused():
+def test_an_object_that_is_not_a_method_is_refused():
     with pytest.raises(pr.InputError, match="The 'method' argument of cite must be a method"):
         pr.cite("MAP")

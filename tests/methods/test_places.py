@@ -1,5 +1,4 @@
-"""A method has four places: its file, methods/__init__.py, methods/citations.py and docs/api.md. What is missing is
-named here."""
+"""A method is written in four places: its file, methods/__init__.py, methods/citations.py and docs/api.md."""
 
 import ast
 import importlib
@@ -17,7 +16,7 @@ INIT = ROOT / "src" / "priory" / "methods" / "__init__.py"
 
 
 def concrete_methods() -> dict[str, str]:
-    """The methods that no other is derived from, and the module of each: `{"MAP": "point.map"}`."""
+    """Return the methods without subclasses and their modules: `{"MAP": "point.map"}`."""
     for found in pkgutil.walk_packages(priory.methods.__path__, "priory.methods."):
         importlib.import_module(found.name)
     classes, new = set[type](), {Options}
@@ -30,14 +29,14 @@ def concrete_methods() -> dict[str, str]:
 
 
 def imported_for_the_type_checker() -> dict[str, str]:
-    """The names under TYPE_CHECKING in methods/__init__.py, and the module of each."""
+    """Return the names under TYPE_CHECKING in methods/__init__.py and their modules."""
     guard = next(node for node in ast.parse(INIT.read_text(encoding="utf-8")).body if isinstance(node, ast.If))
     imports = [node for node in guard.body if isinstance(node, ast.ImportFrom) and node.module]
     return {a.name: str(node.module).removeprefix("priory.methods.") for node in imports for a in node.names}
 
 
 def missing(name: str, module: str) -> list[str]:
-    """What is still to be written for a method, one line per place."""
+    """Return the missing entries of a method, one line per place."""
     api, init = (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), "src/priory/methods/__init__.py"
     wanted = {
         f'{init}: "{name}" in __all__': name in priory.methods.__all__,
@@ -54,7 +53,7 @@ def test_every_method_is_in_all_of_its_places():
     assert [line for name, module in sorted(concrete_methods().items()) for line in missing(name, module)] == []
 
 
-def test_a_method_that_has_only_its_file_is_told_what_is_missing():
+def test_the_missing_entries_of_a_new_method_are_listed():
     lines = missing("NewMethod", "variational.new_method")
     assert len(lines) == 6
     assert all("NewMethod" in line for line in lines)

@@ -63,3 +63,13 @@ def test_a_posterior_of_a_latent_model_comes_back_the_same(method, model):
     y = torch.cat([X + 3, X - 3])[:, :1]
     posterior = pr.fit(model, y, method, steps=5, progress=False)
     assert torch.equal(again(posterior).responsibilities(y), posterior.responsibilities(y))
+
+
+def test_a_density_of_a_lambda_is_refused_with_a_sentence_by_pickle_alone():
+    density = pr.Density(lambda p: -p["a"].square(), {"a": pr.Param()})
+    with pytest.raises(pr.InputError, match="'log_prob' argument of Density must be defined by def at the top level"):
+        pickle.dumps(density)
+    assert copy.copy(density).log_prob is density.log_prob
+    assert copy.deepcopy(density).log_prob is density.log_prob
+    cloudpickle = pytest.importorskip("cloudpickle")
+    assert repr(pickle.loads(cloudpickle.dumps(density))) == repr(density)

@@ -45,8 +45,8 @@ def test_a_replaced_prior_changes_the_target_and_not_the_model():
     torch.testing.assert_close(wider.log_prior_and_grad(w)[0], other.prior.log_prob(w))
     torch.testing.assert_close(target.log_prior(w), model.prior.log_prob(w))
     assert wider.model is model
-    assert wider.believed_model().prior is other.prior
-    assert target.believed_model() is model
+    assert wider.model_with_prior().prior is other.prior
+    assert target.model_with_prior() is model
 
 
 def test_a_scaled_target_has_the_scaled_prior():

@@ -1,4 +1,4 @@
-"""The dropout that a network has: read as masks of weights where it is one, and refused where it isn't."""
+"""The dropout inside a network is translated into masks of weights, and refused where that is impossible."""
 
 import math
 
@@ -15,8 +15,8 @@ from priory.network.skeleton import Network
 from priory.network.traced_dropout import CHANNEL_DROPOUT, DROPOUT_FUNCTIONS, sites_in_network
 
 
-class Given(TorchFunctionMode):
-    """Dropout with masks that are given, one for each call: an entry for each unit, the same for every row."""
+class FixedDropoutMasks(TorchFunctionMode):
+    """Replace dropout by the given masks, one mask per call with one entry per unit, shared by all rows."""
 
     def __init__(self, masks):
         super().__init__()
@@ -29,8 +29,8 @@ class Given(TorchFunctionMode):
         return x * (z.view(1, -1, *[1] * (x.ndim - 2)) if func in CHANNEL_DROPOUT else z.view(1, *x.shape[1:]))
 
 
-def of(forward, **layers):
-    """A module in double precision from layers and a function of them."""
+def module_of(forward, **layers):
+    """Build a float64 module from named layers and a forward function."""
 
     class Net(nn.Module):
         def __init__(self):
@@ -52,13 +52,13 @@ def rows(*shape, n=3):
     return torch.randn(n, *shape, dtype=torch.float64, generator=stream(0, "x"))
 
 
-def found(net, x):
+def sites_of(net, x):
     return [(site.parameters, site.units, site.rate) for site in sites_in_network(Network(net), (x[:2],))]
 
 
-READ = {
+TRANSLATED = {
     "two heads": (
-        of(
+        module_of(
             lambda m, x: m.b(h := m.d(torch.relu(m.a(x)))) + m.c(h).tanh(),
             **{"a": nn.Linear(4, 5), "b": nn.Linear(5, 1), "c": nn.Linear(5, 1), "d": nn.Dropout(0.3)},
         ),
@@ -66,19 +66,19 @@ READ = {
         [(("b.weight", "c.weight"), 5, 0.3)],
     ),
     "the same layer twice on the same units": (
-        of(lambda m, x: m.b(h := m.d(m.a(x))) * m.b(h), a=nn.Linear(4, 5), b=nn.Linear(5, 1), d=nn.Dropout(0.3)),
+        module_of(lambda m, x: m.b(h := m.d(m.a(x))) * m.b(h), a=nn.Linear(4, 5), b=nn.Linear(5, 1), d=nn.Dropout(0.3)),
         rows(4),
         [(("b.weight",), 5, 0.3)],
     ),
-    "channels, flattened into features": (
+    "channels that are flattened into features": (
         nn.Sequential(
             *(nn.Conv2d(1, 3, 3), nn.Dropout2d(0.2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 2))
         ).double(),
         rows(1, 6, 6),
         [(("5.weight",), 3, 0.2)],
     ),
-    "channels, averaged": (
-        of(
+    "channels that are averaged": (
+        module_of(
             lambda m, x: m.b(m.d(m.a(x)).mean((2, 3))),
             **{"a": nn.Conv2d(1, 3, 3), "b": nn.Linear(3, 2), "d": nn.Dropout2d(0.2)},
         ),
@@ -86,7 +86,7 @@ READ = {
         [(("b.weight",), 3, 0.2)],
     ),
     "channels of a grouped convolution and of a head": (
-        of(
+        module_of(
             lambda m, x: m.c(h := m.d(m.a(x))).mean((2, 3)) + m.b(functional.adaptive_avg_pool2d(h, 1).flatten(1)),
             **{"a": nn.Conv2d(1, 4, 3), "b": nn.Linear(4, 2), "c": nn.Conv2d(4, 2, 3, groups=2)},
             d=nn.Dropout2d(0.2),
@@ -94,20 +94,20 @@ READ = {
         rows(1, 6, 6),
         [(("c.weight", "b.weight"), 4, 0.2)],
     ),
-    "entries that are flattened afterwards": (
+    "entries that are flattened": (
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.Dropout(0.2), nn.LeakyReLU(), nn.Flatten(), nn.Linear(32, 2)).double(),
         rows(1, 6, 6),
         [(("4.weight",), 32, 0.2)],
     ),
     "channels that become the last dimension": (
-        of(
+        module_of(
             lambda m, x: m.b(m.d(x.transpose(1, 2)).transpose(1, 2)).mean(1),
             **{"b": nn.Linear(3, 2), "d": nn.Dropout1d(0.4)},
         ),
         rows(5, 3),
         [(("b.weight",), 3, 0.4)],
     ),
-    "one in place": (
+    "in place": (
         nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.3, inplace=True), nn.ReLU(inplace=True), nn.Linear(5, 1)).double(),
         rows(4),
         [(("3.weight",), 5, 0.3)],
@@ -115,67 +115,71 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("case", READ)
-def test_masks_of_weights_are_the_networks_own_dropout(case):
-    net, x, wanted = READ[case]
+@pytest.mark.parametrize("case", TRANSLATED)
+def test_masks_of_weights_give_the_outputs_of_the_networks_own_dropout(case):
+    net, x, wanted = TRANSLATED[case]
     network = Network(net.eval())
     sites = sites_in_network(network, (x[:2],))
     assert [(site.parameters, site.units, site.rate) for site in sites] == wanted
     units = DropoutUnits.of(network, sites, network.size)
     z = (torch.rand(len(units.site), generator=stream(1, "z"), dtype=torch.float64) > 0.4).double() / 0.6
     assert 0 < int((z == 0).sum()) < len(z)
-    with Given([z]):
+    with FixedDropoutMasks([z]):
         dropped = net(x.clone())
     masked = network(network.initial * units.spread(z), (x,), {}, train=False)
     assert torch.allclose(masked, dropped, rtol=0, atol=1e-12)
 
 
-def test_tracing_draws_no_noise_and_changes_nothing():
+def test_tracing_draws_no_random_numbers_and_leaves_the_network_unchanged():
     net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Dropout(0.3), nn.Linear(3, 1)).double()
     network, before = Network(net), torch.get_rng_state()
-    assert found(net, rows(4)) == [(("4.weight",), 3, 0.3)]
+    assert sites_of(net, rows(4)) == [(("4.weight",), 3, 0.3)]
     sites_in_network(network, (rows(4),))
     assert torch.equal(before, torch.get_rng_state())
     assert (network.silent, network.quiet) == (False, False)
     assert torch.equal(network(network.initial, (rows(4),), {}, train=False), net.eval()(rows(4)))
 
 
-ASTRAY = "must come right before linear, convolutional or recurrent layers"
-TWICE = "must always read the same dropped units"
+NOT_BEFORE_A_LAYER = "must come right before linear, convolutional or recurrent layers"
+DIFFERENT_UNITS = "must always read the same dropped units"
 REFUSED = {
-    "a product and elsewhere": (
-        of(
+    "a layer and a skip connection": (
+        module_of(
             lambda m, x: m.o((h := m.d(torch.relu(m.a(x)))) + torch.relu(m.b(h))),
             **{"a": nn.Linear(4, 5), "b": nn.Linear(5, 5), "o": nn.Linear(5, 1), "d": nn.Dropout(0.3)},
         ),
         rows(4),
-        ASTRAY,
+        NOT_BEFORE_A_LAYER,
     ),
-    "one use of a layer": (
-        of(lambda m, x: m.a(m.d(torch.relu(m.a(x)))), a=nn.Linear(4, 4), d=nn.Dropout(0.3)),
+    "one of two uses of a layer": (
+        module_of(lambda m, x: m.a(m.d(torch.relu(m.a(x)))), a=nn.Linear(4, 4), d=nn.Dropout(0.3)),
         rows(4),
-        TWICE,
+        DIFFERENT_UNITS,
     ),
-    "a weight that is also read by itself": (
-        of(lambda m, x: m.a(m.d(x)) @ m.a.weight, a=nn.Linear(4, 4), d=nn.Dropout(0.3)),
+    "a weight that is also read directly": (
+        module_of(lambda m, x: m.a(m.d(x)) @ m.a.weight, a=nn.Linear(4, 4), d=nn.Dropout(0.3)),
         rows(4),
-        TWICE,
+        DIFFERENT_UNITS,
     ),
     "two rates for a layer": (
-        of(
+        module_of(
             lambda m, x: m.a(m.e(m.a(m.d(x)))),
             **{"a": nn.Linear(4, 4), "d": nn.Dropout(0.1), "e": nn.Dropout(0.5)},
         ),
         rows(4),
-        TWICE,
+        DIFFERENT_UNITS,
     ),
-    "alpha": (nn.Sequential(nn.Linear(4, 5), nn.AlphaDropout(0.3), nn.Linear(5, 1)).double(), rows(4), "alpha dropout"),
-    "alpha of features": (
+    "alpha dropout": (
+        nn.Sequential(nn.Linear(4, 5), nn.AlphaDropout(0.3), nn.Linear(5, 1)).double(),
+        rows(4),
+        "alpha dropout",
+    ),
+    "alpha dropout of features": (
         nn.Sequential(nn.Conv1d(4, 5, 1), nn.FeatureAlphaDropout(0.3), nn.Conv1d(5, 1, 1), nn.Flatten()).double(),
         rows(4, 3),
         "alpha dropout",
     ),
-    "entries before a convolution": (
+    "single entries before a convolution": (
         nn.Sequential(nn.Conv2d(1, 3, 3), nn.Dropout(0.2), nn.Conv2d(3, 1, 3), nn.Flatten()).double(),
         rows(1, 6, 6),
         "must drop whole channels.*'2.weight'.*use nn.Dropout2d",
@@ -186,30 +190,30 @@ REFUSED = {
         "'1.weight', which doesn't read the units that it drops",
     ),
     "whole rows": (nn.Sequential(nn.Dropout1d(0.2), nn.Linear(4, 1)).double(), rows(4), "drop units of every row"),
-    "entries that are pooled": (
+    "single entries that are pooled": (
         nn.Sequential(nn.Dropout(0.2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(9, 1)).double(),
         rows(1, 6, 6),
-        ASTRAY,
+        NOT_BEFORE_A_LAYER,
     ),
-    "normalised": (
+    "before a layer norm": (
         nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.2), nn.LayerNorm(5), nn.Linear(5, 1)).double(),
         rows(4),
         "'layer_norm'",
     ),
     "the output": (nn.Sequential(nn.Linear(4, 1), nn.Dropout(0.2)).double(), rows(4), "the network's output"),
-    "another": (
+    "before another dropout": (
         nn.Sequential(nn.Dropout(0.2), nn.Dropout(0.3), nn.Linear(4, 1)).double(),
         rows(4),
         "rate 0.2 that goes into another dropout",
     ),
-    "weights": (
-        of(lambda m, x: functional.linear(x, functional.dropout(m.a.weight, 0.2)), a=nn.Linear(4, 1)),
+    "dropout of weights": (
+        module_of(lambda m, x: functional.linear(x, functional.dropout(m.a.weight, 0.2)), a=nn.Linear(4, 1)),
         rows(4),
         "'linear'",
     ),
-    "everything": (nn.Sequential(nn.Dropout(1.0), nn.Linear(4, 1)).double(), rows(4), "have a rate below 1, got 1"),
-    "everything between layers": (
-        of(lambda m, x: m.r(x)[0].mean((1, 2)), r=nn.GRU(4, 3, 2, dropout=1.0, batch_first=True)),
+    "a rate of one": (nn.Sequential(nn.Dropout(1.0), nn.Linear(4, 1)).double(), rows(4), "have a rate below 1, got 1"),
+    "a rate of one between recurrent layers": (
+        module_of(lambda m, x: m.r(x)[0].mean((1, 2)), r=nn.GRU(4, 3, 2, dropout=1.0, batch_first=True)),
         rows(5, 4),
         "have a rate below 1, got 1",
     ),
@@ -218,12 +222,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_dropout_that_is_not_a_mask_of_weights_is_refused(case):
-    net, x, sentence = REFUSED[case]
-    with pytest.raises(pr.InputError, match=sentence):
-        found(net, x)
+    net, x, message = REFUSED[case]
+    with pytest.raises(pr.InputError, match=message):
+        sites_of(net, x)
 
 
-def test_a_network_whose_dropout_rates_are_zero_gets_masks_by_layer_as_the_error_suggests():
+def test_setting_the_rates_to_zero_gives_masks_by_layer_as_the_error_suggests():
     net = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.2), nn.Tanh(), nn.Linear(5, 1))
     data = (rows(4, n=20).float(), rows(n=20).float())
     with pytest.raises(pr.InputError, match="set every p to 0 to let Dropout place its masks by layer"):
@@ -234,110 +238,114 @@ def test_a_network_whose_dropout_rates_are_zero_gets_masks_by_layer_as_the_error
     }
 
 
-def test_a_frozen_layer_has_no_weights_to_mask():
+def test_dropout_before_a_frozen_layer_is_refused():
     net = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.2), nn.Linear(5, 1).requires_grad_(False)).double()
     with pytest.raises(pr.InputError, match="layers that are trained"):
-        found(net, rows(4))
+        sites_of(net, rows(4))
 
 
-def test_dropout_that_nothing_reads_is_refused_and_a_rate_of_zero_is_none():
-    unused = of(lambda m, x: (m.d(x), m.a(x))[1], a=nn.Linear(4, 1), d=nn.Dropout(0.3))
+def test_unused_dropout_is_refused_and_a_rate_of_zero_is_ignored():
+    unused = module_of(lambda m, x: (m.d(x), m.a(x))[1], a=nn.Linear(4, 1), d=nn.Dropout(0.3))
     with pytest.raises(pr.InputError, match="goes into nothing that can be followed"):
-        found(unused, rows(4))
-    assert found(nn.Sequential(nn.Dropout(0.0), nn.Linear(4, 1)).double(), rows(4)) == []
+        sites_of(unused, rows(4))
+    assert sites_of(nn.Sequential(nn.Dropout(0.0), nn.Linear(4, 1)).double(), rows(4)) == []
 
 
-def test_recurrent_layers_that_are_not_trained_have_no_weights_to_mask():
+def test_dropout_before_a_frozen_recurrent_layer_is_refused():
     def net(frozen, **dropout):
-        made = of(
+        built = module_of(
             lambda m, x: m.o(m.r(m.d(x))[0][:, -1]),
             **{"r": nn.GRU(3, 4, 2, batch_first=True, bidirectional=True, **dropout), "o": nn.Linear(8, 1)},
             d=nn.Dropout(0.0 if dropout else 0.2),
         )
-        made.r.get_parameter(frozen).requires_grad_(False)
-        return made
+        built.r.get_parameter(frozen).requires_grad_(False)
+        return built
 
     with pytest.raises(pr.InputError, match=r"rate 0\.2 that goes into 'gru'"):
-        found(net("weight_ih_l0_reverse"), rows(5, 3))
+        sites_of(net("weight_ih_l0_reverse"), rows(5, 3))
     with pytest.raises(pr.InputError, match=r"rate 0\.3 that goes into a recurrent layer that isn't trained"):
-        found(net("weight_ih_l1", dropout=0.3), rows(5, 3))
+        sites_of(net("weight_ih_l1", dropout=0.3), rows(5, 3))
 
 
-# Sequences: one mask for all positions.
+# Sequences: all positions share one mask.
 
 
-def test_entries_of_a_sequence_share_a_mask_over_its_positions_with_a_warning():
+def test_all_positions_of_a_sequence_share_one_mask_with_a_warning():
     net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1)).double()
     with pytest.warns(pr.PrioryWarning, match="the same units at all positions"):
-        assert found(net, rows(5, 3)) == [(("2.weight",), 4, 0.2)]
-    assert found(net, rows(1, 3)) == [(("2.weight",), 4, 0.2)]  # one position: its own
+        assert sites_of(net, rows(5, 3)) == [(("2.weight",), 4, 0.2)]
+    assert sites_of(net, rows(1, 3)) == [(("2.weight",), 4, 0.2)]  # one position: no warning
 
 
-def test_rows_that_hold_positions_warn_too():
-    net = of(
+def test_positions_that_are_reshaped_into_rows_warn_too():
+    net = module_of(
         lambda m, x: m.b(m.d(m.a(x.reshape(-1, 3)))).reshape(len(x), -1),
         **{"a": nn.Linear(3, 4), "b": nn.Linear(4, 1), "d": nn.Dropout(0.2)},
     )
     with pytest.warns(pr.PrioryWarning, match="the same units at all positions"):
-        assert found(net, rows(5, 3)) == [(("b.weight",), 4, 0.2)]
+        assert sites_of(net, rows(5, 3)) == [(("b.weight",), 4, 0.2)]
 
 
-def test_a_sequence_read_by_position_and_as_a_whole_is_refused():
-    net = of(
+def test_a_sequence_read_both_per_position_and_flattened_is_refused():
+    net = module_of(
         lambda m, x: m.b(h := m.d(x)).mean(1) + m.c(h.flatten(1)),
         **{"b": nn.Linear(3, 1), "c": nn.Linear(15, 1), "d": nn.Dropout(0.2)},
     )
-    with pytest.raises(pr.InputError, match=TWICE):
-        found(net, rows(5, 3))
+    with pytest.raises(pr.InputError, match=DIFFERENT_UNITS):
+        sites_of(net, rows(5, 3))
 
 
-@pytest.mark.parametrize("both", [False, True], ids=["one way", "both ways"])
-def test_the_rate_between_recurrent_layers_is_that_of_the_later_layers_inputs(both):
-    layer = nn.LSTM(3, 4, 3, dropout=0.3, batch_first=True, bidirectional=both)
-    net = of(lambda m, x: m.o(m.r(m.d(x))[0][:, -1]), r=layer, d=nn.Dropout(0.1), o=nn.Linear(8 if both else 4, 1))
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["unidirectional", "bidirectional"])
+def test_dropout_between_recurrent_layers_masks_the_inputs_of_the_later_layer(bidirectional):
+    layer = nn.LSTM(3, 4, 3, dropout=0.3, batch_first=True, bidirectional=bidirectional)
+    net = module_of(
+        lambda m, x: m.o(m.r(m.d(x))[0][:, -1]), r=layer, d=nn.Dropout(0.1), o=nn.Linear(8 if bidirectional else 4, 1)
+    )
     wanted = []
-    for level, (units, rate) in enumerate([(3, 0.1), (8 if both else 4, 0.3), (8 if both else 4, 0.3)]):
-        names = (f"r.weight_ih_l{level}", f"r.weight_ih_l{level}_reverse")
-        wanted.append((names if both else names[:1], units, rate))
+    for depth, (units, rate) in enumerate(
+        [(3, 0.1), (8 if bidirectional else 4, 0.3), (8 if bidirectional else 4, 0.3)]
+    ):
+        names = (f"r.weight_ih_l{depth}", f"r.weight_ih_l{depth}_reverse")
+        wanted.append((names if bidirectional else names[:1], units, rate))
     with pytest.warns(pr.PrioryWarning, match="the same units at all positions"):
-        assert found(net, rows(5, 3)) == wanted
+        assert sites_of(net, rows(5, 3)) == wanted
 
 
-def test_packed_sequences_have_the_rate_of_their_layers():
+def test_dropout_between_recurrent_layers_is_found_with_packed_sequences():
     def forward(m, x):
         packed = nn.utils.rnn.pack_padded_sequence(x, [5] * len(x), batch_first=True)
         return m.r(packed)[1][-1]
 
-    net = of(forward, r=nn.GRU(3, 4, 2, dropout=0.3, batch_first=True))
+    net = module_of(forward, r=nn.GRU(3, 4, 2, dropout=0.3, batch_first=True))
     with pytest.warns(pr.PrioryWarning, match="the same units at all positions"):
-        assert found(net, rows(5, 3)) == [(("r.weight_ih_l1",), 4, 0.3)]
+        assert sites_of(net, rows(5, 3)) == [(("r.weight_ih_l1",), 4, 0.3)]
 
 
-# The whole way: the spread of predictions is that of the network with its dropout on.
+# From fit to prediction.
 
 
-def test_predictions_spread_as_the_network_does_with_its_dropout_on():
-    net = of(
+def test_epistemic_variance_equals_that_of_the_network_with_dropout_on():
+    net = module_of(
         lambda m, x: m.b(h := m.d(torch.relu(m.a(x)))) + m.c(h),
         **{"a": nn.Linear(4, 8), "b": nn.Linear(8, 1), "c": nn.Linear(8, 1), "d": nn.Dropout(0.3)},
     )
     X = rows(4, n=40)
     posterior = pr.fit(pr.Model(net, pr.Gaussian(0.1), prior=1.0), (X, X[:, 0]), pr.Dropout(), steps=30)
-    own = posterior.predict(X[:3], samples=4000).epistemic
+    found = posterior.predict(X[:3], samples=4000).epistemic
     net.load_state_dict(posterior.mean)
     z = (torch.rand(4000, 1, 8, generator=stream(1, "z"), dtype=torch.float64) > 0.3) / 0.7
     with torch.no_grad():
         h = torch.relu(net.a(X[:3])) * z
         wanted = (net.b(h) + net.c(h)).squeeze(-1).var(0)
-        alone = net.b(h).squeeze(-1).var(0) + net.c(h).squeeze(-1).var(0)  # had each head masks of its own
-    # two variances from 4,000 draws of a kurtosis of 3: 5 standard errors of their difference, an alarm in a million
+        independent_heads = net.b(h).squeeze(-1).var(0) + net.c(h).squeeze(-1).var(0)  # if each head had its own mask
+    # Ratio of two variances, each from 4,000 draws with kurtosis 3: 5 standard errors (false alarms: 1e-6).
     error = 5 * math.sqrt(2 * 2 / 4000)
-    assert bool(((own / wanted - 1).abs() < error).all())
-    assert bool(((alone / wanted - 1).abs() > 2 * error).any())
+    assert bool(((found / wanted - 1).abs() < error).all())
+    assert bool(((independent_heads / wanted - 1).abs() > 2 * error).any())
 
 
-def test_dropout_that_is_always_on_is_off_in_fits_and_predictions():
-    net = of(
+def test_dropout_that_ignores_the_mode_is_switched_off_in_fits_and_predictions():
+    net = module_of(
         lambda m, x: m.b(functional.dropout(torch.relu(m.a(x)), 0.3, training=True)),
         **{"a": nn.Linear(4, 8), "b": nn.Linear(8, 1)},
     )
@@ -350,12 +358,12 @@ def test_dropout_that_is_always_on_is_off_in_fits_and_predictions():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_sums_over_the_weights_of_a_site_are_over_all_that_read_its_units():
+def test_sums_over_a_site_include_the_weights_of_every_layer_that_reads_it():
     def forward(net, x):
         h = functional.dropout(torch.relu(net.first(x)), 0.3, net.training)
         return net.left(h) + net.right(h)
 
-    net = of(forward, first=nn.Linear(3, 4), left=nn.Linear(4, 2), right=nn.Linear(4, 2))
+    net = module_of(forward, first=nn.Linear(3, 4), left=nn.Linear(4, 2), right=nn.Linear(4, 2))
     network = Network(net)
     units = DropoutUnits.of(network, sites_in_network(network, (torch.randn(5, 3, dtype=torch.float64),)), network.size)
     values = torch.randn(2, network.size, dtype=torch.float64, generator=stream(0, "values"))
@@ -377,6 +385,6 @@ def test_the_first_layer_is_the_one_called_first():
     network = pr.Model(HeadFirst(), pr.Gaussian(0.1)).network
     (site,) = sites_by_layer(network, inputs=False, some=(torch.zeros(3, 2),))
     assert site.parameters == ("head.weight",)
-    both = sites_by_layer(network, inputs=True, some=(torch.zeros(3, 2),))
-    assert [site.parameters for site in both] == [("body.weight",), ("head.weight",)]
+    bidirectional = sites_by_layer(network, inputs=True, some=(torch.zeros(3, 2),))
+    assert [site.parameters for site in bidirectional] == [("body.weight",), ("head.weight",)]
     assert not any(module._forward_pre_hooks for module in network.skeleton.modules())

@@ -1,4 +1,4 @@
-"""Gradients of many vectors through a chain are those of the network at each, whatever its layers share or lack."""
+"""Batched gradients through a chain of layers equal those of the network at each vector."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ CHAINS = {
 
 @pytest.mark.parametrize("learnt", [False, True])
 @pytest.mark.parametrize("name", CHAINS)
-def test_outputs_and_gradients_of_many_vectors_are_those_of_each(name: str, learnt: bool) -> None:
+def test_outputs_and_gradients_of_many_vectors_equal_those_of_each(name: str, learnt: bool) -> None:
     torch.manual_seed(0)
     model = pr.Model(CHAINS[name]().double(), pr.Gaussian() if learnt else pr.Gaussian(0.5))
     assert model.network.layer_chain

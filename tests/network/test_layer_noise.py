@@ -26,11 +26,11 @@ def randn(*shape, name="x"):
     return torch.randn(*shape, generator=stream(0, name), dtype=F64)
 
 
-def setting(net, *x_shape, likelihood=None, spread=0.3):
-    """A model, means, standard deviations and a batch whose targets fit its outputs."""
+def make_setup(net, *x_shape, likelihood=None, scale_factor=0.3):
+    """Return a model, means, standard deviations and a batch."""
     model = pr.Model(net.to(F64), likelihood or pr.Gaussian(NOISE))
     m = randn(model.layout.size, name="m") * 0.5
-    scale = spread * (0.5 + randn(model.layout.size, name="s").abs())
+    scale = scale_factor * (0.5 + randn(model.layout.size, name="s").abs())
     X = randn(*x_shape)
     model.check((X, y := randn(len(X), name="y")))
     return model, m, scale, (X, y)
@@ -41,22 +41,22 @@ def one_pass(noise, model, m, scale, batch, generator, factor=1.0, buffers=None)
     return tuple(t.clone() for t in found)
 
 
-def many(kind, model, m, scale, batch, passes, factor=1.0):
-    """Values and gradients of so many passes, (passes, 1 + 2P)."""
+def stacked_passes(kind, model, m, scale, batch, passes, factor=1.0):
+    """Return the value and both gradients of several passes, (passes, 1 + 2P)."""
     noise, generator = LayerNoise(model.network, kind), stream(1, kind)
     each = (one_pass(noise, model, m, scale, batch, generator, factor) for _ in range(passes))
     return torch.stack([torch.cat([value[None], gm, gs]) for value, gm, gs in each])
 
 
 def pathwise(model, m, scale, batch, draws):
-    """The same from draws of all weights, one for the whole batch."""
+    """Return value and gradients at draws of all weights, each shared by the whole batch, (draws, 1 + 2P)."""
     eps = torch.randn(draws, len(m), generator=stream(2, "pathwise"), dtype=F64)
     value, gradient = model.log_likelihood_and_grad(m + scale * eps, batch, 1.0, {})
     return torch.cat([value[:, None], gradient, gradient * eps], 1)
 
 
 def by_autograd(function, m, scale):
-    """The value of a function of (m, scale) and its gradients."""
+    """Return the value of a function of (m, scale) and its two gradients."""
     m, scale = m.clone().requires_grad_(), scale.clone().requires_grad_()
     value = function(m, scale)
     return (value.detach(), *torch.autograd.grad(value, (m, scale)))
@@ -76,42 +76,42 @@ def assert_equal(found, wanted):
 
 def test_local_gradients_of_a_linear_layer_are_those_derived_by_hand():
     """With e_n = (y_n - f_n) / noise^2: d/dm_i = sum_n e_n x_ni and d/ds_i = sum_n e_n eps_n x_ni^2 s_i / std_n."""
-    model, m, scale, (X, y) = setting(nn.Linear(3, 1), 6, 3)
+    model, m, scale, (X, y) = make_setup(nn.Linear(3, 1), 6, 3)
     factor = 2.5
-    value, toward, spread = one_pass(
+    value, grad_mean, grad_scale = one_pass(
         LayerNoise(model.network, "local"), model, m, scale, (X, y), stream(5, "noise"), factor
     )
     eps = torch.empty(6, 1, dtype=F64).normal_(generator=stream(5, "noise"))[:, 0]
-    wide = torch.cat([X, torch.ones(6, 1, dtype=F64)], 1)  # the bias is the weight of a one
-    std = (wide.square() @ scale.square()).sqrt()
-    f = wide @ m + std * eps
+    with_ones = torch.cat([X, torch.ones(6, 1, dtype=F64)], 1)  # the bias multiplies the last column
+    std = (with_ones.square() @ scale.square()).sqrt()
+    f = with_ones @ m + std * eps
     e = factor * (y - f) / NOISE**2
     assert_equal(
-        (value, toward, spread),
-        (factor * log_normal(y, f), wide.T @ e, wide.square().T @ (e * eps / std) * scale),
+        (value, grad_mean, grad_scale),
+        (factor * log_normal(y, f), with_ones.T @ e, with_ones.square().T @ (e * eps / std) * scale),
     )
 
 
 def test_flipout_gradients_of_a_linear_layer_are_those_derived_by_hand():
     """d/ds_i = sum_n e_n r'_n r_ni x_ni eps_i."""
-    model, m, scale, (X, y) = setting(nn.Linear(3, 1), 6, 3)
+    model, m, scale, (X, y) = make_setup(nn.Linear(3, 1), 6, 3)
     factor = 2.5
-    value, toward, spread = one_pass(
+    value, grad_mean, grad_scale = one_pass(
         LayerNoise(model.network, "flipout"), model, m, scale, (X, y), stream(5, "noise"), factor
     )
     generator = stream(5, "noise")
     eps = torch.empty(4, dtype=F64).normal_(generator=generator)
     r = signs(6 * 4, m, generator)
-    into, out = r[:18].view(6, 3), r[18:]
-    wide = torch.cat([X, torch.ones(6, 1, dtype=F64)], 1)
-    signed = out[:, None] * torch.cat([X * into, torch.ones(6, 1, dtype=F64)], 1)
-    f = wide @ m + signed @ (scale * eps)
+    r_in, r_out = r[:18].view(6, 3), r[18:]
+    with_ones = torch.cat([X, torch.ones(6, 1, dtype=F64)], 1)
+    signed = r_out[:, None] * torch.cat([X * r_in, torch.ones(6, 1, dtype=F64)], 1)
+    f = with_ones @ m + signed @ (scale * eps)
     e = factor * (y - f) / NOISE**2
-    assert_equal((value, toward, spread), (factor * log_normal(y, f), wide.T @ e, signed.T @ e * eps))
+    assert_equal((value, grad_mean, grad_scale), (factor * log_normal(y, f), with_ones.T @ e, signed.T @ e * eps))
 
 
 def unfolded(x, weight, bias, layer):
-    """A convolution written out as a product a group."""
+    """Compute a convolution as one matrix product per group."""
     k, pad = layer.kernel_size, layer.padding
     if pad == "same":
         total = [d * (size - 1) for d, size in zip(layer.dilation, k, strict=True)]
@@ -141,11 +141,11 @@ CONVOLUTIONS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
-def test_a_noisy_convolution_is_the_one_written_out_as_products(kind, options):
+def test_a_noisy_convolution_equals_the_one_computed_by_matrix_products(kind, options):
     conv = nn.Conv2d(2, 4, 3, **options).to(F64)
     outputs = conv(torch.zeros(1, 2, 6, 7, dtype=F64))[0].numel()
     net = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.Linear(outputs, 1))
-    model, m, scale, (X, y) = setting(net, 5, 2, 6, 7)
+    model, m, scale, (X, y) = make_setup(net, 5, 2, 6, 7)
     found = one_pass(LayerNoise(model.network, kind), model, m, scale, (X, y), stream(5, "noise"))
     generator = stream(5, "noise")
     shape = (5, *conv(X).shape[1:])
@@ -182,7 +182,7 @@ def test_a_noisy_convolution_is_the_one_written_out_as_products(kind, options):
 @pytest.mark.parametrize("kind", KINDS)
 def test_fallback_parameters_and_learnt_coordinates_are_drawn_once(kind):
     net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 1, bias=False))
-    model, m, scale, (X, y) = setting(net, 6, 3, likelihood=pr.Gaussian())
+    model, m, scale, (X, y) = make_setup(net, 6, 3, likelihood=pr.Gaussian())
     found = one_pass(LayerNoise(model.network, kind), model, m, scale, (X, y), stream(5, "noise"))
     generator = stream(5, "noise")
     once = torch.zeros(len(m), dtype=torch.bool)
@@ -216,10 +216,10 @@ def test_fallback_parameters_and_learnt_coordinates_are_drawn_once(kind):
     assert_equal(found, by_autograd(function, m, scale))
 
 
-def test_rows_of_a_sequence_keep_their_flipout_signs_at_every_position():
-    """The value is that of the network run row by row with that row's weights."""
+def test_all_positions_of_a_row_share_its_flipout_signs():
+    """The value equals that of the network run on each row alone, with the weights of that row."""
     net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(15, 1))
-    model, m, scale, (X, y) = setting(net, 4, 5, 2)
+    model, m, scale, (X, y) = make_setup(net, 4, 5, 2)
     value, *_ = one_pass(LayerNoise(model.network, "flipout"), model, m, scale, (X, y), stream(5, "noise"))
     generator = stream(5, "noise")
     delta = scale * torch.empty(len(m), dtype=F64).normal_(generator=generator)
@@ -238,16 +238,18 @@ def test_rows_of_a_sequence_keep_their_flipout_signs_at_every_position():
 @pytest.mark.parametrize("kind", KINDS)
 def test_value_and_gradients_are_unbiased_on_a_linear_gaussian_model(kind):
     """1,000 passes, 5 standard errors in 9 entries (false alarms: 5e-6)."""
-    model, m, scale, (X, y) = setting(nn.Linear(3, 1), 6, 3)
+    model, m, scale, (X, y) = make_setup(nn.Linear(3, 1), 6, 3)
     factor = 2.5
-    wide = torch.cat([X, torch.ones(6, 1, dtype=F64)], 1)
+    with_ones = torch.cat([X, torch.ones(6, 1, dtype=F64)], 1)
 
     def expected(m, s):
-        variance = wide.square() @ s.square()
-        return factor * (log_normal(y, wide @ m) - 0.5 * variance.sum() / NOISE**2)
+        variance = with_ones.square() @ s.square()
+        return factor * (log_normal(y, with_ones @ m) - 0.5 * variance.sum() / NOISE**2)
 
-    value, toward, spread = by_autograd(expected, m, scale)
-    assert_mean_close(many(kind, model, m, scale, (X, y), 1_000, factor), torch.cat([value[None], toward, spread]))
+    value, grad_mean, grad_scale = by_autograd(expected, m, scale)
+    assert_mean_close(
+        stacked_passes(kind, model, m, scale, (X, y), 1_000, factor), torch.cat([value[None], grad_mean, grad_scale])
+    )
 
 
 def narrow():
@@ -262,10 +264,10 @@ def positions():
     ("kind", "build", "shape"),
     [("local", narrow, (5, 2)), ("flipout", narrow, (5, 2)), ("flipout", positions, (5, 1, 4))],
 )
-def test_value_and_gradients_have_the_means_of_draws_of_the_weights(kind, build, shape):
-    """Independent differences of 1,000 passes and draws, 5 standard errors in 27 entries (false alarms: 2e-5)."""
-    setup = setting(build(), *shape, spread=0.6)
-    assert_mean_close(many(kind, *setup, 1_000) - pathwise(*setup, 1_000), 0.0)
+def test_value_and_gradients_have_the_same_mean_as_with_draws_of_the_weights(kind, build, shape):
+    """1,000 differences of a pass and a draw of the weights, 5 standard errors in 27 entries (false alarms: 2e-5)."""
+    setup = make_setup(build(), *shape, scale_factor=0.6)
+    assert_mean_close(stacked_passes(kind, *setup, 1_000) - pathwise(*setup, 1_000), 0.0)
 
 
 class Sum(nn.Module):
@@ -279,9 +281,9 @@ class Sum(nn.Module):
 def test_local_treats_positions_as_independent_and_flipout_does_not(kind):
     """out_n = w sum_t x_nt has variance s^2 (sum_t x_nt)^2, and s^2 sum_t x_nt^2 with independent positions.
 
-    1,000 passes, 5 standard errors in 3 entries (false alarms: 2e-6); the two answers are far more than that apart.
+    1,000 passes, 5 standard errors in 3 entries (false alarms: 2e-6); the two variances differ by far more.
     """
-    model, m, scale, (X, y) = setting(nn.Sequential(nn.Conv1d(1, 1, 1, bias=False), Sum()), 5, 1, 4)
+    model, m, scale, (X, y) = make_setup(nn.Sequential(nn.Conv1d(1, 1, 1, bias=False), Sum()), 5, 1, 4)
     X = X + 1
     x = X[:, 0]
     square = {"local": x.square().sum(-1), "flipout": x.sum(-1).square()}
@@ -289,24 +291,26 @@ def test_local_treats_positions_as_independent_and_flipout_does_not(kind):
     def expected(m, s):
         return log_normal(y, m * x.sum(-1)) - 0.5 * (s.square() * square[kind]).sum() / NOISE**2
 
-    found = many(kind, model, m, scale, (X, y), 1_000)
-    value, toward, spread = by_autograd(expected, m, scale)
-    assert_mean_close(found, torch.cat([value[None], toward, spread]))
+    found = stacked_passes(kind, model, m, scale, (X, y), 1_000)
+    value, grad_mean, grad_scale = by_autograd(expected, m, scale)
+    assert_mean_close(found, torch.cat([value[None], grad_mean, grad_scale]))
     noise = LayerNoise(model.network, kind)
     noise.examine((X,), {})
     assert noise.approximate == (("0",) if kind == "local" else ())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_gradients_vary_far_less_than_those_of_one_draw_per_batch(kind):
-    """Variances summed over entries, 500 each: about a tenth, asserted under a third (false alarms: < 1e-9)."""
-    setup = setting(nn.Linear(3, 1), 60, 3)
-    ours, theirs = (draws[:, 1:5].var(0).sum() for draws in (many(kind, *setup, 500), pathwise(*setup, 500)))
-    assert float(ours) < float(theirs) / 3
+def test_gradients_have_less_variance_than_with_one_draw_per_batch(kind):
+    """Summed variances of 500 gradients each: the ratio is about 1/10, and 1/3 is asserted (false alarms: < 1e-9)."""
+    setup = make_setup(nn.Linear(3, 1), 60, 3)
+    layer_noise_variance, pathwise_variance = (
+        draws[:, 1:5].var(0).sum() for draws in (stacked_passes(kind, *setup, 500), pathwise(*setup, 500))
+    )
+    assert float(layer_noise_variance) < float(pathwise_variance) / 3
 
 
 def test_signs_are_fair_and_independent():
-    """Means of signs and of products with the next, 5 standard errors, two entries a type (false alarms: 2e-6)."""
+    """Means of signs and of products of neighbours, 5 standard errors, two entries per dtype (false alarms: 2e-6)."""
     for dtype in (torch.float32, F64):
         r = signs(100_001, torch.zeros((), dtype=dtype), stream(0, "signs"))
         assert r.dtype is dtype
@@ -314,7 +318,7 @@ def test_signs_are_fair_and_independent():
         assert_mean_close(torch.stack([r[1:], r[1:] * r[:-1]], 1), 0.0)
 
 
-# What has no rule.
+# Layers without a rule.
 
 
 class Twice(nn.Module):
@@ -360,7 +364,7 @@ class Recurrent(Twice):
         return self.b(self.a(x)[0][:, -1])
 
 
-class Looked(Twice):
+class Embedded(Twice):
     def __init__(self):
         super().__init__()
         self.a = nn.Embedding(5, 3)
@@ -387,18 +391,18 @@ def frozen():
 
 A = ("a.weight", "a.bias")
 CASES = {
-    "a layer that is used twice": (Twice, (4, 3), A),
-    "weights that are read elsewhere": (Tied, (4, 3), A),
+    "a layer that is called twice": (Twice, (4, 3), A),
+    "weights that are also read directly": (Tied, (4, 3), A),
     "shared weights": (Shared, (4, 3), A),
-    "a layer that runs again in the backward pass": (Checkpointed, (4, 3), A),
-    "positions in front of rows, as many as there are": (PositionFirst, (4, 4, 3), A),
+    "a layer that is recomputed in the backward pass": (Checkpointed, (4, 3), A),
+    "positions before rows, with equal sizes": (PositionFirst, (4, 4, 3), A),
     "a recurrence": (
         Recurrent,
         (4, 2, 3),
         tuple(f"a.{k}_l0" for k in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")),
     ),
-    "an embedding": (Looked, (4, 3), ("a.weight",)),
-    "a batch of one size": (OneSize, (4, 3), (*A, "b.weight", "b.bias")),
+    "an embedding": (Embedded, (4, 3), ("a.weight",)),
+    "a network for one batch size": (OneSize, (4, 3), (*A, "b.weight", "b.bias")),
     "a layer norm": (lambda: nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 1)), (4, 3), ("0.weight", "0.bias")),
     "a parametrised layer": (
         lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 3)), nn.Linear(3, 1)),
@@ -410,14 +414,14 @@ CASES = {
         (4, 3, 2),
         ("0.weight", "0.bias"),
     ),
-    "a layer whose weight is frozen": (frozen, (4, 3), ("0.bias",)),
+    "a frozen weight": (frozen, (4, 3), ("0.bias",)),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("build", "shape", "wanted"), CASES.values(), ids=CASES)
-def test_layers_without_a_rule_fall_back_and_are_named(kind, build, shape, wanted):
-    model, m, scale, batch = setting(build(), *shape)
+def test_parameters_of_layers_without_a_rule_are_listed_as_fallbacks(kind, build, shape, wanted):
+    model, m, scale, batch = make_setup(build(), *shape)
     noise = LayerNoise(model.network, kind)
     found = one_pass(noise, model, m, scale, batch, stream(0, "noise"))
     assert noise.fallbacks == wanted
@@ -427,17 +431,17 @@ def test_layers_without_a_rule_fall_back_and_are_named(kind, build, shape, wante
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_any_rule_the_weights_are_drawn_once(kind):
-    model, m, scale, batch = setting(OneSize(), 4, 3)
+    model, m, scale, batch = make_setup(OneSize(), 4, 3)
     found = one_pass(LayerNoise(model.network, kind), model, m, scale, batch, stream(5, "noise"))
     eps = torch.empty(len(m), dtype=F64).normal_(generator=stream(5, "noise"))
     value, gradient = model.log_likelihood_and_grad(m + scale * eps, batch, 1.0, {})
     assert_equal(found, (value, gradient, gradient * eps))
 
 
-# What it leaves behind.
+# Side effects on the network.
 
 
-class Fragile(Twice):
+class RaisesOnRequest(Twice):
     broken = False
 
     def forward(self, x):
@@ -449,9 +453,9 @@ class Fragile(Twice):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_skeleton_and_the_module_are_restored_after_an_exception(kind):
-    net = Fragile().to(F64)
-    kept = {name: t.clone() for name, t in net.state_dict().items()}
-    model, m, scale, batch = setting(net, 4, 3)
+    net = RaisesOnRequest().to(F64)
+    state_before = {name: t.clone() for name, t in net.state_dict().items()}
+    model, m, scale, batch = make_setup(net, 4, 3)
     noise = LayerNoise(model.network, kind)
     before = model.log_likelihood_and_grad(m, batch, 1.0, {})[0].clone()
     one_pass(noise, model, m, scale, batch, stream(0, "noise"))
@@ -461,13 +465,13 @@ def test_the_skeleton_and_the_module_are_restored_after_an_exception(kind):
     model.network.skeleton.broken = False
     assert all("forward" not in vars(module) for module in model.network.skeleton.modules())
     assert torch.equal(model.log_likelihood_and_grad(m, batch, 1.0, {})[0], before)
-    assert all(torch.equal(t, kept[name]) for name, t in net.state_dict().items())
+    assert all(torch.equal(t, state_before[name]) for name, t in net.state_dict().items())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_batch_norm_writes_its_buffers_once_per_pass_and_makes_every_layer_approximate(kind):
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    model, m, scale, batch = setting(net, 6, 3)
+    model, m, scale, batch = make_setup(net, 6, 3)
     buffers, noise = model.buffers(), LayerNoise(model.network, kind)
     for _ in range(3):
         one_pass(noise, model, m, 1e-9 * scale, batch, stream(0, "noise"), buffers=buffers)
@@ -478,14 +482,14 @@ def test_batch_norm_writes_its_buffers_once_per_pass_and_makes_every_layer_appro
     assert int(model.network.skeleton[1].num_batches_tracked) == 3
 
 
-class Sometimes(Twice):
+class DataDependent(Twice):
     def forward(self, x):
         h = self.a(x)
         return self.b(self.a(h) if float(x[0, 0]) > 100 else h)
 
 
-def test_a_layer_that_acts_differently_than_on_the_first_batch_is_refused():
-    model, m, scale, (X, y) = setting(Sometimes(), 4, 3)
+def test_a_layer_that_is_called_more_often_than_on_the_first_batch_is_refused():
+    model, m, scale, (X, y) = make_setup(DataDependent(), 4, 3)
     noise = LayerNoise(model.network, "flipout")
     one_pass(noise, model, m, scale, (X, y), stream(0, "noise"))
     with pytest.raises(InputError, match=r"The layer 'a' must act once per pass.*got a second call"):
@@ -504,8 +508,8 @@ def test_an_input_of_zeros_to_a_layer_without_bias_has_finite_gradients(kind):
         assert all(t.dtype is dtype and bool(torch.isfinite(t).all()) for t in found)
 
 
-def test_bad_input_is_named_in_one_sentence():
-    model, m, scale, batch = setting(nn.Linear(3, 1), 4, 3)
+def test_errors_name_the_bad_argument():
+    model, m, scale, batch = make_setup(nn.Linear(3, 1), 4, 3)
     with pytest.raises(InputError, match=r"'kind' argument of LayerNoise must be 'local' or 'flipout', got 'global'"):
         LayerNoise(Network(nn.Linear(1, 1)), "global")
     noise = LayerNoise(model.network, "local")

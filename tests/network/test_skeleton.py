@@ -1,4 +1,4 @@
-"""Any module fits and predicts, or is refused in one sentence; the person's module keeps its bits either way."""
+"""Any module can be fitted or is refused with one clear error, and the user's module never changes."""
 
 import copy
 import threading
@@ -20,14 +20,14 @@ from priory.core.streams import stream
 from priory.fitting.prepare import make_target
 from priory.models.target import Target
 from priory.network.faster_layers import pool_by_maxima
-from priory.network.skeleton import BATCHED_WORK, Network
+from priory.network.skeleton import MAX_BATCHED_WORK, Network
 
 ROWS = 12
 METHODS = [pr.MAP(), pr.MeanField(), pr.MeanField(samples=3)]
 F64 = torch.float64
 
 
-# Networks. Each takes the inputs beside it and gives one output a row.
+# Networks. `NETWORKS` names the inputs that each of them takes; each returns one output per row.
 
 
 class TwoInputs(nn.Module):
@@ -41,7 +41,7 @@ class TwoInputs(nn.Module):
 
 
 class Tokens(nn.Module):
-    """An embedding, one layer over the sequence, and a mean over it."""
+    """An embedding, a layer that reads the sequence, and a linear head on the mean over positions."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ class SelfAttention(nn.Module):
         return self.attention(x, x, x, need_weights=False)[0]
 
 
-class Tied(nn.Module):
-    """An autoencoder whose second weight is the first, and a readout."""
+class TiedAutoencoder(nn.Module):
+    """An autoencoder whose decoder shares the weight of its encoder; the output is the sum of the reconstruction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,8 +73,8 @@ class Tied(nn.Module):
         return self.decode(torch.tanh(self.encode(x))).sum(-1, keepdim=True)
 
 
-class Raw(nn.Module):
-    """Parameters that belong to no layer."""
+class BareParameters(nn.Module):
+    """Parameters that are registered on the module itself instead of on a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Raw(nn.Module):
         return x @ self.weight + self.shifts[0] + self.shifts[1]
 
 
-class Listed(nn.Module):
+class ParametersInList(nn.Module):
     """Reads its registered parameters through a plain list."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class Listed(nn.Module):
 
 
 class Unregistered(nn.Module):
-    """Holds parameters in a plain list that no optimizer would see, beside a layer that it would."""
+    """A layer, and a parameter in a plain list, which `parameters()` doesn't return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,8 +109,8 @@ class Unregistered(nn.Module):
         return self.layer(x) * self.hidden[0]
 
 
-class Averaging(nn.Module):
-    """Keeps a running mean in a buffer that each pass replaces, instead of changing it in place."""
+class ReplacedBuffer(nn.Module):
+    """Keeps a running mean in a buffer that each pass rebinds to a new tensor instead of updating it in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,8 +124,8 @@ class Averaging(nn.Module):
         return self.layer(x - self.centre)
 
 
-class Masked(nn.Module):
-    """BatchNorm beside a constant buffer that is infinite, as an attention mask is."""
+class InfiniteBuffer(nn.Module):
+    """BatchNorm, and a constant buffer with an infinite entry, as in an attention mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Masked(nn.Module):
         return self.layer(x * torch.softmax(x + self.mask, -1))
 
 
-def frozen() -> nn.Module:
+def frozen_weight() -> nn.Module:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     net[0].weight.requires_grad_(False)
     return net
@@ -159,7 +159,7 @@ def encoder() -> nn.Module:
     return Tokens(nn.TransformerEncoderLayer(4, 2, dim_feedforward=8, dropout=0.0, batch_first=True))
 
 
-def rows_of(kind: str, count: int = ROWS, seed: int = 0) -> tuple[Tensor, ...]:
+def make_inputs(kind: str, count: int = ROWS, seed: int = 0) -> tuple[Tensor, ...]:
     g = torch.Generator().manual_seed(seed)
     if kind == "two":
         return torch.randn(count, 3, generator=g), torch.randn(count, 2, generator=g)
@@ -177,7 +177,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "batch norm over images": (image_norm, "images"),
     "batch norm over images in eval mode": (lambda: image_norm().eval(), "images"),
     "batch norm without statistics": (lambda: dense(nn.BatchNorm1d(4, track_running_stats=False)), "rows"),
-    "batch norm beside an infinite buffer": (Masked, "rows"),
+    "batch norm beside an infinite buffer": (InfiniteBuffer, "rows"),
     "layer norm": (lambda: dense(nn.LayerNorm(4)), "rows"),
     "group norm": (lambda: dense(nn.GroupNorm(2, 4)), "rows"),
     "convolution": (convolution, "images"),
@@ -187,25 +187,25 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "transformer encoder in eval mode": (lambda: encoder().eval(), "tokens"),
     "lstm": (lambda: Tokens(nn.LSTM(4, 4, batch_first=True)), "tokens"),
     "gru": (lambda: Tokens(nn.GRU(4, 4, batch_first=True)), "tokens"),
-    "tied": (Tied, "rows"),
-    "frozen": (frozen, "rows"),
+    "tied": (TiedAutoencoder, "rows"),
+    "frozen weight": (frozen_weight, "rows"),
     "weight norm": (lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 1))), "rows"),
     "spectral norm": (lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(3, 1))), "rows"),
-    "raw parameters": (Raw, "rows"),
-    "parameters nobody sees": (Unregistered, "rows"),
-    "a replaced buffer": (Averaging, "rows"),
+    "raw parameters": (BareParameters, "rows"),
+    "unregistered parameters": (Unregistered, "rows"),
+    "a replaced buffer": (ReplacedBuffer, "rows"),
     "two inputs": (TwoInputs, "two"),
 }
-DROPPING: dict[str, tuple[Callable[[], nn.Module], str]] = {
+DROPOUT_NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a dropout layer": (lambda: dense(nn.Dropout(0.5)), "rows"),
-    "a dropout function": (lambda: Dropping(), "rows"),
+    "a dropout function": (lambda: FunctionalDropout(), "rows"),
     "dropout in an lstm": (lambda: Tokens(nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True)), "tokens"),
     "dropout in attention": (lambda: Tokens(SelfAttention(0.5)), "tokens"),
     "dropout in an encoder": (lambda: Tokens(nn.TransformerEncoderLayer(4, 2, 8, 0.5, batch_first=True)), "tokens"),
 }
 
 
-class Dropping(nn.Module):
+class FunctionalDropout(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 1)
@@ -215,38 +215,38 @@ class Dropping(nn.Module):
 
 
 def build(name: str) -> tuple[nn.Module, tuple[Tensor, ...], Tensor]:
-    make, kind = (NETWORKS | DROPPING)[name]
+    make, kind = (NETWORKS | DROPOUT_NETWORKS)[name]
     torch.manual_seed(0)
-    return make(), rows_of(kind), torch.randn(ROWS, generator=torch.Generator().manual_seed(9))
+    return make(), make_inputs(kind), torch.randn(ROWS, generator=torch.Generator().manual_seed(9))
 
 
-# The whole of a module that a person could look at.
+# Snapshots of a module, to check that it doesn't change.
 
 
-def picture(net: nn.Module) -> dict[str, Any]:
-    """Every bit of a module: tensors with their addresses, gradients, flags, modes, hooks, attributes."""
-    seen: dict[str, Any] = {"rng": torch.get_rng_state().clone()}
+def observable_state(net: nn.Module) -> dict[str, Any]:
+    """Return all that the user can observe of a module: tensors and addresses, gradients, modes, hooks, attributes."""
+    snapshot: dict[str, Any] = {"rng": torch.get_rng_state().clone()}
     for name, t in (*net.named_parameters(), *net.named_buffers()):
         grad = None if t.grad is None else (t.grad.data_ptr(), t.grad.clone())
-        seen[name] = (id(t), t.data_ptr(), t.detach().clone(), t.requires_grad, grad)
+        snapshot[name] = (id(t), t.data_ptr(), t.detach().clone(), t.requires_grad, grad)
     for name, module in net.named_modules():
         hooks = {key: list(value) for key, value in vars(module).items() if key.endswith("_hooks")}
-        seen[f"module {name}"] = (id(module), type(module), module.training, hooks, sorted(vars(module)))
-    return seen
+        snapshot[f"module {name}"] = (id(module), type(module), module.training, hooks, sorted(vars(module)))
+    return snapshot
 
 
-def same(a: Any, b: Any) -> bool:
+def equal(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
     if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+        return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
     if isinstance(a, (tuple, list)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
     return a == b
 
 
-def dress(net: nn.Module) -> nn.Module:
-    """Gradients and hooks of the person's own."""
+def add_gradients_and_hooks(net: nn.Module) -> nn.Module:
+    """Give a module gradients and a hook, as the user's module may have."""
     net.register_forward_hook(lambda module, args, output: None)
     for p in net.parameters():
         if p.requires_grad:
@@ -259,35 +259,35 @@ def fitted(net: nn.Module, inputs: tuple[Tensor, ...], y: Tensor, method: Any = 
     return pr.fit(model, (*inputs, y), method or pr.MAP(), progress=False, **({"steps": 3} | options))
 
 
-# Every kind of network.
+# All kinds of networks.
 
 
 @pytest.mark.parametrize("method", METHODS, ids=["MAP", "MeanField", "three samples"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_network_fits_predicts_and_keeps_its_bits(name: str, method: Any) -> None:
+def test_every_network_fits_and_predicts_and_the_users_module_is_unchanged(name: str, method: Any) -> None:
     net, inputs, y = build(name)
-    before = picture(dress(net))
+    before = observable_state(add_gradients_and_hooks(net))
     posterior = fitted(net, inputs, y, method, batch_size=5)
     prediction = posterior.predict(inputs, samples=4)
     assert prediction.mean.shape == (ROWS,)
     assert bool(torch.isfinite(prediction.mean).all())
     assert set(posterior.mean) == {n for n, p in net.named_parameters() if p.requires_grad}
     assert any(not torch.equal(posterior.mean[n], dict(net.named_parameters())[n]) for n in posterior.mean)
-    assert same(picture(net), before)
+    assert equal(observable_state(net), before)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_network_comes_back_from_a_file_with_the_same_predictions(name: str, tmp_path: Path) -> None:
+def test_a_loaded_posterior_gives_the_same_predictions_for_every_network(name: str, tmp_path: Path) -> None:
     net, inputs, y = build(name)
     posterior = fitted(net, inputs, y, pr.MeanField(), batch_size=5)
     posterior.save(tmp_path / "fit.priory")
     other = copy.deepcopy(net)
-    before = picture(other)
+    before = observable_state(other)
     again = pr.load(tmp_path / "fit.priory", pr.Model(other, pr.Gaussian(0.5)))
     assert torch.equal(again.predict(inputs, samples=4).mean, posterior.predict(inputs, samples=4).mean)
     assert set(again.buffers) == set(posterior.buffers)
     assert all(torch.equal(again.buffers[n], posterior.buffers[n]) for n in again.buffers)
-    assert same(picture(other), before)
+    assert equal(observable_state(other), before)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -301,34 +301,34 @@ def test_the_same_seed_gives_the_same_bits_twice_from_one_model(name: str) -> No
     assert torch.equal(first.predict(inputs, samples=3).mean, second.predict(inputs, samples=3).mean)
 
 
-def test_a_second_fit_leaves_the_predictions_of_the_first_alone() -> None:
-    for name in ("batch norm", "spectral norm", "a replaced buffer", "frozen"):
+def test_a_second_fit_does_not_change_the_predictions_of_the_first() -> None:
+    for name in ("batch norm", "spectral norm", "a replaced buffer", "frozen weight"):
         net, inputs, y = build(name)
         model = pr.Model(net, pr.Gaussian(0.5))
         first = pr.fit(model, (*inputs, y), pr.MAP(), steps=3, progress=False)
-        told = first.predict(inputs).mean
+        first_predictions = first.predict(inputs).mean
         pr.fit(model, (*(3 * x + 1 for x in inputs), y), pr.MAP(), steps=5, progress=False)
-        assert torch.equal(first.predict(inputs).mean, told), name
+        assert torch.equal(first.predict(inputs).mean, first_predictions), name
 
 
-def test_a_shared_parameter_is_one_parameter() -> None:
+def test_a_shared_parameter_is_counted_once() -> None:
     net, inputs, y = build("tied")
     posterior = fitted(net, inputs, y, pr.MeanField())
     assert list(posterior.mean) == ["encode.weight", "encode.bias", "decode.bias"]
     assert posterior.model.layout.size == 9 + 3 + 3
 
 
-def test_a_frozen_parameter_is_used_and_never_learnt() -> None:
-    net, (x,), y = build("frozen")
+def test_a_frozen_parameter_is_used_but_not_learnt() -> None:
+    net, (x,), y = build("frozen weight")
     posterior = fitted(net, (x,), y, steps=20)
     assert "0.weight" not in posterior.mean
     m = posterior.mean
-    by_hand = linear(torch.tanh(linear(x, net[0].weight, m["0.bias"])), m["2.weight"], m["2.bias"])
-    torch.testing.assert_close(posterior.predict(x).mean, by_hand[:, 0].detach())
+    manual = linear(torch.tanh(linear(x, net[0].weight, m["0.bias"])), m["2.weight"], m["2.bias"])
+    torch.testing.assert_close(posterior.predict(x).mean, manual[:, 0].detach())
 
 
-def test_a_file_is_not_loaded_into_a_model_with_other_frozen_weights_silently(tmp_path: Path) -> None:
-    net, (x,), y = build("frozen")
+def test_loading_into_a_model_with_other_frozen_weights_raises_or_restores_them(tmp_path: Path) -> None:
+    net, (x,), y = build("frozen weight")
     posterior = fitted(net, (x,), y)
     posterior.save(tmp_path / "fit.priory")
     other = copy.deepcopy(net)
@@ -341,7 +341,7 @@ def test_a_file_is_not_loaded_into_a_model_with_other_frozen_weights_silently(tm
     assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)
 
 
-def test_a_file_is_not_loaded_into_a_model_with_other_statistics_silently(tmp_path: Path) -> None:
+def test_loading_into_a_model_with_other_statistics_raises_or_restores_them(tmp_path: Path) -> None:
     net, (x,), y = build("batch norm in eval mode")
     posterior = fitted(net, (x,), y)
     posterior.save(tmp_path / "fit.priory")
@@ -354,11 +354,13 @@ def test_a_file_is_not_loaded_into_a_model_with_other_statistics_silently(tmp_pa
     assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)
 
 
-# BatchNorm: statistics are trained beside the weights.
+# BatchNorm: its running statistics are updated during the fit.
 
 
-def by_hand(net: nn.Module, x: Tensor, y: Tensor, batches: list[Tensor], rate: float, noise: float) -> nn.Module:
-    """Plain training of the log joint with torch's own Adam: N/n times the Gaussian term, and a N(0, 2^2) prior."""
+def train_with_torch_adam(
+    net: nn.Module, x: Tensor, y: Tensor, batches: list[Tensor], rate: float, noise: float
+) -> nn.Module:
+    """Train the log joint with `torch.optim.Adam`: N/n times the Gaussian term, and a N(0, 2^2) prior."""
     net = copy.deepcopy(net)
     adam = torch.optim.Adam(net.parameters(), lr=rate)
     for rows in batches:
@@ -372,7 +374,7 @@ def by_hand(net: nn.Module, x: Tensor, y: Tensor, batches: list[Tensor], rate: f
 
 
 @pytest.mark.parametrize("steps", [1, 6])
-def test_map_of_a_batch_norm_network_is_the_training_done_by_hand(steps: int) -> None:
+def test_map_of_a_batch_norm_network_matches_training_with_torch_adam(steps: int) -> None:
     torch.manual_seed(0)
     net = dense(nn.BatchNorm1d(4)).double()
     x, y = torch.randn(ROWS, 3, dtype=F64) + 1, torch.randn(ROWS, dtype=F64)
@@ -382,16 +384,16 @@ def test_map_of_a_batch_norm_network_is_the_training_done_by_hand(steps: int) ->
     method = pr.MAP(learning_rate=0.03, schedule="constant")
     posterior = pr.fit(pr.Model(net, pr.Gaussian(0.5), 2.0), (x, y), method, steps=steps, batch_size=5, progress=False)
     assert data.num_data == ROWS
-    hand = by_hand(net, x, y, order, 0.03, 0.5)
-    for name, p in hand.named_parameters():
+    reference = train_with_torch_adam(net, x, y, order, 0.03, 0.5)
+    for name, p in reference.named_parameters():
         torch.testing.assert_close(posterior.mean[name], p.detach(), rtol=0, atol=1e-10)
     assert set(posterior.buffers) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
-    for name, b in hand.named_buffers():
+    for name, b in reference.named_buffers():
         torch.testing.assert_close(posterior.buffers[name], b, rtol=0, atol=1e-10)
-    torch.testing.assert_close(posterior.predict(x).mean, hand.eval()(x)[:, 0].detach(), rtol=0, atol=1e-10)
+    torch.testing.assert_close(posterior.predict(x).mean, reference.eval()(x)[:, 0].detach(), rtol=0, atol=1e-10)
 
 
-def test_in_eval_mode_the_given_statistics_are_used_and_kept() -> None:
+def test_in_eval_mode_the_given_statistics_are_used_and_not_updated() -> None:
     torch.manual_seed(0)
     net = dense(nn.BatchNorm1d(4)).double()
     x, y = torch.randn(ROWS, 3, dtype=F64), torch.randn(ROWS, dtype=F64)
@@ -399,76 +401,76 @@ def test_in_eval_mode_the_given_statistics_are_used_and_kept() -> None:
     net.eval()
     method = pr.MAP(learning_rate=0.03, schedule="constant")
     posterior = pr.fit(pr.Model(net, pr.Gaussian(0.5), 2.0), (x, y), method, steps=4, progress=False)
-    hand = by_hand(net, x, y, [torch.arange(ROWS)] * 4, 0.03, 0.5)
-    for name, p in hand.named_parameters():
+    reference = train_with_torch_adam(net, x, y, [torch.arange(ROWS)] * 4, 0.03, 0.5)
+    for name, p in reference.named_parameters():
         torch.testing.assert_close(posterior.mean[name], p.detach(), rtol=0, atol=1e-10)
     for name, b in posterior.buffers.items():
         assert torch.equal(b, dict(net.named_buffers())[name])
-    torch.testing.assert_close(posterior.predict(x).mean, hand(x)[:, 0].detach(), rtol=0, atol=1e-10)
+    torch.testing.assert_close(posterior.predict(x).mean, reference(x)[:, 0].detach(), rtol=0, atol=1e-10)
 
 
 @pytest.mark.filterwarnings("ignore::priory.core.errors.PrioryWarning")
-def test_the_statistics_of_a_batch_norm_network_follow_the_data_and_serve_predictions() -> None:
+def test_batch_norm_statistics_follow_the_data_and_are_used_in_predictions() -> None:
     net, (x,), y = build("batch norm")
     posterior = fitted(net, (100 + x,), y, pr.MeanField(), steps=60)
     assert int(posterior.buffers["1.num_batches_tracked"]) == 60
     assert not torch.allclose(posterior.buffers["1.running_mean"], net[1].running_mean, atol=1.0)
     whole, rows = posterior.predict(100 + x, seed=1), [posterior.predict(100 + x[i : i + 1], seed=1) for i in range(3)]
-    torch.testing.assert_close(torch.cat([p.mean for p in rows]), whole.mean[:3])  # a row alone has no batch to lean on
+    torch.testing.assert_close(torch.cat([p.mean for p in rows]), whole.mean[:3])  # not the batch's statistics
 
 
 @pytest.mark.parametrize("name", ["batch norm", "batch norm over images", "spectral norm", "convolution", "lstm"])
 def test_every_network_fits_with_learnt_noise(name: str) -> None:
     net, inputs, y = build(name)
-    before = picture(net)
+    before = observable_state(net)
     posterior = fitted(net, inputs, y, likelihood=pr.Gaussian(), steps=30, batch_size=5)
     assert 0.01 < float(posterior.mean["likelihood.noise"]) < 10
     assert bool(torch.isfinite(posterior.predict(inputs).log_prob(y)).all())
-    assert same(picture(net), before)
+    assert equal(observable_state(net), before)
 
 
-def test_a_replaced_buffer_is_trained_as_by_hand() -> None:
+def test_a_replaced_buffer_ends_at_the_same_value_as_in_plain_training() -> None:
     net, (x,), y = build("a replaced buffer")
     posterior = fitted(net, (x + 5,), y, steps=4)
-    hand = copy.deepcopy(net)
+    reference = copy.deepcopy(net)
     for _ in range(4):
-        hand(x + 5)
-    torch.testing.assert_close(posterior.buffers["centre"], hand.centre)
+        reference(x + 5)
+    torch.testing.assert_close(posterior.buffers["centre"], reference.centre)
 
 
 def test_a_last_batch_of_one_row_raises_an_error_about_batch_norm() -> None:
     net, (x,), y = build("batch norm")
-    before = picture(net)
+    before = observable_state(net)
     with pytest.raises((InputError, ValueError), match="more than 1 value per channel"):
         fitted(net, (x[:11],), y[:11], steps=3, batch_size=5)
-    assert same(picture(net), before)
+    assert equal(observable_state(net), before)
 
 
 # Dropout.
 
 
-@pytest.mark.parametrize("name", DROPPING)
+@pytest.mark.parametrize("name", DROPOUT_NETWORKS)
 def test_dropout_is_refused_in_training_mode_and_accepted_in_eval_mode(name: str) -> None:
     net, inputs, y = build(name)
-    before = picture(net)
+    before = observable_state(net)
     with pytest.raises(InputError, match=r"must not draw random numbers.*dropout in training mode.*net\.eval\(\)"):
         fitted(net, inputs, y)
-    assert same(picture(net), before)
+    assert equal(observable_state(net), before)
     posterior = fitted(net.eval(), inputs, y, pr.MeanField())
     assert torch.equal(posterior.predict(inputs).mean, posterior.predict(inputs).mean)
 
 
-def test_dropout_of_zero_is_no_dropout() -> None:
+def test_a_dropout_rate_of_zero_is_accepted() -> None:
     net, (x,), y = build("a dropout layer")
     net[1].p = 0.0
     assert bool(torch.isfinite(fitted(net, (x,), y).predict(x).mean).all())
 
 
-# When something goes wrong on the way.
+# Exceptions during a fit or a prediction.
 
 
 class Failing(nn.Module):
-    """Raises at its n-th pass in training mode; counts in an attribute, as a person's own module might."""
+    """Raises at its n-th pass in training mode; counts the passes in an attribute, as a user's module might."""
 
     def __init__(self, at: int, error: BaseException) -> None:
         super().__init__()
@@ -485,69 +487,71 @@ class Failing(nn.Module):
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), ValueError("no"), KeyboardInterrupt("no"), MemoryError("no")])
 @pytest.mark.parametrize("method", METHODS[:2], ids=["MAP", "MeanField"])
-def test_a_network_that_raises_during_a_fit_keeps_its_bits(method: Any, error: BaseException) -> None:
+def test_a_network_that_raises_during_a_fit_is_unchanged(method: Any, error: BaseException) -> None:
     _, (x,), y = build("dense")
-    net = dress(Failing(at=6, error=error))  # the trial pass is the first
-    before = picture(net)
+    net = add_gradients_and_hooks(Failing(at=6, error=error))  # the trial pass is the first
+    before = observable_state(net)
     with pytest.raises(type(error), match="no"):
         fitted(net, (x,), y, method, steps=10)
-    assert same(picture(net), before)
+    assert equal(observable_state(net), before)
     assert net.count == 0
 
 
-def test_a_network_that_raises_at_once_is_refused_in_a_sentence() -> None:
+def test_a_network_that_raises_on_the_first_pass_is_refused_with_an_input_error() -> None:
     _, (x,), y = build("dense")
-    net = dress(Failing(at=1, error=ZeroDivisionError("by hand")))
-    before = picture(net)
+    net = add_gradients_and_hooks(Failing(at=1, error=ZeroDivisionError("by hand")))
+    before = observable_state(net)
     with pytest.raises(InputError, match=r"network must take the inputs.*\(12, 3\).*by hand"):
         fitted(net, (x,), y)
-    assert same(picture(net), before)
+    assert equal(observable_state(net), before)
 
 
 @pytest.mark.parametrize("name", ["batch norm", "lstm", "spectral norm"])
-def test_an_interrupt_in_a_callback_leaves_the_bits_alone(name: str) -> None:
+def test_an_interrupt_in_a_callback_leaves_the_module_unchanged(name: str) -> None:
     net, inputs, y = build(name)
-    before = picture(dress(net))
+    before = observable_state(add_gradients_and_hooks(net))
 
-    def interrupt(moment: Any) -> None:
-        if moment.epoch == 2:
+    def interrupt(progress: Any) -> None:
+        if progress.epoch == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fitted(net, inputs, y, pr.MeanField(), steps=10, callbacks=[interrupt])
-    assert same(picture(net), before)
+    assert equal(observable_state(net), before)
 
 
-def test_a_fit_that_diverges_leaves_the_bits_alone() -> None:
+def test_a_fit_that_diverges_leaves_the_module_unchanged() -> None:
     net, inputs, y = build("batch norm")
-    before = picture(dress(net))
+    before = observable_state(add_gradients_and_hooks(net))
     with pytest.raises(DivergedError):
         fitted(net, inputs, y, pr.MAP(learning_rate=1e30, schedule="constant"), steps=20)
-    assert same(picture(net), before)
+    assert equal(observable_state(net), before)
 
 
-def test_a_prediction_that_raises_leaves_the_bits_alone() -> None:
+def test_a_prediction_that_raises_leaves_the_module_unchanged() -> None:
     net, inputs, y = build("batch norm")
     posterior = fitted(net, inputs, y)
-    before = picture(dress(net))
+    before = observable_state(add_gradients_and_hooks(net))
     with pytest.raises(InputError, match="must take the inputs"):
         posterior.predict(torch.zeros(2, 5))
-    assert same(picture(net), before)
+    assert equal(observable_state(net), before)
 
 
-def test_a_later_change_of_the_module_doesnt_reach_the_model() -> None:
+def test_later_changes_of_the_module_do_not_affect_the_model() -> None:
     net, (x,), y = build("batch norm")
-    kept = copy.deepcopy(net)
+    unchanged_net = copy.deepcopy(net)
     model = pr.Model(net, pr.Gaussian(0.5))
     with torch.no_grad():
         for t in (*net.parameters(), *net.buffers()):
             t.zero_()
     net.eval()
-    a, b = (pr.fit(m, (x, y), pr.MAP(), steps=3, progress=False) for m in (model, pr.Model(kept, pr.Gaussian(0.5))))
+    a, b = (
+        pr.fit(m, (x, y), pr.MAP(), steps=3, progress=False) for m in (model, pr.Model(unchanged_net, pr.Gaussian(0.5)))
+    )
     assert torch.equal(a.predict(x).mean, b.predict(x).mean)
 
 
-def test_fits_inside_no_grad_are_the_same_fits() -> None:
+def test_fits_inside_no_grad_give_the_same_result() -> None:
     for name in ("dense", "convolution", "batch norm"):
         net, inputs, y = build(name)
         outside = fitted(net, inputs, y, pr.MeanField(samples=2))
@@ -556,43 +560,43 @@ def test_fits_inside_no_grad_are_the_same_fits() -> None:
         assert all(torch.equal(inside.mean[n], outside.mean[n]) for n in inside.mean)
 
 
-# What is refused, in which words.
+# Networks that are refused.
 
 
-class Unlocked(nn.Linear):
+class HoldsLock(nn.Linear):
     def __init__(self) -> None:
         super().__init__(3, 1)
         self.lock = threading.Lock()
 
 
-class Itself(nn.Linear):
-    """Says that it was copied, and wasn't."""
+class NotCopied(nn.Linear):
+    """Returns itself instead of a copy."""
 
-    def __deepcopy__(self, memo: Any) -> "Itself":
+    def __deepcopy__(self, memo: Any) -> "NotCopied":
         return self
 
 
-class Pair(nn.Linear):
+class ReturnsTuple(nn.Linear):
     def forward(self, x: Tensor) -> Any:
         return super().forward(x), x
 
 
-class NotANumber(nn.Linear):
+class ReturnsNaN(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) * torch.nan
 
 
-class Summed(nn.Linear):
+class ReturnsScalar(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input).sum()
 
 
-class Detached(nn.Linear):
+class ReturnsDetached(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input).detach()
 
 
-def mixed() -> nn.Module:
+def mixed_dtypes() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1).double())
 
 
@@ -600,9 +604,9 @@ def untrainable() -> nn.Module:
     return nn.Linear(3, 1).requires_grad_(False)
 
 
-def remembering() -> nn.Module:
+def holds_graph() -> nn.Module:
     net = nn.Linear(3, 1)
-    net.last = net(torch.zeros(1, 3))  # a tensor with a history, which torch can't copy
+    net.last = net(torch.zeros(1, 3))  # a tensor with a graph, which deepcopy refuses
     return net
 
 
@@ -613,18 +617,18 @@ def scripted() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "no module": (lambda: "net", r"The 'net' argument of Model must be a torch.nn.Module, got str"),
+    "not a module": (lambda: "net", r"The 'net' argument of Model must be a torch.nn.Module, got str"),
     "lazy": (
         lambda: nn.Sequential(nn.LazyLinear(1)),
         r"'net' argument of Model must have its shapes.*one batch "
         r"through",
     ),
     "lazy batch norm": (lambda: nn.Sequential(nn.Linear(3, 1), nn.LazyBatchNorm1d()), r"must have its shapes"),
-    "no deepcopy": (Unlocked, r"'net' argument of Model must allow copy.deepcopy, got TypeError \(.*lock"),
-    "a graph inside": (remembering, r"'net' argument of Model must allow copy.deepcopy, got RuntimeError"),
-    "a copy that is none": (lambda: Itself(3, 1), r"'net' argument of Model must .*copy"),
+    "no deepcopy": (HoldsLock, r"'net' argument of Model must allow copy.deepcopy, got TypeError \(.*lock"),
+    "a tensor with a graph": (holds_graph, r"'net' argument of Model must allow copy.deepcopy, got RuntimeError"),
+    "a copy that is the original": (lambda: NotCopied(3, 1), r"'net' argument of Model must .*copy"),
     "scripted": (scripted, r"'net' argument of Model must "),
-    "mixed types": (mixed, r"one dtype on one device, got .*float(32|64).*float(32|64)"),
+    "mixed dtypes": (mixed_dtypes, r"one dtype on one device, got .*float(32|64).*float(32|64)"),
     "nothing to train": (
         untrainable,
         r"'net' argument of Model must have a parameter that requires a gradient, "
@@ -634,30 +638,30 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "half": (lambda: nn.Linear(3, 1).half(), r"be in float32 or float64, got torch.float16"),
     "bfloat": (lambda: nn.Linear(3, 1).bfloat16(), r"be in float32 or float64, got torch.bfloat16"),
     "complex": (lambda: nn.Linear(3, 1, dtype=torch.complex64), r"be in float32 or float64, got torch.complex64"),
-    "a tuple": (lambda: Pair(3, 1), r"output must be one tensor, got tuple"),
-    "an lstm alone": (lambda: nn.LSTM(3, 1), r"output must be one tensor, got tuple"),
-    "not a number": (lambda: NotANumber(3, 1), r"'output' of the network must be finite.*initial weights, got NaN"),
-    "one number": (
-        lambda: Summed(3, 1),
+    "a tuple as output": (lambda: ReturnsTuple(3, 1), r"output must be one tensor, got tuple"),
+    "a bare lstm": (lambda: nn.LSTM(3, 1), r"output must be one tensor, got tuple"),
+    "NaN as output": (lambda: ReturnsNaN(3, 1), r"'output' of the network must be finite.*initial weights, got NaN"),
+    "a scalar as output": (
+        lambda: ReturnsScalar(3, 1),
         r"'output' of the network must have a row for each of the 12 inputs, got .*\(\)",
     ),
-    "no gradient": (lambda: Detached(3, 1), r"network.*must.*(differentiable|depend|gradient)"),
+    "no gradient": (lambda: ReturnsDetached(3, 1), r"network.*must.*(differentiable|depend|gradient)"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_an_unusable_network_is_refused_in_a_sentence_and_keeps_its_bits(name: str) -> None:
-    make, sentence = REFUSED[name]
+def test_an_unusable_network_is_refused_with_an_input_error_and_unchanged(name: str) -> None:
+    make, message = REFUSED[name]
     torch.manual_seed(0)
-    net, (x,), y = make(), rows_of("rows"), torch.zeros(ROWS)
-    look = picture if isinstance(net, nn.Module) and "lazy" not in name else repr
-    before = look(net)
-    with pytest.raises(InputError, match=f"(?s){sentence}"):
+    net, (x,), y = make(), make_inputs("rows"), torch.zeros(ROWS)
+    describe = observable_state if isinstance(net, nn.Module) and "lazy" not in name else repr
+    before = describe(net)
+    with pytest.raises(InputError, match=f"(?s){message}"):
         fitted(net, (x,), y)
-    assert same(look(net), before)
+    assert equal(describe(net), before)
 
 
-# Many vectors at once.
+# Many parameter vectors in one call.
 
 
 def target_of(name: str) -> tuple[Target, tuple[Tensor, ...]]:
@@ -673,15 +677,29 @@ def vectors(target: Target, *shape: int) -> Tensor:
     return torch.cat([target.model.network.initial, torch.zeros(1, dtype=F64)]) + 0.1 * noise
 
 
-FEW = ["dense", "layer norm", "convolution", "embedding", "attention", "lstm", "gru", "tied", "frozen", "two inputs"]
-FEW += ["raw parameters", "weight norm", "batch norm", "batch norm in eval mode"]
+DIFFERENTIABLE_NETWORKS = [
+    "dense",
+    "layer norm",
+    "convolution",
+    "embedding",
+    "attention",
+    "lstm",
+    "gru",
+    "tied",
+    "frozen weight",
+    "two inputs",
+]
+DIFFERENTIABLE_NETWORKS += ["raw parameters", "weight norm", "batch norm", "batch norm in eval mode"]
 
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [*((name, (2, 3)) for name in FEW), *((name, s) for name in ("dense", "convolution") for s in ((3,), (1,), (0,)))],
+    [
+        *((name, (2, 3)) for name in DIFFERENTIABLE_NETWORKS),
+        *((name, s) for name in ("dense", "convolution") for s in ((3,), (1,), (0,))),
+    ],
 )
-def test_many_vectors_give_what_each_gives_alone(name: str, shape: tuple[int, ...]) -> None:
+def test_values_and_gradients_of_many_vectors_equal_those_of_each(name: str, shape: tuple[int, ...]) -> None:
     target, batch = target_of(name)
     w = vectors(target, *shape)
     values, gradients = target.log_likelihood_and_grad(w, batch)
@@ -693,8 +711,8 @@ def test_many_vectors_give_what_each_gives_alone(name: str, shape: tuple[int, ..
         torch.testing.assert_close(gradients[tuple(index)], gradient, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", FEW)
-def test_the_gradient_of_one_vector_is_that_of_the_differentiable_sum(name: str) -> None:
+@pytest.mark.parametrize("name", DIFFERENTIABLE_NETWORKS)
+def test_the_gradient_of_one_vector_equals_autograd_of_differentiable(name: str) -> None:
     target, batch = target_of(name)
     w = vectors(target).requires_grad_()
     value, gradient = target.log_likelihood_and_grad(w.detach(), batch)
@@ -705,8 +723,8 @@ def test_the_gradient_of_one_vector_is_that_of_the_differentiable_sum(name: str)
     torch.testing.assert_close(gradient, wanted, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", FEW)
-def test_the_gradient_is_that_of_the_module_itself(name: str) -> None:
+@pytest.mark.parametrize("name", DIFFERENTIABLE_NETWORKS)
+def test_the_gradient_equals_that_of_the_users_module(name: str) -> None:
     net, inputs, y = build(name)
     net = net.double()
     inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
@@ -728,8 +746,8 @@ def test_pointwise_values_sum_to_the_log_likelihood(name: str) -> None:
     torch.testing.assert_close(pointwise.sum(-1), target.log_likelihood_and_grad(w, batch)[0], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("limit", [1, 2_000, 10**9])  # a draw and a row at a time, some, all at once
-def test_every_draw_has_its_own_buffers_however_little_memory_there_is(limit: int) -> None:
+@pytest.mark.parametrize("limit", [1, 2_000, 10**9])  # one draw and one row per chunk, several, all in one chunk
+def test_every_draw_uses_its_own_buffers_at_every_memory_limit(limit: int) -> None:
     net, inputs, y = build("batch norm")
     net = net.double()
     model = pr.Model(net, pr.Gaussian(0.5))
@@ -745,18 +763,18 @@ def test_every_draw_has_its_own_buffers_however_little_memory_there_is(limit: in
     assert any(b.is_floating_point() for b in given.values())
     found = model.outputs(w, inputs, buffers, torch.Size(), limit=limit)
     for i in range(5):
-        hand = copy.deepcopy(net).eval()
-        nn.utils.vector_to_parameters(w[i], hand.parameters())
-        for name, b in hand.named_buffers():
+        reference = copy.deepcopy(net).eval()
+        nn.utils.vector_to_parameters(w[i], reference.parameters())
+        for name, b in reference.named_buffers():
             b.copy_(buffers[name][i])
         with torch.no_grad():
-            torch.testing.assert_close(found[i], hand(*inputs)[:, 0], rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(found[i], reference(*inputs)[:, 0], rtol=1e-10, atol=1e-10)
 
 
-def test_parameters_read_through_a_list_are_read_rightly_or_refused() -> None:
+def test_parameters_read_through_a_list_give_correct_values_or_an_input_error() -> None:
     torch.manual_seed(0)
-    net, (x,), y = Listed().double(), rows_of("rows"), torch.zeros(ROWS)
-    before = picture(net)
+    net, (x,), y = ParametersInList().double(), make_inputs("rows"), torch.zeros(ROWS)
+    before = observable_state(net)
     try:
         model = pr.Model(net, pr.Gaussian(0.5))
     except InputError:
@@ -774,10 +792,10 @@ def test_parameters_read_through_a_list_are_read_rightly_or_refused() -> None:
         torch.testing.assert_close(alone, value, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(gradients[i], gradient, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(target.differentiable(v, batch), value, rtol=1e-10, atol=1e-10)
-    assert same(picture(net) | {"rng": None}, before | {"rng": None})
+    assert equal(observable_state(net) | {"rng": None}, before | {"rng": None})
 
 
-def test_vectors_may_lie_in_memory_in_any_order() -> None:
+def test_vectors_may_have_any_strides() -> None:
     for name in ("dense", "convolution"):
         target, batch = target_of(name)
         w = vectors(target, 3)
@@ -788,41 +806,43 @@ def test_vectors_may_lie_in_memory_in_any_order() -> None:
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_shapes_and_layer_types_alone_decide_between_one_pass_and_a_loop() -> None:
+def test_shapes_and_layer_types_decide_between_one_batched_pass_and_a_loop() -> None:
     small = Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)))
-    limit = BATCHED_WORK // small.size
+    limit = MAX_BATCHED_WORK // small.size
     assert [small.batches_well(rows) for rows in (1, limit, limit + 1)] == [True, True, False]
     for name in ("convolution", "lstm", "gru", "attention", "batch norm", "weight norm"):
         assert not Network(build(name)[0]).batches_well(1), name
 
 
-# Fresh starting points, for members and chains.
+# Random starting points, for members and chains.
 
 
-@pytest.mark.parametrize("name", ["dense", "convolution", "lstm", "tied", "raw parameters", "weight norm", "frozen"])
-def test_fresh_starts_differ_are_reproducible_and_leave_the_network_alone(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["dense", "convolution", "lstm", "tied", "raw parameters", "weight norm", "frozen weight"]
+)
+def test_random_starts_differ_are_reproducible_and_leave_the_network_unchanged(name: str) -> None:
     net, inputs, y = build(name)
     model = pr.Model(net, pr.Gaussian(0.5))
-    before, output = picture(net), model.network(model.network.initial, inputs, {}, train=False).detach()
+    before, output = observable_state(net), model.network(model.network.initial, inputs, {}, train=False).detach()
     starts = [model.start(y, torch.Size((3,)), stream(0, "start")) for _ in range(2)]
     assert torch.equal(*starts)
     for i, j in ((0, 1), (0, 2), (1, 2)):
         assert not torch.equal(starts[0][i], starts[0][j])
-    assert same(picture(net), before)
+    assert equal(observable_state(net), before)
     assert torch.equal(model.network(model.network.initial, inputs, {}, train=False).detach(), output)
 
 
-def test_a_relu_works_in_place_on_what_a_convolution_made_and_nowhere_else() -> None:
+def test_a_relu_runs_in_place_only_after_a_convolution_or_a_linear_layer() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Tanh(), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2), nn.ReLU())
     skeleton = Network(net).skeleton
     assert [m.inplace for m in skeleton if isinstance(m, nn.ReLU)] == [True, False, True]
     assert not any(m.inplace for m in net if isinstance(m, nn.ReLU))
-    twice = nn.ReLU()
-    shared = Network(nn.Sequential(nn.Conv2d(1, 2, 3), twice, nn.Tanh(), twice)).skeleton
+    shared_relu = nn.ReLU()
+    shared = Network(nn.Sequential(nn.Conv2d(1, 2, 3), shared_relu, nn.Tanh(), shared_relu)).skeleton
     assert not any(m.inplace for m in shared if isinstance(m, nn.ReLU))
 
 
-def test_a_relu_in_place_leaves_values_and_gradients_as_they_are() -> None:
+def test_a_relu_in_place_does_not_change_values_or_gradients() -> None:
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 1))
     net = net.to(torch.float64)
     X = torch.randn(5, 1, 4, 4, dtype=torch.float64)
@@ -840,10 +860,12 @@ def test_a_relu_in_place_leaves_values_and_gradients_as_they_are() -> None:
     ("size", "options"), [(2, {}), (3, {}), (2, {"stride": 1}), (2, {"padding": 1}), (2, {"ceil_mode": True})]
 )
 @pytest.mark.parametrize("shape", [(4, 3, 9, 8), (2, 1, 2, 7), (3, 5, 5)])
-def test_pooling_by_maxima_gives_torchs_own_bits(size: int, options: dict[str, Any], shape: tuple[int, ...]) -> None:
+def test_pooling_by_maxima_equals_torchs_pooling_exactly(
+    size: int, options: dict[str, Any], shape: tuple[int, ...]
+) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     if size > min(shape[-2:]):
-        pytest.skip("a window must fit")
+        pytest.skip("the pooling window is larger than the image")
     x[..., 0, 0] = torch.nan
     pool = nn.MaxPool2d(size, **options)
     net = nn.Sequential(pool)
@@ -866,7 +888,7 @@ def test_a_pooling_layer_defined_by_the_user_is_not_replaced() -> None:
     assert repr(skeleton) == repr(net)
 
 
-def test_casts_cached_by_autocast_are_of_the_bound_vector():
+def test_autocast_does_not_reuse_casts_of_an_earlier_vector():
     network = Network(nn.Linear(3, 2))
     x = torch.ones(4, 3)
     w = network.initial.clone()

@@ -1,4 +1,4 @@
-"""One function of one vector, over many: the numbers of one at a time, traced, or looped over where vmap can't."""
+"""A function of one vector, evaluated at many by tracing or by a loop, gives the values and gradients of each alone."""
 
 import warnings
 from typing import Any
@@ -36,71 +36,73 @@ def one_at_a_time(w: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     return torch.stack([v for v, _ in pairs]), torch.stack([g for _, g in pairs])
 
 
-def close(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> None:
+def assert_pairs_close(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> None:
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_traced_gradients_are_those_of_autograd() -> None:
+def test_traced_gradients_equal_those_of_autograd() -> None:
     function = Vectorised(smooth, "This")
     for rows, draws, factor in ((5, 3, 1.0), (5, 3, 2.5), (2, 3, 1.0), (5, 7, 1.0), (1, 1, 1.0)):
-        for seed in (1, 2):  # the second runs the recorded graph on other numbers
+        for seed in (1, 2):  # the second seed runs the recorded graph on new numbers
             batch, w = (randn(rows, P, seed=seed), randn(rows, seed=seed + 9)), randn(draws, P, seed=seed + 99)
-            close(function.values_and_grads(w, batch, factor), one_at_a_time(w, batch, factor))
+            assert_pairs_close(function.values_and_grads(w, batch, factor), one_at_a_time(w, batch, factor))
             values = torch.stack([smooth(row, batch, factor) for row in w])
             torch.testing.assert_close(function.values(w, batch, factor), values, rtol=1e-12, atol=1e-12)
     assert not function.loop
 
 
-def test_every_vector_may_have_its_own_tensors() -> None:
-    moved = lambda w, batch, factor, by: smooth(w + by, batch, factor)  # noqa: E731
-    batch, w, by = (randn(5, P, seed=1), randn(5, seed=2)), randn(3, P, seed=3), randn(3, P, seed=4)
-    wanted = one_at_a_time(w + by, batch, 2.0)
+def test_each_vector_may_have_its_own_extra_tensors() -> None:
+    shifted = lambda w, batch, factor, shift: smooth(w + shift, batch, factor)  # noqa: E731
+    batch, w, shift = (randn(5, P, seed=1), randn(5, seed=2)), randn(3, P, seed=3), randn(3, P, seed=4)
+    wanted = one_at_a_time(w + shift, batch, 2.0)
     for loop in (False, True):
-        function = Vectorised(moved, "This", loop=loop)
+        function = Vectorised(shifted, "This", loop=loop)
         for _ in range(2):
-            close(function.values_and_grads(w, batch, 2.0, each=(by,)), wanted)
+            assert_pairs_close(function.values_and_grads(w, batch, 2.0, each=(shift,)), wanted)
 
 
 @given(rows=st.integers(1, 6), draws=st.integers(1, 5), seed=st.integers(0, 10**6))
 def test_the_loop_and_the_batched_pass_agree(rows: int, draws: int, seed: int) -> None:
     batch, w = (randn(rows, P, seed=seed), randn(rows, seed=seed + 1)), randn(draws, P, seed=seed + 2)
     looped = Vectorised(smooth, "This", loop=True)
-    close(looped.values_and_grads(w, batch, 1.5), one_at_a_time(w, batch, 1.5))
-    torch.testing.assert_close(SHARED.values(w, batch, 1.5), looped.values(w, batch, 1.5), rtol=1e-12, atol=1e-12)
+    assert_pairs_close(looped.values_and_grads(w, batch, 1.5), one_at_a_time(w, batch, 1.5))
+    torch.testing.assert_close(
+        VECTORISED_SMOOTH.values(w, batch, 1.5), looped.values(w, batch, 1.5), rtol=1e-12, atol=1e-12
+    )
 
 
-SHARED = Vectorised(smooth, "This")
+VECTORISED_SMOOTH = Vectorised(smooth, "This")
 
 
-def test_results_carry_no_graph_whatever_the_function_closes_over() -> None:
-    outside = torch.ones(P, dtype=F64, requires_grad=True)
+def test_results_carry_no_graph_when_the_function_closes_over_a_leaf() -> None:
+    leaf = torch.ones(P, dtype=F64, requires_grad=True)
     for loop in (False, True):
-        function = Vectorised(lambda w: (outside * w * w).sum(), "This", loop=loop)
+        function = Vectorised(lambda w: (leaf * w * w).sum(), "This", loop=loop)
         for _ in range(2):
             value, gradient = function.values_and_grads(randn(3, P))
             assert not value.requires_grad
             assert not gradient.requires_grad
             torch.testing.assert_close(gradient, 2 * randn(3, P))
-    assert outside.grad is None
+    assert leaf.grad is None
 
 
 def test_gradients_are_the_same_inside_no_grad() -> None:
     batch, w = (randn(5, P), randn(5)), randn(3, P)
     with torch.no_grad():
         for loop in (False, True):
-            close(Vectorised(smooth, "This", loop=loop).values_and_grads(w, batch, 1.0), GRADIENTS)
+            assert_pairs_close(Vectorised(smooth, "This", loop=loop).values_and_grads(w, batch, 1.0), EXPECTED_PAIR)
 
 
-GRADIENTS = one_at_a_time(randn(3, P), (randn(5, P), randn(5)), 1.0)
+EXPECTED_PAIR = one_at_a_time(randn(3, P), (randn(5, P), randn(5)), 1.0)
 
 
 def branching(w: Tensor, x: Tensor) -> Tensor:
-    """Which way it goes depends on the vector, which vmap can't follow."""
+    """Branches on the value of the vector, which vmap doesn't support."""
     return (x * w).sum() if float(w[0].detach()) > 0 else (x * w * w).sum()
 
 
-def test_functions_that_vmap_cannot_take_run_in_a_loop_with_one_warning_and_the_same_numbers() -> None:
+def test_functions_that_vmap_refuses_run_in_a_loop_with_one_warning_and_equal_values() -> None:
     function, x, w = Vectorised(branching, "This density"), randn(P), randn(6, P, seed=3)
     assert {bool(v > 0) for v in w[:, 0]} == {True, False}
     wanted = [value_and_grad(branching, row, x) for row in w]
@@ -109,22 +111,24 @@ def test_functions_that_vmap_cannot_take_run_in_a_loop_with_one_warning_and_the_
     ) as caught:
         found = function.values_and_grads(w, x)
     assert len(caught) == 1
-    close(found, (torch.stack([v for v, _ in wanted]), torch.stack([g for _, g in wanted])))
+    assert_pairs_close(found, (torch.stack([v for v, _ in wanted]), torch.stack([g for _, g in wanted])))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        close(function.values_and_grads(w + 1, x), Vectorised(branching, "", loop=True).values_and_grads(w + 1, x))
+        assert_pairs_close(
+            function.values_and_grads(w + 1, x), Vectorised(branching, "", loop=True).values_and_grads(w + 1, x)
+        )
         torch.testing.assert_close(function.values(w, x), found[0])
 
 
-def test_values_that_vmap_cannot_take_run_in_a_loop_too() -> None:
+def test_values_without_gradients_also_fall_back_to_a_loop() -> None:
     function, x, w = Vectorised(branching, "This density"), randn(P), randn(6, P, seed=3)
     with pytest.warns(PrioryWarning, match="runs in a loop"):
         values = function.values(w, x)
     torch.testing.assert_close(values, torch.stack([branching(row, x) for row in w]))
 
 
-def test_a_branch_on_the_data_is_taken_anew_for_each_batch() -> None:
-    """A recorded graph would remember the branch of the first batch."""
+def test_a_branch_on_the_data_is_evaluated_for_each_batch() -> None:
+    """A recorded graph would repeat the branch of the first batch."""
 
     def function(w: Tensor, x: Tensor) -> Tensor:
         return (x * w).sum() if float(x.sum()) > 0 else (x * w * w).sum()
@@ -135,25 +139,25 @@ def test_a_branch_on_the_data_is_taken_anew_for_each_batch() -> None:
         warnings.simplefilter("ignore", PrioryWarning)
         for batch in (x, -x):
             wanted = [value_and_grad(function, row, batch) for row in w]
-            close(
+            assert_pairs_close(
                 vectorised.values_and_grads(w, batch),
                 (torch.stack([v for v, _ in wanted]), torch.stack([g for _, g in wanted])),
             )
 
 
-def test_an_error_of_the_function_itself_is_raised_unchanged() -> None:
-    def wrong(w: Tensor) -> Tensor:
+def test_an_error_in_the_function_is_raised_unchanged() -> None:
+    def wrong_shape(w: Tensor) -> Tensor:
         return (w @ torch.zeros(P + 1, dtype=F64)).sum()
 
-    for call in (Vectorised(wrong, "This").values, Vectorised(wrong, "This").values_and_grads):
+    for call in (Vectorised(wrong_shape, "This").values, Vectorised(wrong_shape, "This").values_and_grads):
         with pytest.raises(RuntimeError, match="size"):
             call(randn(2, P))
 
-    def unwritten(w: Tensor) -> Tensor:
+    def undefined_name(w: Tensor) -> Tensor:
         raise KeyError("b")
 
     with pytest.raises(KeyError, match="b"):
-        Vectorised(unwritten, "This").values_and_grads(randn(2, P))
+        Vectorised(undefined_name, "This").values_and_grads(randn(2, P))
 
 
 def test_at_most_max_traces_graphs_are_kept() -> None:
@@ -174,15 +178,15 @@ def test_each_dtype_has_its_own_trace() -> None:
 
 def test_the_given_vector_is_not_changed() -> None:
     w = randn(3, P)
-    kept = w.clone()
+    copy_before = w.clone()
     Vectorised(smooth, "This").values_and_grads(w, (randn(5, P), randn(5)), 1.0)
     value_and_grad(smooth, w[0], (randn(5, P), randn(5)), 1.0)
-    assert torch.equal(w, kept)
+    assert torch.equal(w, copy_before)
     assert not w.requires_grad
     assert w.grad is None
 
 
-def test_a_density_that_vmap_cannot_take_warns_once_and_fits_as_by_hand() -> None:
+def test_a_density_that_vmap_refuses_warns_once_and_gives_the_same_fit() -> None:
     def log_prob(p: dict[str, Tensor]) -> Tensor:
         a = p["a"]
         return -0.5 * (a - 1).square() if float(a.detach()) > 0 else -0.5 * (a - 1).square() + 0 * a
@@ -200,7 +204,7 @@ def test_a_density_that_vmap_cannot_take_warns_once_and_fits_as_by_hand() -> Non
     torch.testing.assert_close(looped.mean["a"], batched.mean["a"], rtol=1e-12, atol=1e-12)
 
 
-def test_a_density_that_takes_leading_dimensions_itself_gives_the_same_fit() -> None:
+def test_a_density_that_handles_leading_dimensions_gives_the_same_fit() -> None:
     def batched(p: dict[str, Tensor]) -> Tensor:
         return -0.5 * (p["a"] - 1).square().sum(-1) - p["b"]
 
@@ -213,8 +217,8 @@ def test_a_density_that_takes_leading_dimensions_itself_gives_the_same_fit() -> 
         torch.testing.assert_close(posteriors[0].mean[name], posteriors[1].mean[name], rtol=1e-12, atol=1e-12)
 
 
-def test_distributions_that_check_their_arguments_are_vectorised_and_check_again_afterwards() -> None:
-    """The check asks a batch for one answer; warnings are errors here."""
+def test_argument_validation_of_distributions_is_off_while_vectorised_and_on_afterwards() -> None:
+    """Validation converts a batched condition to one bool, which vmap refuses; a fallback would warn, and fail here."""
 
     def log_prob(w: Tensor) -> Tensor:
         scale = HalfCauchy(torch.tensor(2.0, dtype=F64)).log_prob(w[0].exp())
@@ -228,7 +232,7 @@ def test_distributions_that_check_their_arguments_are_vectorised_and_check_again
     assert not vectorised.loop
     assert Distribution._validate_args == before
     each = [value_and_grad(log_prob, row) for row in w]
-    close((value, gradient), (torch.stack([v for v, _ in each]), torch.stack([g for _, g in each])))
+    assert_pairs_close((value, gradient), (torch.stack([v for v, _ in each]), torch.stack([g for _, g in each])))
     with pytest.raises(ValueError, match="found invalid values"):
         Normal(0.0, -1.0)
 

@@ -190,7 +190,7 @@ def test_ellipses_show_the_components_and_colours_the_responsibilities(kind: str
 
 def test_factor_models_have_ellipses():
     y = torch.stack([rows(), 0.8 * rows() + 0.3 * rows(seed=1), rows(seed=2)], 1)
-    posterior = pr.fit(latent.FactorAnalysisMixture(2, 1), y, pr.EM(), progress=False)
+    posterior = pr.fit(latent.FactorAnalysisMixture(2, 1), y, pr.EM(), steps=50, progress=False)
     theta = posterior.mean
     spread = theta["loadings"] @ theta["loadings"].mT + theta["variances"].diag_embed()
     torch.testing.assert_close(em.covariances(posterior.latent, theta), spread, rtol=1e-9, atol=1e-12)

@@ -14,7 +14,7 @@ from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, r_hat
 from priory.diagnostics.summary import CHAIN_COLUMNS, MAX_PRINTED_ROWS, Summary
 from priory.fitting.prepare import make_target
 from priory.models.target import Target
-from priory.posteriors import Draws, base
+from priory.posteriors import Draws, base, pointwise
 from priory.posteriors import chains as module
 from priory.posteriors.chains import Chains
 from priory.testing import LinearRegression, assert_mean_close
@@ -43,7 +43,7 @@ def statistics(chains: int = 4, draws: int = 200) -> dict[str, torch.Tensor]:
 
 
 def regression(draws: int = 25) -> tuple[LinearRegression, Chains]:
-    """Exact draws of a linear regression's posterior, in two chains, with the data they are of."""
+    """Return exact posterior draws of a linear regression in two chains, with the data."""
     exact = LinearRegression.make(0)
     model = exact.model()
     rows = Data.of(exact.data).prepared(model.prepare)
@@ -56,7 +56,7 @@ def regression(draws: int = 25) -> tuple[LinearRegression, Chains]:
 # The draws.
 
 
-def test_the_draws_are_those_of_the_constrained_parameters_by_chain_and_draw():
+def test_draws_are_constrained_parameters_by_chain_and_draw():
     w = vectors()
     posterior = Chains(TARGET, w)
     assert {name: tuple(x.shape) for name, x in posterior.draws.items()} == {"x": (4, 200, 2), "s": (4, 200)}
@@ -66,7 +66,7 @@ def test_the_draws_are_those_of_the_constrained_parameters_by_chain_and_draw():
     assert (posterior.num_chains, posterior.num_draws) == (4, 200)
 
 
-def test_as_many_draws_as_are_stored_are_all_of_them_and_more_are_even_over_them():
+def test_sampling_all_draws_returns_each_once_and_more_repeats_them_evenly():
     w = vectors(2, 10)
     posterior = Chains(TARGET, w)
     drawn = posterior.draw(20, stream(0))
@@ -75,7 +75,7 @@ def test_as_many_draws_as_are_stored_are_all_of_them_and_more_are_even_over_them
     assert_mean_close(posterior.draw(20_000, stream(0)), w.mean((0, 1)))  # 3 comparisons: false alarms at 2e-6
 
 
-def test_what_a_sampler_has_ends_before_its_first_draw_that_is_not_finite():
+def test_draws_are_cut_before_the_first_one_that_is_not_finite():
     w, now = vectors(2, 10), vectors(2, 1)[:, 0]
     w[1, 6, 0], w[0, 8, 0] = math.nan, math.inf
     found = Chains.kept(TARGET, w, now, statistics={"energy": torch.arange(20.0).reshape(2, 10)})
@@ -86,7 +86,7 @@ def test_what_a_sampler_has_ends_before_its_first_draw_that_is_not_finite():
         assert torch.equal(Chains.kept(TARGET, nothing, now, statistics=statistics(2, 10)).w, now[:, None])
 
 
-def test_a_file_keeps_draws_and_statistics_exactly(tmp_path):
+def test_a_file_stores_draws_and_statistics_exactly(tmp_path):
     posterior = Chains(TARGET, vectors(), statistics=statistics())
     posterior.save(tmp_path / "chains")
     loaded = pr.load(tmp_path / "chains", DENSITY)
@@ -98,7 +98,7 @@ def test_a_file_keeps_draws_and_statistics_exactly(tmp_path):
         assert torch.equal(loaded.statistics[name], t)
 
 
-def test_a_file_of_a_float32_model_keeps_its_statistics_too(tmp_path):
+def test_a_file_of_a_float32_model_stores_its_statistics(tmp_path):
     density = pr.Density(lambda p: -p["x"].square(), {"x": pr.Param()}, dtype=torch.float32)
     own = {"energy": torch.rand(2, 5, generator=stream(0), dtype=DOUBLE), "steps": torch.full((2, 5), 1023)}
     posterior = Chains(Target(density, None), torch.zeros(2, 5, 1), statistics=own)
@@ -110,28 +110,28 @@ def test_a_file_of_a_float32_model_keeps_its_statistics_too(tmp_path):
         assert loaded.statistics[name].dtype == t.dtype
 
 
-def test_chains_predict_as_the_same_draws_without_chains_do():
+def test_chains_predict_like_the_same_draws_without_chains():
     exact, posterior = regression()
     flat = Draws(posterior.target, posterior.w.flatten(0, 1))
     assert torch.equal(posterior.predict(exact.X).mean, flat.predict(exact.X).mean)
 
 
-def test_a_prediction_in_pieces_has_the_draws_of_one_in_a_single_piece_none_of_them_twice(monkeypatch):
+def test_a_prediction_in_chunks_uses_the_same_draws_once_each(monkeypatch):
     exact, posterior = regression()
     for each in (posterior, Draws(posterior.target, posterior.w.flatten(0, 1))):
         for samples in (50, 33, 80):
-            monkeypatch.setattr(base, "BLOCK_NUMBERS", 1 << 21)
+            monkeypatch.setattr(base, "BLOCK_ELEMENTS", 1 << 21)
             at_once = each.predict(exact.X, samples=samples).outputs
-            monkeypatch.setattr(base, "BLOCK_NUMBERS", 8 * 4)  # eight draws of four coordinates
+            monkeypatch.setattr(base, "BLOCK_ELEMENTS", 8 * 4)  # eight draws of four coordinates per chunk
             outputs = each.predict(exact.X, samples=samples).outputs
             torch.testing.assert_close(outputs, at_once, rtol=1e-12, atol=1e-12)
             assert samples > 50 or len(outputs[:, 0].unique()) == samples
 
 
-# Whether they may be believed.
+# Convergence diagnostics.
 
 
-def test_the_summary_holds_the_measures_of_every_entry():
+def test_the_summary_has_the_diagnostics_of_every_entry():
     posterior = Chains(TARGET, vectors(), statistics=statistics())
     summary = posterior.summary()
     assert summary.names == ["x[0]", "x[1]", "s"]
@@ -157,7 +157,7 @@ def test_the_summary_holds_the_measures_of_every_entry():
     torch.testing.assert_close(posterior.diagnostics["ess_bulk"]["s"], wanted["ess_bulk"][2])
 
 
-def test_the_summary_prints_a_table_and_says_what_is_known_of_the_whole():
+def test_the_summary_prints_a_table_and_a_verdict():
     text = str(Chains(TARGET, vectors(), statistics=statistics()).summary())
     head, *rows = text.split("\n")
     assert head.split() == ["mean", "mcse", "sd", "5%", "50%", "95%", "ess_bulk", "ess_tail", "r_hat"]
@@ -167,7 +167,7 @@ def test_the_summary_prints_a_table_and_says_what_is_known_of_the_whole():
     assert "2 draws diverged (0.25 %)" in text
 
 
-def test_good_chains_are_not_spoken_against():
+def test_good_chains_have_an_empty_verdict():
     assert Chains(TARGET, vectors(4, 1000)).summary().verdict == []
 
 
@@ -175,7 +175,7 @@ def test_good_chains_are_not_spoken_against():
     ("chains", "wanted"), [(1, 100), (2, 200), (3, 300), (4, 400), (5, 400), (8, 400), (64, 400), (1000, 400)]
 )
 @pytest.mark.parametrize("short", ["ess_bulk", "ess_tail"])
-def test_a_hundred_effective_draws_a_chain_are_enough_and_of_many_chains_four_hundred(chains, wanted, short):
+def test_the_verdict_asks_for_an_ess_of_100_per_chain_and_at_most_400(chains, wanted, short):
     columns = {name: torch.full((2,), 1.0, dtype=DOUBLE) for name in CHAIN_COLUMNS}
     columns |= {name: torch.full((2,), 1e6, dtype=DOUBLE) for name in ("ess_bulk", "ess_tail")}
     columns[short] = torch.tensor([1e6, wanted], dtype=DOUBLE)
@@ -186,16 +186,16 @@ def test_a_hundred_effective_draws_a_chain_are_enough_and_of_many_chains_four_hu
     ]
 
 
-def test_chains_that_disagree_are_spoken_against_by_name():
+def test_the_verdict_names_quantities_on_which_chains_disagree():
     w = vectors()
     w[2, :, 1] += 2
     verdict = Chains(TARGET, w).summary().verdict
     assert verdict[0].startswith("R-hat is above 1.01 for 1 of 3 quantities, and largest (")
-    assert verdict[0].endswith("for x[1]: the chains disagree. Draw more.")
+    assert verdict[0].endswith("for x[1]: the chains disagree. Take more draws.")
     assert verdict[1].startswith("ESS is below 400 for 1 of 3 quantities, and smallest (")
 
 
-def test_a_slow_energy_and_a_quantity_that_stands_still_are_told():
+def test_the_verdict_reports_a_low_bfmi_and_constant_quantities():
     w, own = vectors(), {"energy": torch.arange(800.0).reshape(4, 200)}
     w[..., 0] = 1.0
     summary = Chains(TARGET, w, statistics=own).summary()
@@ -204,13 +204,13 @@ def test_a_slow_energy_and_a_quantity_that_stands_still_are_told():
     assert "nan" in str(summary)
 
 
-def test_fewer_than_four_draws_say_nothing():
+def test_fewer_than_four_draws_have_no_diagnostics():
     summary = Chains(TARGET, vectors(2, 3)).summary()
     assert summary.verdict == ["Fewer than 4 draws per chain say nothing about convergence."]
     assert "nan" in str(summary)
 
 
-def test_of_many_quantities_those_of_the_highest_r_hat_are_shown():
+def test_a_long_summary_shows_the_quantities_with_the_highest_r_hat():
     density = pr.Density(lambda p: -p["x"].square().sum(), {"x": pr.Param((80,))})
     w = torch.randn(2, 50, 80, generator=stream(0, "many"), dtype=DOUBLE)
     w[0, :, 77] += 5
@@ -220,14 +220,14 @@ def test_of_many_quantities_those_of_the_highest_r_hat_are_shown():
     assert "Shown are the 50 of 80 quantities with the highest R-hat." in str(summary)
 
 
-def test_a_notebook_gets_the_same_table_with_its_names_escaped():
+def test_the_html_of_the_summary_escapes_names():
     density = pr.Density(lambda p: -p["a<b"].square(), {"a<b": pr.Param()})
     html = Chains(Target(density, None), torch.zeros(2, 5, 1, dtype=DOUBLE)).summary()._repr_html_()
     assert "<td>a&lt;b</td>" in html
     assert "2 chains of 5 draws." in html
 
 
-def test_a_column_that_is_not_there_is_refused():
+def test_an_unknown_column_is_refused():
     with pytest.raises(pr.InputError, match="The 'column' argument of Summary must be among mean, mcse, sd"):
         _ = Chains(TARGET, vectors()).summary()["rhat"]
 
@@ -242,7 +242,7 @@ def test_divergences_are_listed_by_chain_and_draw():
 # In function space.
 
 
-def test_the_function_space_of_a_line_holds_its_mean_predictions():
+def test_the_function_space_of_a_line_has_its_mean_predictions():
     exact, posterior = regression()
     x = exact.X[:3]
     means = posterior.w @ exact.design(x).T
@@ -255,7 +255,7 @@ def test_the_function_space_of_a_line_holds_its_mean_predictions():
         assert torch.equal(posterior.function_space(same)["mean"], summary["mean"])
 
 
-def test_chains_that_hold_one_function_at_mirrored_weights_agree_in_function_space_alone(monkeypatch):
+def test_chains_with_mirrored_weights_agree_only_in_function_space(monkeypatch):
     net = nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 1, bias=False)).double()
     model = pr.Model(net, pr.Gaussian(0.1), prior=1.0)
     x = torch.linspace(-1, 1, 5, dtype=DOUBLE)[:, None]
@@ -264,7 +264,7 @@ def test_chains_that_hold_one_function_at_mirrored_weights_agree_in_function_spa
     w = w + 0.1 * torch.randn(4, 200, 6, generator=stream(0, "mirror"), dtype=DOUBLE)
     w[1::2] = -w[1::2]  # tanh is odd: the same function
     posterior = Chains(target, w)
-    monkeypatch.setattr(module, "BLOCK_NUMBERS", 500)  # a hundred draws at a time
+    monkeypatch.setattr(module, "BLOCK_ELEMENTS", 500)  # a hundred draws per chunk
     assert float(posterior.summary()["r_hat"].max()) > 1.5
     assert float(posterior.function_space(x)["r_hat"].max()) < 1.02
 
@@ -295,7 +295,7 @@ def fake_arviz(monkeypatch, version: str) -> list[tuple]:
 
 
 @pytest.mark.parametrize("version", ["0.20.0", "1.2.0"])
-def test_arviz_gets_its_groups_as_its_version_takes_them(version, monkeypatch):
+def test_arviz_gets_its_groups_in_the_form_of_its_version(version, monkeypatch):
     calls = fake_arviz(monkeypatch, version)
     exact, posterior = regression()
     posterior.statistics = statistics(2, 25)
@@ -315,7 +315,7 @@ def test_arviz_gets_its_groups_as_its_version_takes_them(version, monkeypatch):
     assert_mean_close(drawn.flatten().square(), torch.ones((), dtype=DOUBLE))
 
 
-def test_a_density_with_rows_has_their_log_likelihood_and_no_drawn_targets(monkeypatch):
+def test_a_density_with_rows_has_a_log_likelihood_and_no_posterior_predictive(monkeypatch):
     calls = fake_arviz(monkeypatch, "1.0.0")
     tosses = torch.tensor([1.0, 0.0, 1.0], dtype=DOUBLE)
     coin = pr.Density(
@@ -332,7 +332,7 @@ def test_a_density_with_rows_has_their_log_likelihood_and_no_drawn_targets(monke
     torch.testing.assert_close(torch.from_numpy(groups["log_likelihood"]["y"]), wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_labels_are_drawn_with_their_probabilities():
+def test_labels_are_sampled_with_their_probabilities():
     model = pr.Model(nn.Linear(1, 3, bias=False).double(), pr.Categorical(), prior=1.0)
     X = torch.ones(4, 1, dtype=DOUBLE)
     target = make_target(model, Data.of((X, torch.tensor([0, 1, 2, 2]))).prepared(model.prepare))
@@ -344,7 +344,7 @@ def test_labels_are_drawn_with_their_probabilities():
     assert_mean_close(nn.functional.one_hot(drawn.flatten(), 3).double(), w[0, 0].softmax(0))
 
 
-def test_a_posterior_from_a_file_takes_the_data_again(monkeypatch, tmp_path):
+def test_a_loaded_posterior_takes_the_data_as_an_argument(monkeypatch, tmp_path):
     calls = fake_arviz(monkeypatch, "1.0.0")
     exact, posterior = regression()
     posterior.save(tmp_path / "chains")
@@ -358,12 +358,12 @@ def test_a_posterior_from_a_file_takes_the_data_again(monkeypatch, tmp_path):
     ]
 
 
-def test_the_log_likelihood_is_made_in_blocks_of_rows(monkeypatch):
+def test_the_log_likelihood_is_computed_in_blocks_of_rows(monkeypatch):
     _, posterior = regression()
     assert posterior.data is not None
-    whole = posterior.pointwise(posterior.data)
-    monkeypatch.setattr(module, "BLOCK_NUMBERS", 150)  # three rows at a time
-    torch.testing.assert_close(posterior.pointwise(posterior.data), whole, rtol=1e-12, atol=1e-12)
+    whole = posterior.log_likelihood(posterior.data)
+    monkeypatch.setattr(pointwise, "BLOCK_ELEMENTS", 150)  # three rows per block
+    torch.testing.assert_close(posterior.log_likelihood(), whole, rtol=1e-12, atol=1e-12)
     assert whole.shape == (2, 25, 20)
 
 
@@ -374,7 +374,7 @@ def test_a_density_that_is_one_log_prob_has_no_log_likelihood(monkeypatch):
 
 
 def test_arviz_reads_the_draws_and_computes_the_leave_one_out_score():
-    """On exact draws p_loo is near the number of weights, 4, and every number of az.summary is ours."""
+    """On exact draws p_loo is near the number of weights, 4, and az.summary agrees with our summary."""
     import arviz as az
 
     _, posterior = regression(draws=1000)
@@ -382,7 +382,7 @@ def test_arviz_reads_the_draws_and_computes_the_leave_one_out_score():
     table = az.summary(data, round_to="none")
     ours = posterior.summary()
     assert list(table.index) == ours.names
-    # from version 1 on the tail of its table begins elsewhere
+    # from version 1 on, the tail ESS of ArviZ is computed at other quantiles
     tail = () if az.__version__.startswith("1.") else ("ess_tail",)
     for name in ("mean", "sd", "ess_bulk", *tail, "r_hat"):
         torch.testing.assert_close(torch.tensor(table[name].to_numpy()), ours[name], rtol=1e-8, atol=1e-8)
@@ -396,7 +396,7 @@ def test_without_arviz_the_extra_is_named(monkeypatch):
         Chains(TARGET, vectors()).to_arviz()
 
 
-# What is refused.
+# Invalid arguments.
 
 
 def test_chains_have_no_density_and_no_evidence():
@@ -413,7 +413,7 @@ def test_draws_of_another_shape_are_refused(w):
         Chains(TARGET, w)
 
 
-def test_a_draw_that_is_no_number_is_refused():
+def test_draws_that_are_not_finite_are_refused():
     with pytest.raises(pr.InputError, match="The 'w' argument of Chains must be finite"):
         Chains(TARGET, torch.full((2, 5, 3), math.nan))
 

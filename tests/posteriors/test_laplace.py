@@ -36,7 +36,7 @@ def problem(likelihood=None, dtype=F64, prior=1.0):
 
 
 def fitted(method, likelihood=None, dtype=F64):
-    """Around the weights as given."""
+    """Fit Laplace around the given weights."""
     model, data = problem(likelihood, dtype)
     rows = Data.of(data).prepared(model.prepare)
     w = make_target(model, rows).start(rows, torch.Size(), stream(0))
@@ -45,7 +45,7 @@ def fitted(method, likelihood=None, dtype=F64):
 
 
 def jacobian(posterior, x):
-    """(n, C, p), by autograd through the network."""
+    """Return the Jacobian (n, C, p), computed by autograd through the network."""
     network = posterior.model.network
     network.set_mode(train=False)
     full = torch.autograd.functional.jacobian(lambda w: network.functional(w, (x,), {}), posterior.w)
@@ -62,13 +62,13 @@ def test_draws_have_the_gaussians_mean_and_covariance(structure):
     draws = posterior.draw(40_000, stream(1))
     spread = covariance(posterior)
     z = (draws.mean(0) - posterior.w) / (spread.diagonal() / 40_000).sqrt()
-    assert float(z.abs().max()) < 5.5  # of 27: false alarms below 2e-6
+    assert float(z.abs().max()) < 5.5  # 27 comparisons: false alarms below 2e-6
     scale = spread.diagonal().sqrt()
     off = (draws.T.cov() - spread) / scale[:, None] / scale
-    assert float(off.abs().max()) < 6 * math.sqrt(2 / 40_000)  # a standard error is at most that without the 6
+    assert float(off.abs().max()) < 6 * math.sqrt(2 / 40_000)  # 6 times an upper bound of the standard error
 
 
-def test_draws_for_a_prediction_are_mirrored_pairs():
+def test_draws_for_a_prediction_are_antithetic_pairs():
     posterior = fitted(Laplace())
     for n in (6, 7):
         draws = posterior.draw_for_prediction(n, stream(1))
@@ -78,7 +78,7 @@ def test_draws_for_a_prediction_are_mirrored_pairs():
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_its_log_density_is_that_of_its_dense_matrix(structure):
+def test_the_log_density_equals_that_of_the_dense_gaussian(structure):
     posterior = fitted(Laplace(structure))
     normal = torch.distributions.MultivariateNormal(posterior.w, covariance(posterior))
     w = posterior.draw(3, stream(2))
@@ -86,7 +86,7 @@ def test_its_log_density_is_that_of_its_dense_matrix(structure):
     torch.testing.assert_close(posterior.log_prob(params), normal.log_prob(w), rtol=1e-8, atol=1e-8)
 
 
-def test_the_density_and_the_draws_of_part_of_the_network_leave_the_rest_alone():
+def test_a_selection_has_its_own_density_and_draws_keep_the_other_weights():
     posterior = fitted(Laplace("full", over=["2.bias"]), pr.Gaussian(outputs=3))
     layout = posterior.model.layout
     params = layout.constrain(posterior.draw(2, stream(2)))
@@ -100,7 +100,7 @@ def test_the_density_and_the_draws_of_part_of_the_network_leave_the_rest_alone()
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("over", ["all", "last", ["0.weight"]], ids=str)
-def test_linearised_outputs_have_the_covariance_of_the_dense_jacobian(structure, over):
+def test_linearised_outputs_have_the_covariance_computed_with_the_dense_jacobian(structure, over):
     posterior = fitted(Laplace(structure, over=over))
     slopes, spread = jacobian(posterior, X_NEW), covariance(posterior)
     mean, found = posterior.outputs(X_NEW)
@@ -111,7 +111,7 @@ def test_linearised_outputs_have_the_covariance_of_the_dense_jacobian(structure,
     torch.testing.assert_close(joint, torch.einsum("acp,pq,bdq->acbd", slopes, spread, slopes), rtol=1e-8, atol=1e-10)
 
 
-def test_a_joint_covariance_in_pieces_is_the_same():
+def test_a_joint_covariance_in_chunks_is_the_same():
     posterior = fitted(Laplace())
     whole = posterior.outputs(X_NEW, joint=True)[1]
     torch.testing.assert_close(posterior.outputs(X_NEW, joint=True, limit=1)[1], whole)
@@ -119,7 +119,7 @@ def test_a_joint_covariance_in_pieces_is_the_same():
 
 
 def dense(likelihood, structure, channels=3):
-    """Images of 3 x 3 pixels to as many places, around the weights as given."""
+    """Fit Laplace around the given weights of a network from 3 x 3 pixels to one output per pixel."""
     generator = stream(3, "dense")
     layers = [nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, channels, 1)]
     net = nn.Sequential(*layers, *([nn.Flatten(1, 2)] if channels == 1 else [])).to(F64)
@@ -131,12 +131,14 @@ def dense(likelihood, structure, channels=3):
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_many_outputs_have_the_covariance_of_the_classes_of_each_pixel(structure, monkeypatch):
+def test_dense_class_outputs_have_one_covariance_per_pixel(structure, monkeypatch):
     posterior, X = dense(pr.Categorical(), structure)
     mean, whole = posterior.outputs(X)
     joint = posterior.predict(X, link="probit")
     monkeypatch.setattr(of_laplace, "MAX_JOINT_OUTPUTS", 26)
-    monkeypatch.setattr(of_laplace, "OUTPUT_BLOCK", 7)  # two pixels of three classes at a time, and one at the end
+    monkeypatch.setattr(
+        of_laplace, "OUTPUTS_PER_PASS", 7
+    )  # blocks of two pixels with three classes, and one pixel at the end
     prediction = posterior.predict(X, link="probit")
     assert prediction.distribution.covariance.shape == (6, 3, 3, 3, 3)
     pixels = whole.view(6, 9, 3, 9, 3)
@@ -147,26 +149,26 @@ def test_many_outputs_have_the_covariance_of_the_classes_of_each_pixel(structure
     torch.testing.assert_close(prediction.distribution.location, posterior.predict(X, seed=3).distribution.location)
 
 
-def test_many_numbers_have_their_variances(monkeypatch):
+def test_dense_numeric_outputs_have_variances(monkeypatch):
     posterior, X = dense(pr.Gaussian(0.3), "kron", channels=1)
     joint = posterior.predict(X)
     assert joint.distribution.covariance.shape == (6, 9, 9)
     monkeypatch.setattr(of_laplace, "MAX_JOINT_OUTPUTS", 8)
-    monkeypatch.setattr(of_laplace, "OUTPUT_BLOCK", 4)
+    monkeypatch.setattr(of_laplace, "OUTPUTS_PER_PASS", 4)
     prediction = posterior.predict(X)
     assert prediction.distribution.covariance.shape == (6, 3, 3)
     torch.testing.assert_close(prediction.std, joint.std)
     torch.testing.assert_close(prediction.mean, joint.mean)
 
 
-def test_over_a_subnetwork_only_its_coordinates_spread():
+def test_with_a_subnetwork_only_its_coordinates_vary():
     posterior = fitted(Laplace(over=Subnetwork(5)))
     slopes = jacobian(posterior, X_NEW)
     assert slopes.shape == (5, 3, 5)
     torch.testing.assert_close(posterior.outputs(X_NEW)[1], slopes @ covariance(posterior) @ slopes.mT)
 
 
-def test_a_regression_predicts_in_closed_form_through_the_linear_network():
+def test_a_regression_predicts_in_closed_form_through_the_linearised_network():
     posterior = fitted(Laplace("full"), pr.Gaussian(0.3))
     mean, spread = posterior.outputs(X_NEW)
     prediction = posterior.predict(X_NEW)
@@ -175,7 +177,7 @@ def test_a_regression_predicts_in_closed_form_through_the_linear_network():
     torch.testing.assert_close(prediction.aleatoric, torch.full_like(mean, 0.09))
 
 
-def test_labels_are_predicted_by_draws_of_the_outputs_or_by_a_closed_link():
+def test_labels_are_predicted_by_draws_of_outputs_or_by_a_closed_form_link():
     posterior = fitted(Laplace("kron"))
     sampled = posterior.predict(X_NEW, samples=20_000, seed=1).probs
     mean, spread = posterior.outputs(X_NEW)
@@ -190,7 +192,7 @@ def test_labels_are_predicted_by_draws_of_the_outputs_or_by_a_closed_link():
     torch.testing.assert_close(posterior.predict(X_NEW, link="probit").probs, wanted)
 
 
-def test_through_the_network_weights_are_drawn():
+def test_predictions_through_the_network_draw_weights():
     posterior = fitted(Laplace("kron"))
     prediction = posterior.predict(X_NEW, samples=8, seed=3, through="network")
     w = posterior.draw_for_prediction(8, stream(3, "predict"))
@@ -202,7 +204,7 @@ def test_through_the_network_weights_are_drawn():
     torch.testing.assert_close(linear, posterior.predict(X_NEW, link="probit").probs)
 
 
-def test_one_row_more_or_less_changes_no_other():
+def test_the_prediction_of_a_row_does_not_depend_on_other_rows():
     posterior = fitted(Laplace("kron"))
     whole, one = posterior.outputs(X_NEW), posterior.outputs(X_NEW[2:3])
     torch.testing.assert_close(one[0], whole[0][2:3])
@@ -217,7 +219,7 @@ def test_one_row_more_or_less_changes_no_other():
     [*[Laplace(s) for s in STRUCTURES], Laplace(over=Subnetwork(4)), Laplace(over="last", predictive="network")],
     ids=["full", "kron", "diag", "lowrank", "subnetwork", "last"],
 )
-def test_a_file_keeps_every_bit(method, tmp_path):
+def test_a_loaded_posterior_equals_the_saved_one(method, tmp_path):
     posterior = fitted(method, pr.Gaussian(outputs=3))
     posterior.save(tmp_path / "p")
     other = pr.load(tmp_path / "p", problem(pr.Gaussian(outputs=3))[0])
@@ -230,7 +232,7 @@ def test_a_file_keeps_every_bit(method, tmp_path):
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_a_file_in_single_precision_keeps_every_bit(structure, tmp_path):
+def test_a_loaded_float32_posterior_equals_the_saved_one(structure, tmp_path):
     posterior = fitted(Laplace(structure), dtype=torch.float32)
     posterior.save(tmp_path / "p")
     other = pr.load(tmp_path / "p", problem(dtype=torch.float32)[0])
@@ -239,7 +241,7 @@ def test_a_file_in_single_precision_keeps_every_bit(structure, tmp_path):
 
 
 @pytest.mark.parametrize("structure", ["full", "kron"])
-def test_a_file_keeps_the_prior_that_the_evidence_chose(structure, tmp_path):
+def test_a_file_stores_the_tuned_prior(structure, tmp_path):
     posterior = fitted(Laplace(structure, tune="layer"), pr.Gaussian(outputs=3))
     posterior.save(tmp_path / "p")
     model = problem(pr.Gaussian(outputs=3))[0]
@@ -250,16 +252,16 @@ def test_a_file_keeps_the_prior_that_the_evidence_chose(structure, tmp_path):
     assert other.log_evidence == posterior.log_evidence
 
 
-def test_coordinates_are_kept_as_runs():
+def test_coordinates_are_stored_as_ranges():
     assert runs(torch.tensor([3])) == [[3, 4]]
     assert runs(torch.arange(7)) == [[0, 7]]
     assert runs(torch.tensor([0, 2, 3, 9])) == [[0, 1], [2, 4], [9, 10]]
 
 
-# What is said, and refused.
+# Notes and invalid arguments.
 
 
-def test_what_fell_back_is_in_its_notes_and_its_words():
+def test_fallbacks_are_listed_in_notes_and_repr():
     generator = stream(1, "posterior")
     net = nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4), nn.Linear(4, 3)).to(F64)
     seeded(net, generator)
@@ -284,14 +286,16 @@ def test_what_fell_back_is_in_its_notes_and_its_words():
     ],
     ids=str,
 )
-def test_a_bad_option_of_predict_is_refused(options, message):
+def test_invalid_options_of_predict_are_refused(options, message):
     with pytest.raises(InputError, match=re.escape(message)):
         fitted(Laplace("diag")).predict(X_NEW, **options)
 
 
-def test_bad_inputs_are_refused():
+def test_invalid_inputs_are_refused():
     posterior = fitted(Laplace("diag"))
-    with pytest.raises(InputError, match="'x' argument of predict must have rows, as many in each part"):
+    with pytest.raises(
+        InputError, match="'x' argument of predict must have one row or more, and equally many in each part"
+    ):
         posterior.predict((X_NEW, X_NEW[:2]))
     with pytest.raises(InputError, match=r"The 'x' argument of predict must be finite, got NaN in row 0"):
         posterior.outputs(X_NEW * math.nan)
@@ -299,14 +303,13 @@ def test_bad_inputs_are_refused():
         posterior.predict(torch.zeros(2, 7, dtype=F64))
     with pytest.raises(
         InputError,
-        match=r"The 'link' argument of predict must be 'samples' for .*, which is "
-        r"over numbers",
+        match=r"The 'link' argument of predict must be 'samples' for .*, whose targets are numbers",
     ):
         fitted(Laplace("diag"), pr.Gaussian(0.3)).predict(X_NEW, link="probit")
 
 
 @pytest.mark.parametrize("method", [pr.MAP(), pr.MeanField()], ids=repr)
-def test_what_only_laplace_takes_is_refused_by_others_in_a_sentence(method):
+def test_other_posteriors_refuse_the_options_of_laplace(method):
     posterior = pr.fit(*problem(), method, steps=2, progress=False)
     kind = type(posterior).__name__
     with pytest.raises(
@@ -317,7 +320,7 @@ def test_what_only_laplace_takes_is_refused_by_others_in_a_sentence(method):
 
 
 @pytest.mark.parametrize("x", [None, "words", 3.0], ids=repr)
-def test_inputs_that_are_none_are_called_by_their_name(x):
+def test_invalid_inputs_are_named_in_the_error(x):
     with pytest.raises(InputError, match="The 'x' argument of predict must"):
         fitted(Laplace("diag")).predict(x)
     with pytest.raises(InputError, match="Part 1 of the 'x' argument of predict must"):

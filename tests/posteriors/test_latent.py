@@ -1,4 +1,4 @@
-"""A point in theta with q(z): by name, of new data, and in a file."""
+"""Point estimates of latent-variable models: parameters by name, q(z) of new data, and files."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def posterior(**options) -> LatentPoint:
     return found
 
 
-def test_draws_are_theta_by_name_and_exactly():
+def test_draws_equal_theta_by_name():
     found = posterior()
     draws = found.sample(3)
     for name, t in found.mean.items():
@@ -33,7 +33,7 @@ def test_draws_are_theta_by_name_and_exactly():
         torch.testing.assert_close(flat[name][0], t, rtol=1e-10, atol=1e-12)
 
 
-def test_responsibilities_and_labels_are_of_any_data():
+def test_responsibilities_and_labels_are_computed_for_any_data():
     found = posterior()
     q = found.responsibilities(Y[:7])
     assert q.shape == (7, 2)
@@ -44,12 +44,12 @@ def test_responsibilities_and_labels_are_of_any_data():
         found.responsibilities(Y[:, :1])
 
 
-def test_what_is_hidden_is_named_and_rows_are_made():
+def test_latent_variables_are_returned_by_name_and_rows_are_generated():
     found = posterior()
     assert torch.equal(found.hidden(Y)["responsibilities"], found.responsibilities(Y))
     y, z = found.generate(500, seed=3)
     assert y.shape == (500, 2)
-    assert torch.equal(found.predict_labels(y), z)  # the clouds are 7 standard deviations apart
+    assert torch.equal(found.predict_labels(y), z)  # the clusters are 7 standard deviations apart
     assert torch.equal(found.generate(500, seed=3).y, y)
     assert not torch.equal(found.generate(500, seed=4).y, y)
     with pytest.raises(InputError, match=r"The 'n' argument of generate must be an integer >= 1, got 0."):
@@ -58,7 +58,7 @@ def test_what_is_hidden_is_named_and_rows_are_made():
         found.generate(2, steps=3)
 
 
-def test_a_file_gives_the_same_posterior_back(tmp_path: Path):
+def test_a_saved_posterior_loads_unchanged(tmp_path: Path):
     found = posterior(covariance="tied")
     found.save(tmp_path / "mixture.priory")
     again = load(tmp_path / "mixture.priory", GaussianMixture(2, "tied").meet(Y[:9])[0])
@@ -71,7 +71,7 @@ def test_a_file_gives_the_same_posterior_back(tmp_path: Path):
     assert torch.equal(again.responsibilities(Y), found.responsibilities(Y))
 
 
-def test_a_model_takes_its_shapes_from_what_a_file_says():
+def test_a_model_without_data_takes_its_shapes_from_the_file():
     found = posterior()
     same = GaussianMixture(2).like(found.model.describe())
     assert same.describe() == found.model.describe()
@@ -85,7 +85,7 @@ def test_a_file_of_another_mixture_is_refused(tmp_path: Path):
 
 
 class Normal(Latent):
-    """No hidden variable at all."""
+    """A model without latent variables."""
 
     def params(self, *shapes):
         return {"mean": Param(shapes[0])}
@@ -100,7 +100,7 @@ class Normal(Latent):
         return -0.5 * (s["square"] - 2 * (m * s["sum"]).sum() + s["n"] * m.square().sum())
 
 
-def test_a_model_whose_z_is_no_component_has_no_responsibilities():
+def test_a_model_without_components_has_no_responsibilities():
     model, rows = Normal().meet(Y)
     found = fit(model, rows, EM(), steps=20, progress=False)
     assert isinstance(found, LatentPoint)
@@ -115,7 +115,7 @@ def lines() -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.where(torch.arange(60) % 3 == 0, 2 * x, 1 - x) + noise
 
 
-def test_a_mixture_of_lines_predicts_their_mixture():
+def test_a_regression_mixture_predicts_the_mixture_of_its_lines():
     model, rows = RegressionMixture(2).meet(lines())
     found = fit(model, rows, EM(), steps=50, progress=False)
     assert isinstance(found, LatentPoint)
@@ -140,11 +140,11 @@ def test_a_mixture_of_lines_predicts_their_mixture():
     torch.testing.assert_close(prediction.log_prob(torch.tensor([0.3, 0.4])), joint, rtol=1e-6, atol=1e-6)
 
 
-def test_wrong_inputs_are_refused_in_one_sentence():
+def test_invalid_inputs_are_refused():
     model, rows = RegressionMixture(2).meet(lines())
     found = fit(model, rows, EM(), steps=5, progress=False)
     prediction = found.predict(torch.zeros(3))
-    for call, sentence in (
+    for call, message in (
         (lambda: found.predict(torch.zeros(3, 2)), r"The 'x' argument of predict must have rows of the shape \(\)"),
         (lambda: prediction.log_prob(torch.zeros(2)), r"The 'y' argument of log_prob must have the shape \(3,\)"),
         (lambda: prediction.quantile(1.0), "The 'q' argument of quantile must lie between 0 and 1"),
@@ -152,5 +152,5 @@ def test_wrong_inputs_are_refused_in_one_sentence():
         (lambda: posterior().predict(Y), r"GaussianMixture\(2, covariance='full'\) has no inputs to predict from"),
         (lambda: found.sample(0), "The 'n' argument of sample must be an integer >= 1"),
     ):
-        with pytest.raises(InputError, match=sentence):
+        with pytest.raises(InputError, match=message):
             call()

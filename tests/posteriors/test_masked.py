@@ -1,4 +1,4 @@
-"""Masked weights: their rates by parameter, and the file that keeps them."""
+"""Masked weights: rates by parameter, and files."""
 
 import pytest
 import torch
@@ -34,10 +34,10 @@ def test_layers_that_read_the_same_units_share_masks_and_rates():
     assert rates["mean.weight"] == rates["other.weight"] != pytest.approx(0.3, abs=1e-6)
     draws = fitted()[0].sample(50)
     assert torch.equal(draws["mean.weight"] == 0, draws["other.weight"] == 0)
-    assert 0.1 < float((draws["mean.weight"] == 0).float().mean()) < 0.5  # 300 units at 0.3: 7 standard errors
+    assert 0.1 < float((draws["mean.weight"] == 0).float().mean()) < 0.5  # 300 units at the rate 0.3; 7 standard errors
 
 
-def test_a_file_keeps_every_reader_of_a_unit(tmp_path):
+def test_a_file_stores_every_layer_that_reads_a_unit(tmp_path):
     posterior, X = fitted()
     posterior.save(tmp_path / "heads.priory")
     loaded = pr.load(tmp_path / "heads.priory", pr.Model(Heads(), pr.Gaussian(0.1)))
@@ -45,14 +45,14 @@ def test_a_file_keeps_every_reader_of_a_unit(tmp_path):
     assert torch.equal(loaded.predict(X).mean, posterior.predict(X).mean)
 
 
-def test_a_site_is_a_weight_and_its_number_of_units_then_other_weights():
+def test_a_site_is_written_as_weights_and_a_number_of_units():
     posterior, _ = fitted()
-    assert posterior.own()["sites"] == [["mean.weight", 6, "other.weight"]]
+    assert posterior.to_json()["sites"] == [["mean.weight", 6, "other.weight"]]
     alone = Masked.of_tensors(posterior.target, posterior.tensors(), {}, noise="bernoulli", sites=[["mean.weight", 6]])
     assert alone.rates == {"mean.weight": pytest.approx(0.3)}
 
 
-def test_there_is_no_evidence():
+def test_masked_weights_have_no_evidence():
     with pytest.raises(pr.InputError, match="gives no evidence: its masks have no density"):
         _ = fitted()[0].log_evidence
 
@@ -66,7 +66,7 @@ class AlwaysOn(nn.Module):
         return self.b(nn.functional.dropout(torch.relu(self.a(x)), 0.3, training=True))
 
 
-def test_dropout_that_is_always_on_is_off_in_the_predictions_of_a_loaded_posterior(tmp_path):
+def test_a_loaded_posterior_switches_off_dropout_that_ignores_the_mode(tmp_path):
     X = torch.randn(40, 3, generator=stream(0, "x"))
     posterior = pr.fit(pr.Model(AlwaysOn(), pr.Gaussian(0.1)), (X, X[:, 0]), pr.Dropout(), steps=20)
     posterior.save(tmp_path / "on.priory")

@@ -1,4 +1,4 @@
-"""A point with a fixed function beside it predicts their sum, is kept in a file, and has no parameters to give."""
+"""A point with a prior function predicts the sum of both, can be saved, and has no single parameter vector."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def member(net: nn.Module):
 
 
 @pytest.mark.parametrize("net", [plain, normed])
-def test_it_predicts_the_sum_of_what_was_learnt_and_what_is_fixed(net):
+def test_predictions_are_the_sum_of_the_learnt_and_the_fixed_network(net):
     torch.manual_seed(0)
     model, point = member(net())
     wide = 3 * X
@@ -33,7 +33,7 @@ def test_it_predicts_the_sum_of_what_was_learnt_and_what_is_fixed(net):
     noise = learnt.pop("likelihood.noise")
     del fixed["likelihood.noise"]
     total = functional_call(model.net.eval(), {**learnt, **point.buffers}, wide)[:, 0]
-    total = total + functional_call(model.net, fixed, wide)[:, 0]  # with the statistics that the network came with
+    total = total + functional_call(model.net, fixed, wide)[:, 0]  # with the initial running statistics
     found = point.predict(wide)
     torch.testing.assert_close(found.mean, total.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.std, noise.expand(20), rtol=1e-12, atol=1e-12)
@@ -42,7 +42,7 @@ def test_it_predicts_the_sum_of_what_was_learnt_and_what_is_fixed(net):
 
 
 @pytest.mark.parametrize("net", [plain, normed])
-def test_it_comes_back_from_a_file_bit_for_bit(net, tmp_path):
+def test_a_loaded_posterior_equals_the_saved_one(net, tmp_path):
     model, point = member(net())
     point.save(tmp_path / "point")
     again = pr.load(tmp_path / "point", model)
@@ -53,7 +53,7 @@ def test_it_comes_back_from_a_file_bit_for_bit(net, tmp_path):
     assert torch.equal(again.predict(X).mean, point.predict(X).mean)
 
 
-def test_who_asks_for_parameters_or_evidence_is_told_that_there_are_none():
+def test_parameters_and_evidence_are_refused():
     model, point = member(plain())
     for ask in (point.sample, lambda: point.mean, lambda: pr.fit(model, (X, X[:, 0]), pr.MAP(start=point), steps=1)):
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""The summary of every posterior: exact where closed forms are known, of draws elsewhere."""
+"""Summaries of posteriors: exact where closed forms exist, from draws otherwise."""
 
 import math
 
@@ -24,7 +24,7 @@ def density(**supports):
     return pr.Density(lambda p: -sum(x.square() for x in p.values()), params)
 
 
-def test_a_gaussian_over_a_line_a_half_line_and_an_interval_is_exact():
+def test_the_summary_of_a_gaussian_is_exact_for_every_support():
     target = Target(density(x=constraints.real, s=constraints.positive, b=constraints.less_than(2.0)), None)
     loc, scale = torch.tensor([0.5, -0.3, 0.2], dtype=DOUBLE), torch.tensor([2.0, 0.7, 0.4], dtype=DOUBLE)
     summary = DiagonalGaussian(target, DiagonalFamily(loc, scale.log())).summary()
@@ -35,14 +35,14 @@ def test_a_gaussian_over_a_line_a_half_line_and_an_interval_is_exact():
     wanted = {
         "x": [x.mean, x.stddev, *(at(x, q) for q in Q)],
         "s": [s.mean, s.stddev, *(at(s, q) for q in Q)],
-        "b": [2 - b.mean, b.stddev, *(2 - at(b, 1 - q) for q in Q)],  # 2 - exp(u) falls with u
+        "b": [2 - b.mean, b.stddev, *(2 - at(b, 1 - q) for q in Q)],  # 2 - exp(u) decreases in u
     }
     for name, values in wanted.items():
         for column, value in zip(PLAIN, values, strict=True):
             assert math.isclose(summary.row(name)[column], float(value), rel_tol=1e-8), (name, column)
 
 
-def test_an_interval_is_integrated_exactly():
+def test_the_moments_on_an_interval_agree_with_quadrature():
     target = Target(density(p=constraints.unit_interval), None)
     loc, scale = torch.tensor([0.4], dtype=DOUBLE), torch.tensor([1.3], dtype=DOUBLE)
     row = DiagonalGaussian(target, DiagonalFamily(loc, scale.log())).summary().row("p")
@@ -66,7 +66,7 @@ def test_laplace_and_the_last_layer_have_the_standard_deviations_of_their_covari
         torch.testing.assert_close(summary["95%"] - summary["mean"], 1.6448536269514722 * summary["sd"])
 
 
-def test_a_point_has_no_spread():
+def test_a_point_has_zero_standard_deviation():
     target = Target(density(x=constraints.real, s=constraints.positive), None)
     summary = Point(target, torch.tensor([1.5, 0.0], dtype=DOUBLE)).summary()
     assert summary.to_dict() == {
@@ -75,7 +75,7 @@ def test_a_point_has_no_spread():
     }
 
 
-def test_a_set_of_draws_has_the_quantiles_of_all_of_them():
+def test_the_summary_of_draws_uses_all_of_them():
     w = torch.randn(500, 1, generator=stream(0, "w"), dtype=DOUBLE)
     row = Draws(Target(density(x=constraints.real), None), w).summary().row("x")
     assert math.isclose(row["mean"], float(w.mean()), rel_tol=1e-12)
@@ -83,7 +83,7 @@ def test_a_set_of_draws_has_the_quantiles_of_all_of_them():
     assert math.isclose(row["5%"], float(w.quantile(0.05)), rel_tol=1e-12)
 
 
-def test_what_has_no_closed_form_is_of_draws_with_a_fixed_seed_and_says_so():
+def test_a_summary_without_a_closed_form_uses_draws_with_a_fixed_seed_and_says_so():
     target = Target(density(x=constraints.real), None)
     one, two = (
         DiagonalGaussian(target, DiagonalFamily(torch.tensor([m], dtype=DOUBLE), torch.zeros(1, dtype=DOUBLE)))
@@ -92,11 +92,11 @@ def test_what_has_no_closed_form_is_of_draws_with_a_fixed_seed_and_says_so():
     summary = Mixture([one, two]).summary()
     assert "Standard deviations and quantiles are those of 4,096 draws." in str(summary)
     assert summary.row("x")["mean"] == 0.0
-    assert abs(summary.row("x")["sd"] - math.sqrt(5)) < 4 * math.sqrt(5) / math.sqrt(2 * 4096)  # 1 in 16,000
+    assert abs(summary.row("x")["sd"] - math.sqrt(5)) < 4 * math.sqrt(5) / math.sqrt(2 * 4096)  # false alarms: 6e-5
     assert str(Mixture([one, two]).summary()) == str(summary)
 
 
-def test_of_a_long_tensor_the_first_entries_are_shown_with_a_count():
+def test_a_long_summary_shows_the_first_entries_and_a_count():
     model = pr.Model(nn.Linear(40, 3).double(), pr.Gaussian(0.3))
     summary = Point(Target(model, 5), torch.arange(123.0, dtype=DOUBLE)).summary()
     assert summary.names == [*(f"weight[0, {i}]" for i in range(10)), *(f"bias[{i}]" for i in range(3))]
@@ -105,7 +105,7 @@ def test_of_a_long_tensor_the_first_entries_are_shown_with_a_count():
 
 
 @pytest.mark.parametrize("kind", ["chains", "gaussian"])
-def test_entries_that_a_support_keeps_constant_are_left_out(kind):
+def test_constant_entries_of_a_support_are_left_out(kind):
     target = Target(pr.Density(lambda p: -p["c"].square().sum(), {"c": pr.Param((3, 3), constraints.corr_cholesky)}), 0)
     w = torch.randn(4, 500, 3, generator=stream(0, "w"), dtype=DOUBLE)
     zero = torch.zeros(3, dtype=DOUBLE)
@@ -114,7 +114,7 @@ def test_entries_that_a_support_keeps_constant_are_left_out(kind):
     assert summary.names == ["c[1, 0]", "c[1, 1]", "c[2, 0]", "c[2, 1]", "c[2, 2]"]
     if kind == "chains":
         assert float(summary["r_hat"].max()) < 1.01
-        assert posterior.summary() is summary  # worked out once
+        assert posterior.summary() is summary  # cached
         assert posterior.status.name == "converged"
 
 

@@ -1,4 +1,4 @@
-"""A variational posterior: its ratios, its k-hat, and what a file keeps."""
+"""Variational posteriors: importance ratios, k-hat and files."""
 
 import math
 from pathlib import Path
@@ -45,11 +45,11 @@ def test_importance_has_draws_ratios_weights_and_k_hat_by_name() -> None:
         (pr.Pathfinder(), None),
     ],
 )
-def test_every_method_says_minus_infinity_where_it_is_exact(method: Any, steps: int | None) -> None:
+def test_k_hat_is_minus_infinity_where_q_is_exact(method: Any, steps: int | None) -> None:
     assert fit(unit(), method, steps=steps).k_hat == -math.inf
 
 
-def test_a_file_of_a_density_with_its_data_inside_has_evidence_and_k_hat(tmp_path: Path) -> None:
+def test_a_loaded_density_without_rows_has_evidence_and_k_hat(tmp_path: Path) -> None:
     posterior = fit(unit(), pr.MeanField(), steps=50)
     posterior.save(tmp_path / "q")
     loaded: Any = pr.load(tmp_path / "q", unit())
@@ -57,14 +57,14 @@ def test_a_file_of_a_density_with_its_data_inside_has_evidence_and_k_hat(tmp_pat
     assert loaded.log_evidence == posterior.log_evidence
 
 
-def test_a_file_of_a_network_gives_both_for_the_data() -> None:
+def test_a_loaded_network_gives_evidence_and_k_hat_for_given_data() -> None:
     X = torch.linspace(-1, 1, 12, dtype=F64)[:, None]
     model = pr.Model(nn.Linear(1, 1, dtype=F64), pr.Gaussian(0.3))
     posterior = fit(model, pr.MeanField(), (X, X[:, 0].sin()), steps=50)
     assert posterior.importance((X, X[:, 0].sin())).k_hat == posterior.k_hat
 
 
-# A density without an end.
+# Improper densities.
 
 PARAMS = {"a": pr.Param(()), "b": pr.Param(())}
 
@@ -79,22 +79,22 @@ PARAMS = {"a": pr.Param(()), "b": pr.Param(())}
         (pr.Pathfinder(), None),
     ],
 )
-def test_a_flat_direction_is_told(method: Any, steps: int | None) -> None:
+def test_a_flat_coordinate_gives_a_warning(method: Any, steps: int | None) -> None:
     flat = pr.Density(lambda v: -0.5 * v["a"] ** 2, PARAMS)
-    with pytest.warns(PrioryWarning, match=r"'b'.*The density seems to be improper in it: give it a prior"):
+    with pytest.warns(PrioryWarning, match=r"'b'.*The density seems to be improper there: give it a prior"):
         fit(flat, method, steps=steps)
 
 
 @pytest.mark.parametrize(("method", "steps"), [(pr.FullRank(), 300), (pr.Pathfinder(), None)])
-def test_a_flat_direction_between_two_parameters_is_told(method: Any, steps: int | None) -> None:
+def test_a_flat_direction_across_two_parameters_gives_a_warning(method: Any, steps: int | None) -> None:
     tilted = pr.Density(lambda v: -0.5 * (v["a"] - v["b"]) ** 2, PARAMS)
     with pytest.warns(PrioryWarning, match="improper"):
         fit(tilted, method, steps=steps)
 
 
 @pytest.mark.parametrize("method", [pr.MeanField(learning_rate=0.1), pr.FullRank(), pr.Pathfinder()])
-def test_a_density_that_is_only_wide_is_not_told(method: Any) -> None:
-    """Warnings are errors here; q grows by a factor of 500 from its first scale."""
+def test_a_wide_density_gives_no_warning(method: Any) -> None:
+    """Warnings are errors here; the scale of q grows by a factor of 500."""
     wide = pr.Density(lambda v: -0.5 * v["a"] ** 2 - 0.5 * (v["b"] / 10) ** 2, PARAMS)
     posterior = fit(wide, method, steps=300)
     assert 8 < float(posterior.sample(4000)["b"].std()) < 12

@@ -1,4 +1,4 @@
-"""The average of predictions is the mixture of their distributions; weights by held-out scores and by evidence."""
+"""Averages of predictions: mixtures of their distributions, with weights from stacking or from the evidence."""
 
 import math
 
@@ -15,14 +15,14 @@ from priory.testing.contract import classification
 
 
 def points(weights, prior=1.0):
-    """Posteriors that are lines y = w x, by hand: each a fit that has converged to its own data."""
+    """Return point posteriors of the lines y = w x, each fitted to its own data."""
     X = torch.linspace(-1, 1, 30, dtype=torch.float64)[:, None]
     model = pr.Model(nn.Linear(1, 1, bias=False, dtype=torch.float64), pr.Gaussian(0.2), prior=prior)
     fits = [pr.fit(model, (X, w * X[:, 0]), pr.MAP(learning_rate=0.05), steps=400) for w in weights]
     return model, X, fits
 
 
-def test_moments_and_densities_of_an_average_are_those_of_the_mixture():
+def test_moments_and_densities_of_an_average_equal_those_of_the_mixture():
     _, X, fits = points([1.0, -0.5, 2.0])
     a = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     prediction = Mixture(fits, a).predict(X[:4])
@@ -44,7 +44,9 @@ def test_disagreement_between_members_is_mutual_information():
     model, data = classification()
     fits = [pr.fit(model, data, pr.MeanField(), steps=10, seed=seed) for seed in range(2)]
     prediction = Mixture(fits).predict(data[0], samples=8)
-    p = torch.cat([part.means for part in prediction.distribution.parts])  # equal weights: one mixture over all draws
+    p = torch.cat(
+        [part.means for part in prediction.distribution.parts]
+    )  # equal weights, so one mixture over all draws
 
     def entropy(p):
         return -(p * p.log()).sum(-1)
@@ -64,7 +66,7 @@ def test_a_mixture_has_the_mean_and_the_density_of_its_members():
     assert mixture.sample(7)[name].shape == (7, 4, 2)
 
 
-def test_stacking_finds_the_best_weights_and_leaves_out_what_does_not_help():
+def test_stacking_finds_the_best_weights_and_drops_useless_members():
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(3, 50, generator=generator, dtype=torch.float64)
     scores[2] = scores[0] - 5  # always worse than the first
@@ -80,7 +82,7 @@ def test_stacking_finds_the_best_weights_and_leaves_out_what_does_not_help():
     assert abs(float(value(a)) - best) < 1e-5
 
 
-def test_stacking_of_two_lines_weighs_them_as_the_rows_do():
+def test_stacking_weights_two_lines_by_their_fractions_of_rows():
     _, X, fits = points([1.0, -1.0])
     y = X[:, 0].clone()
     y[::3] *= -1  # a third of the rows lie on the second line
@@ -91,8 +93,8 @@ def test_stacking_of_two_lines_weighs_them_as_the_rows_do():
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-def test_stacking_weighs_the_draws_of_its_own_seed(seed):
-    """For two members the weight is the root of the slope of the mean log density, by scipy."""
+def test_stacking_scores_the_draws_of_the_given_seed(seed):
+    """For two members, the weight is the root of the derivative of the mean log density, found by SciPy."""
     _, X, (one, two) = points([1.0, -1.0])
     scale = torch.full_like(one.w, -1.0)
     fits = [DiagonalGaussian(fit.target, DiagonalFamily(fit.w, scale)) for fit in (one, two)]
@@ -106,7 +108,7 @@ def test_stacking_weighs_the_draws_of_its_own_seed(seed):
     assert not torch.allclose(found, pr.stack(fits, (X, y), samples=3, seed=seed + 1).weights, rtol=0, atol=1e-6)
 
 
-def test_averaging_by_evidence_is_bayes_rule():
+def test_averaging_by_evidence_follows_bayes_rule():
     X = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
     y = 0.8 * X[:, 0]
     models = [pr.Model(nn.Linear(1, 1, bias=False, dtype=X.dtype), pr.Gaussian(0.3), prior=s) for s in (0.1, 1.0, 10.0)]
@@ -120,23 +122,25 @@ def test_averaging_by_evidence_is_bayes_rule():
         ]
     )
     assert torch.allclose(pr.average(fits).weights, torch.softmax(logs, 0), atol=1e-6)
-    believed = torch.tensor([0.9, 0.05, 0.05], dtype=X.dtype)
+    model_probabilities = torch.tensor([0.9, 0.05, 0.05], dtype=X.dtype)
     assert torch.allclose(
-        pr.average(fits, believed.tolist()).weights, torch.softmax(logs + believed.log(), 0), atol=1e-6
+        pr.average(fits, model_probabilities.tolist()).weights,
+        torch.softmax(logs + model_probabilities.log(), 0),
+        atol=1e-6,
     )
 
 
 @pytest.mark.parametrize("temperatures", [(1.0, 10.0), (10.0, 10.0)])
-def test_tempered_evidence_is_of_no_data_and_is_not_averaged(temperatures):
+def test_tempered_evidence_is_refused(temperatures):
     X = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
     model = pr.Model(nn.Linear(1, 1, dtype=X.dtype), pr.Gaussian(0.1), prior=1.0)
     last = pr.LastLayer(at="network")
     fits = [pr.fit(model, (X, X[:, 0].sin()), last, temperature=t) for t in temperatures]
-    with pytest.raises(pr.InputError, match=r"must be of the temperature 1, .*got T = 10"):
+    with pytest.raises(pr.InputError, match=r"must be fitted at temperature 1, .*got T = 10"):
         pr.average(fits)
 
 
-def test_posteriors_of_different_networks_are_stacked_and_say_what_they_lack(tmp_path):
+def test_posteriors_of_different_networks_are_stacked_without_draws_and_files(tmp_path):
     _, X, (line, _) = points([1.0, 0.5])
     wide = pr.Model(nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)).double(), pr.Gaussian(0.2))
     other = pr.fit(wide, (X, X[:, 0]), pr.MAP(), steps=50)
@@ -148,12 +152,12 @@ def test_posteriors_of_different_networks_are_stacked_and_say_what_they_lack(tmp
 
 
 @pytest.mark.parametrize(
-    ("ask", "sentence"),
+    ("ask", "message"),
     [
         (lambda fits: pr.stack([], None), "The 'posteriors' argument of stack must be a list of posteriors"),
         (
             lambda fits: pr.stack(fits, None),
-            "The 'data' argument of stack must be inputs and targets, such as (X, y), got None",
+            "The 'data' argument of stack must be inputs and targets, such as (X, y), or held-out rows, got None",
         ),
         (lambda fits: pr.stack(fits, torch.zeros(3, 1)), "The 'data' argument of stack must be inputs and targets"),
         (
@@ -162,7 +166,7 @@ def test_posteriors_of_different_networks_are_stacked_and_say_what_they_lack(tmp
         ),
         (
             lambda fits: pr.average(fits, prior="a"),
-            "The 'prior' argument of average must be 2 numbers from 0, not all of them 0",
+            "The 'prior' argument of average must be 2 numbers >= 0, not all of them 0",
         ),
         (lambda fits: pr.average(fits[0]), "The 'posteriors' argument of average must be a list of posteriors"),
         (lambda fits: pr.average(fits), "gives no evidence"),
@@ -173,19 +177,19 @@ def test_posteriors_of_different_networks_are_stacked_and_say_what_they_lack(tmp
         ),
     ],
 )
-def test_bad_input_is_answered_in_a_sentence(ask, sentence):
+def test_invalid_arguments_are_refused(ask, message):
     _, _, fits = points([1.0, -1.0])
     with pytest.raises(pr.InputError) as error:
         ask(fits)
-    assert sentence in str(error.value)
+    assert message in str(error.value)
 
 
-def test_a_row_that_no_posterior_allows_is_named():
-    with pytest.raises(pr.InputError, match="got row 1, which is not"):
+def test_a_row_with_zero_density_under_all_posteriors_is_named():
+    with pytest.raises(pr.InputError, match="got row 1, which has none"):
         best_weights(torch.tensor([[0.0, -math.inf], [0.0, -math.inf]]))
 
 
-def test_evidence_under_an_improper_prior_is_not_averaged():
+def test_evidence_under_an_improper_prior_is_refused():
     X = torch.linspace(-1, 1, 20)[:, None]
     fits = [
         pr.fit(pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1), prior=prior), (X, X[:, 0]), pr.MeanField(), steps=20)
@@ -196,7 +200,7 @@ def test_evidence_under_an_improper_prior_is_not_averaged():
 
 
 @pytest.mark.parametrize("kinds", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
-def test_posteriors_of_different_precision_predict_in_the_wider(kinds):
+def test_posteriors_of_different_dtypes_predict_in_the_wider_one(kinds):
     X = torch.linspace(-1, 1, 20)[:, None]
     fits = [
         pr.fit(pr.Model(nn.Linear(1, 1).to(kind), pr.Gaussian(0.1)), (X.to(kind), X[:, 0].to(kind)), pr.MAP(), steps=50)
@@ -204,13 +208,13 @@ def test_posteriors_of_different_precision_predict_in_the_wider(kinds):
     ]
     prediction = Mixture(fits, [0.3, 0.7]).predict(X)
     wanted = sum(a * fit.predict(X).mean.double() for a, fit in zip((0.3, 0.7), fits, strict=True))
-    assert torch.allclose(prediction.mean, wanted, rtol=1e-6)  # weights may be in single precision
+    assert torch.allclose(prediction.mean, wanted, rtol=1e-6)  # weights may be in float32
     assert prediction.std.dtype == prediction.log_prob(X[:, 0]).dtype == prediction.samples.dtype == torch.float64
 
 
-def test_one_probability_and_two_are_not_stacked():
+def test_bernoulli_and_categorical_are_not_stacked():
     X, y = torch.linspace(-1, 1, 20)[:, None], torch.arange(20) // 10
     kinds = ((1, pr.Bernoulli()), (2, pr.Categorical()))
     fits = [pr.fit(pr.Model(nn.Linear(1, n), kind), (X, y), pr.MAP(), steps=20) for n, kind in kinds]
-    with pytest.raises(pr.InputError, match="must predict means of one shape, as Bernoulli and Categorical don't"):
+    with pytest.raises(pr.InputError, match="must predict means of one shape, which Bernoulli and Categorical don't"):
         pr.stack(fits, (X, y))

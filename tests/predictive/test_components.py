@@ -1,4 +1,4 @@
-"""The prediction of a latent-variable model is a mixture of Gaussians with the face of every other prediction."""
+"""Predictions of latent-variable models are mixtures of Gaussians with the interface of all predictions."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def prediction(samples: int = 64) -> Prediction:
     return Prediction.of(GaussianComponents(WEIGHTS, MEANS, VARIANCES, samples, seed=3), lambda y: y.double())
 
 
-def test_moments_and_densities_are_those_of_the_mixture():
+def test_moments_and_densities_equal_those_of_the_mixture():
     found = prediction()
     torch.testing.assert_close(found.mean, EXACT.mean, rtol=0, atol=1e-12)
     torch.testing.assert_close(found.variance, EXACT.variance, rtol=0, atol=1e-12)
@@ -37,7 +37,7 @@ def test_moments_and_densities_are_those_of_the_mixture():
     torch.testing.assert_close(found.cdf(Y), EXACT.cdf(Y), rtol=0, atol=1e-12)
 
 
-def test_the_default_interval_holds_95_percent_as_of_every_prediction():
+def test_the_default_interval_has_95_percent():
     low, high = prediction().interval()
     torch.testing.assert_close(EXACT.cdf(high) - EXACT.cdf(low), torch.full_like(low, 0.95), rtol=0, atol=1e-12)
     torch.testing.assert_close(EXACT.cdf(low), torch.full_like(low, 0.025), rtol=0, atol=1e-12)
@@ -60,7 +60,7 @@ def test_the_crps_is_the_integral_of_the_squared_error_of_the_distribution_funct
     assert evaluate.crps(prediction(), Y) == pytest.approx(wanted, abs=1e-4)
 
 
-def test_a_crps_of_an_average_weighs_its_parts():
+def test_the_crps_of_an_average_weights_its_parts():
     part = prediction()
     again = Prediction.average([part, part], torch.tensor([0.3, 0.7]))
     assert evaluate.crps(again, Y) == pytest.approx(evaluate.crps(part, Y), abs=1e-6)
@@ -73,6 +73,8 @@ def test_the_prediction_of_a_mixture_of_experts_is_a_regression_prediction():
     assert type(found) is RegressionPrediction
     assert found.samples.shape == (7, 4)
     assert repr(found) == "RegressionPrediction(4 rows, 2 components, Gaussian(noise='learn'))"
+    one = Prediction.of(GaussianComponents(*torch.ones(3, 1, 1), 7, 0), lambda y: y)
+    assert repr(one) == "RegressionPrediction(1 row, 1 component, Gaussian(noise='learn'))"
     with pytest.raises(pr.InputError, match="no network outputs"):
         _ = found.outputs
     with pytest.raises(pr.InputError, match="needs labels"):

@@ -200,7 +200,9 @@ def test_a_settled_prior_is_normal_with_the_optimal_precisions(lead: tuple[int, 
         scale = (square / math.prod(model.layout[name].shape)).sqrt()
         scale = scale if name.endswith("weight") else torch.full_like(scale, 0.5)
         expected = expected + distributions.Normal(0.0, scale).log_prob(value).sum(dims)
-    torch.testing.assert_close(model.prior.settled(mean, variance).log_prob(w), expected, **EXACT_TOLERANCE)
+    torch.testing.assert_close(
+        model.prior.with_empirical_precisions(mean, variance).log_prob(w), expected, **EXACT_TOLERANCE
+    )
     # the prior itself is unchanged: precision 1 without a Gamma prior
     unit = distributions.Normal(0.0, torch.tensor([1.0] * 6 + [0.5] * 2 + [1.0] * 2 + [0.5], dtype=F64))
     torch.testing.assert_close(model.prior.log_prob(w), unit.log_prob(w).sum(-1), **EXACT_TOLERANCE)
@@ -210,7 +212,7 @@ def test_settling_a_prior_without_empirical_precisions_returns_itself() -> None:
     for spec in ("glorot", Hierarchical()):
         prior = model_with(spec).prior
         size = prior.layout.size
-        assert prior.settled(normal(size), normal(size).exp()) is prior
+        assert prior.with_empirical_precisions(normal(size), normal(size).exp()) is prior
 
 
 def test_an_empirical_precision_is_not_a_coordinate_and_does_not_depend_on_the_initial_weights() -> None:
@@ -255,7 +257,7 @@ def test_empirical_precisions_converge_to_the_maximum_of_the_bound() -> None:
     tau, values = float(prior.precision[0]), []
     for _ in range(400):
         values.append(bound(math.log(tau)))
-        settled = prior.settled(*optimum(tau))
+        settled = prior.with_empirical_precisions(*optimum(tau))
         tau = float(settled.precision[0])
     assert all(later >= earlier - 1e-10 for earlier, later in itertools.pairwise(values))
     assert tau == pytest.approx(math.exp(best(bound)), rel=1e-6)
@@ -269,7 +271,7 @@ def test_the_gradient_at_the_settled_precision_is_that_of_the_bound_maximised_ov
     square = (loc.square() + (2 * log_scale).exp()).sum()
     profile = (2.0 - 1 + COLUMN_COUNT / 2) * (0.3 + 0.5 * square).log()
     expected = torch.autograd.grad(profile, [loc, log_scale])
-    cross = family.cross_entropy(prior.settled(loc, family.scale.square()))
+    cross = family.cross_entropy(prior.with_empirical_precisions(loc, family.scale.square()))
     for found, wanted in zip(torch.autograd.grad(cross, [loc, log_scale]), expected, strict=True):
         torch.testing.assert_close(found, wanted, **EXACT_TOLERANCE)
 

@@ -49,6 +49,12 @@ def test_a_point_estimate_keeps_the_mean_of_the_gamma_and_is_the_ridge_solution_
         assert float(posterior.mean["prior.weight.precision"]) == pytest.approx(12.0, rel=1e-12)
 
 
+@pytest.mark.parametrize("method", [pr.SGLD(), pr.SGHMC(), pr.NUTS(), pr.SVGD()])
+def test_a_method_without_the_moments_of_a_q_refuses_empirical_bayes(method: Any) -> None:
+    with pytest.raises(pr.InputError, match=f"The 'prior' argument of {type(method).__name__} must be a distribution"):
+        pr.fit(line(EMPIRICAL_PRIOR), (X, Y), method, steps=10, progress=False)
+
+
 def test_mean_field_by_empirical_bayes_reaches_n_over_the_expected_squares() -> None:
     """The fixed point is iterated in closed form; means agree to 3 % of a standard deviation, tau to 1 %."""
     tau = 1.0

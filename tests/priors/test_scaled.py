@@ -72,8 +72,8 @@ def test_factors_multiply_and_are_kept_with_the_given_prior():
 def test_empirical_bayes_resets_its_precisions_and_keeps_the_other_factors():
     given = prior_of({"0.weight": Hierarchical(infer="empirical", rate=0.0), "*": 1.0})
     mean, variance = vectors(given), vectors(given).square()
-    wanted = given.settled(mean, variance).scaled({"1.weight": 5.0})
-    found = given.scaled({"0.weight": 3.0, "1.weight": 5.0}).settled(mean, variance)
+    wanted = given.with_empirical_precisions(mean, variance).scaled({"1.weight": 5.0})
+    found = given.scaled({"0.weight": 3.0, "1.weight": 5.0}).with_empirical_precisions(mean, variance)
     w = vectors(given, 3)
     torch.testing.assert_close(found.log_prob(w), wanted.log_prob(w), rtol=0, atol=1e-12)
 

@@ -23,7 +23,7 @@ EMPTY_ELEMENTS = {"meta", "link", "img", "br", "hr"}
 
 @dataclass(frozen=True)
 class Broken(pr.MAP):
-    """A method that can't begin."""
+    """A method that raises when it starts."""
 
     def init(self, *arguments: Any, **options: Any) -> Any:
         raise RuntimeError("a < b & c")
@@ -52,7 +52,7 @@ def classes() -> Comparison:
 
 
 class Page(HTMLParser):
-    """Reads a page, and fails where its elements don't nest."""
+    """An HTML parser that fails if elements aren't nested."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -194,14 +194,14 @@ def test_a_report_is_written_to_its_path_and_the_path_is_returned(numbers: Compa
     assert path.read_text(encoding="utf-8").count("<title>Two methods</title>") == 1
 
 
-def test_a_path_that_cannot_be_written_raises_one_sentence(numbers: Comparison, tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_raises_an_error(numbers: Comparison, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'path' argument of report must lie in a folder that exists"):
         write_comparison(numbers, tmp_path / "none" / "report.html")
     with pytest.raises(InputError, match=r"'path' argument of report must be the name of a file"):
         write_comparison(numbers, tmp_path)
 
 
-def test_without_matplotlib_the_sentence_says_what_to_install(
+def test_without_matplotlib_the_error_says_what_to_install(
     numbers: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

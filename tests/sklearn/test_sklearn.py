@@ -413,12 +413,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("estimator", "sentence"), BAD)
-def test_invalid_options_are_refused_in_one_sentence(estimator, sentence: str):
+def test_invalid_options_are_refused(estimator, sentence: str):
     with pytest.raises(InputError, match=sentence):
         estimator.fit(clouds(12))
 
 
-def test_invalid_arguments_of_methods_are_refused_in_one_sentence():
+def test_invalid_arguments_of_methods_are_refused():
     X = clouds(12)
     with pytest.raises(
         InputError,

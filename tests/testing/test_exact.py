@@ -125,7 +125,7 @@ def test_the_best_gaussian_is_stationary(coin: Coin) -> None:
     assert curvature * scale**2 == pytest.approx(-1.0, abs=1e-10)
 
 
-def test_the_best_gaussian_is_what_a_general_optimiser_finds() -> None:
+def test_the_best_gaussian_agrees_with_a_general_optimiser() -> None:
     found = optimize.minimize(
         lambda v: -coin_elbo(COIN, v[0], math.exp(v[1])), np.zeros(2), method="BFGS", options={"gtol": 1e-7}
     )
@@ -258,7 +258,7 @@ def test_the_linear_model_has_the_log_joint_of_the_density(intercept: bool) -> N
     torch.testing.assert_close(by_density, by_posterior, rtol=1e-10, atol=1e-10)
 
 
-def test_making_a_model_leaves_the_global_generator_alone() -> None:
+def test_making_a_model_leaves_the_global_generator_unchanged() -> None:
     before = torch.get_rng_state()
     LINEAR.model()
     exact.make(seed=3)
@@ -285,7 +285,7 @@ def test_normal_gamma_evidence_is_an_integral_over_the_noise_of_gaussian_margina
 
 
 def mass(log_density: Callable[[Tensor, Tensor], Tensor], belief: NormalGammaPosterior) -> float:
-    """The integral of a density over one weight and the noise, on a grid that follows the belief's ridge."""
+    """Return the integral of a density over one weight and the noise, on a grid that follows its ridge."""
     z = torch.linspace(-12, 12, 241, dtype=torch.float64)
     log_noise = torch.linspace(-6, 10, 641, dtype=torch.float64)
     grid = torch.cartesian_prod(z, log_noise)
@@ -407,7 +407,7 @@ def test_a_density_passes_its_own_check_and_differentiates_many_draws_at_once(ta
         ),
     ],
 )
-def test_what_has_no_answer_is_refused_in_one_sentence(make: Callable[[], Any], sentence: str) -> None:
+def test_problems_without_a_solution_are_refused(make: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(InputError) as error:
         make()
     assert str(error.value) == sentence

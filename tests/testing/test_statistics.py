@@ -115,7 +115,7 @@ def test_a_bias_of_ten_standard_errors_is_found(sign: int) -> None:
     assert "The limit is 5, false-alarm rate 1.7e-06." in text
 
 
-def test_the_message_says_what_was_expected_what_came_and_how_far_off() -> None:
+def test_the_message_has_the_expected_and_found_values_and_the_distance() -> None:
     draws = torch.linspace(-1, 1, 101, dtype=torch.float64) + 4.0
     error = float(draws.std()) / math.sqrt(101)
     text = message(lambda: assert_mean_close(draws, 4.0 + 8 * error))
@@ -214,7 +214,7 @@ def test_an_expectation_that_is_nan_is_wrong() -> None:
     assert fails(lambda: assert_mean_close(normal(100), math.nan))
 
 
-def test_another_dimension_and_whole_numbers_may_hold_the_draws() -> None:
+def test_draws_may_be_integers_and_along_another_dimension() -> None:
     assert_mean_close(normal(3, 500), torch.zeros(3), dim=1)
     assert_covariance_close(normal(3, 500), torch.eye(3), dim=-1)
     tosses = torch.randint(0, 2, (500, 4), generator=torch.Generator().manual_seed(0))
@@ -250,7 +250,7 @@ def test_another_dimension_and_whole_numbers_may_hold_the_draws() -> None:
         ),
     ],
 )
-def test_what_cannot_be_compared_is_refused_in_one_sentence(call: Callable[[], None], sentence: str) -> None:
+def test_invalid_comparisons_are_refused(call: Callable[[], None], sentence: str) -> None:
     with pytest.raises(InputError) as error:
         call()
     assert str(error.value) == sentence

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from priory import evaluate
 from priory.analysis.comparison_table import Comparison, standard_error
+from priory.analysis.stacking import is_density_of_rows, log_densities
 from priory.core.data import Data
 from priory.core.errors import is_integer, require
 from priory.fitting.fit import fit
@@ -44,11 +45,14 @@ def compare(
 ) -> Comparison:
     """Fit each method to the same rows and score it on the same held-out rows.
 
+    A density has no predictions: its score is the log pointwise predictive density of the held-out rows,
+    log 1/S sum_s p(y_i | w_s) over draws w_s of the posterior, and the table has no RMSE and no calibration.
+
     Args:
-        model: A model with a likelihood.
-        data: Inputs and targets, such as (X, y).
+        model: A model with a likelihood, or a density with a `log_likelihood`.
+        data: Inputs and targets, such as (X, y), or the data of the density.
         methods: A list of methods, or a dict from names of your choice to methods.
-        test: A pair (X, y), or the fraction of the rows of `data` to hold out. Default: 0.2.
+        test: A pair (X, y), data of the density, or the fraction of the rows of `data` to hold out. Default: 0.2.
         epochs: Passes over the data, as in `fit`.
         steps: Optimiser steps, as in `fit`; give either `epochs` or `steps`.
         batch_size: Rows per minibatch, as in `fit`.
@@ -68,13 +72,10 @@ def compare(
         InputError: If an argument is invalid. Errors of a method are recorded instead.
     """
     named = _named(methods)
-    require(
-        hasattr(model, "likelihood"),
-        "model",
-        "compare",
-        "be a Model, with a likelihood",
-        type(model).__name__,
-    )
+    density = is_density_of_rows(model)
+    known = density or hasattr(model, "likelihood")
+    must = "be a Model, with a likelihood, or a Density with a log_likelihood"
+    require(known, "model", "compare", must, type(model).__name__)
     require(
         is_integer(samples, 1),
         "samples",
@@ -86,13 +87,14 @@ def compare(
         ok = value is None or is_integer(value, 1)
         require(ok, name, "compare", "be an integer, at least 1", value)
     require(epochs is None or steps is None, "steps", "compare", "be left out when epochs are given", steps)
-    rows_to_fit, (inputs, targets) = split_rows(data, test, seed, batch_size)
+    rows_to_fit, (inputs, targets) = (split_density if density else split_rows)(data, test, seed, batch_size)
 
     options: dict[str, Any] = {"epochs": epochs, "steps": steps, "seed": seed}
     options |= {"temperature": temperature, "tempers": tempers, "progress": progress}
     rows, posteriors, predictions, pointwise = [], {}, {}, {}
     scale = units or Units()
     if units is not None:
+        require(not density, "units", "compare", "be left out for a Density", units)
         numbers = not (model.likelihood.classes or model.likelihood.discrete)
         require(numbers, "units", "compare", "be left out here", f"{model.likelihood} with units")
     restored = scale.restore(targets) if units is not None else targets
@@ -104,8 +106,15 @@ def compare(
             posteriors[name] = posterior = fit(model, rows_to_fit, method, **options)
             row["fit_seconds"] = time.perf_counter() - began
             began = time.perf_counter()
+            if density:
+                losses = -log_densities(posterior, inputs, samples, seed).cpu()
+                row["predict_seconds"] = time.perf_counter() - began
+                row |= {"nll": losses.mean().item(), "nll_error": standard_error(losses)}
+                pointwise[name] = losses
+                continue
             prediction = posterior.predict(inputs, samples=samples, seed=seed)
             row["predict_seconds"] = time.perf_counter() - began
+            row["status"] = posterior.status.name
             if units is not None:
                 prediction = prediction.in_units(units)
             row |= _scores(prediction, restored)
@@ -115,8 +124,8 @@ def compare(
         predictions[name] = prediction
         pointwise[name] = -prediction.log_prob(restored).detach().double().cpu()
     about = _about(model, rows_to_fit, inputs, restored, posteriors, options, samples)
-    baseline = _baseline(model, rows_to_fit, restored, scale)
-    return Comparison(rows, posteriors, predictions, inputs, restored, about, baseline, pointwise)
+    baseline = None if density else _baseline(model, rows_to_fit, restored, scale)
+    return Comparison(rows, posteriors, predictions, inputs, restored, about, baseline, pointwise, not density)
 
 
 def _named(methods: Any) -> dict[str, Any]:
@@ -155,6 +164,25 @@ def split_rows(data: Any, test: Any, seed: int, batch_size: int | None = None) -
     require(enough, "test", "compare", f"hold out at least one of the {rows.num_data} rows and leave one", test)
     kept, held = rows.split(test, seed)
     return kept, _inputs_and_targets(held)
+
+
+def split_density(data: Any, test: Any, seed: int, batch_size: int | None = None) -> tuple[Data, tuple[Any, Tensor]]:
+    """Split the rows of a density into those to fit and those held out, in the form in which the data were given.
+
+    The held-out rows come with their last part, which has one entry per row.
+    """
+    require(data is not None, "data", "compare", "be given", data)
+    rows = Data.of(data, batch_size)
+    if isinstance(test, float):
+        enough = 0 < test < 1 and 1 <= round(test * (rows.num_data or 0)) < (rows.num_data or 0)
+        require(enough, "test", "compare", f"hold out at least one of the {rows.num_data} rows and leave one", test)
+        rows, held = rows.split(test, seed)
+    else:
+        must = "be data of the density, or a fraction between 0 and 1"
+        require(test is not None and not isinstance(test, int), "test", "compare", must, test)
+        held = Data.of(test)
+    parts = next(iter(held.blocks(held.num_data or 1)))
+    return rows, (parts[0] if held.single else tuple(parts), parts[-1])
 
 
 def _inputs_and_targets(held: Data) -> tuple[Any, Tensor]:

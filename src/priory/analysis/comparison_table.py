@@ -26,7 +26,9 @@ COLUMN_TITLES = {
     "calibration": "calibration",
     "fit_seconds": "fit [s]",
     "predict_seconds": "predict [s]",
+    "status": "status",
 }
+TEXT_COLUMNS = {"method", "status"}
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,17 @@ class Comparison:
 
     Attributes:
         rows: One dict per method with `method`, `nll` (nats per row) and its standard error `nll_error`, `rmse` or
-            `accuracy`, `calibration`, `fit_seconds`, `predict_seconds` and `error` (None, or the message of the error
-            that the method raised).
+            `accuracy`, `calibration`, `fit_seconds`, `predict_seconds`, `status` (the name of the posterior's status)
+            and `error` (None, or the message of the error that the method raised).
         posteriors: The fitted posteriors by the method's name.
-        predictions: The predictions of the held-out rows by the method's name.
-        inputs: The held-out inputs.
-        targets: The held-out targets.
+        predictions: The predictions of the held-out rows by the method's name; empty for a density.
+        inputs: The held-out inputs; for a density the held-out rows.
+        targets: The held-out targets; for a density the last part of the held-out rows.
         about: The settings of the comparison, as text by name.
         baseline: The scores of a prediction that ignores the inputs, as a dict like those of `rows`; None if there is
             no such prediction for the targets.
         pointwise: The negative log predictive density of each held-out row, (n,), by the method's name.
+        predicts: Whether there are predictions of targets, with RMSE or accuracy and calibration; not for a density.
     """
 
     rows: list[dict[str, Any]]
@@ -55,6 +58,7 @@ class Comparison:
     about: dict[str, str]
     baseline: dict[str, Any] | None = None
     pointwise: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    predicts: bool = True
 
     @property
     def best(self) -> str | None:
@@ -96,18 +100,33 @@ class Comparison:
         if not others and same == [best]:
             return f"{best} is the only method that was scored."
         if not others:
-            return f"{_listed(same)} give the same predictions: there is nothing to tell apart."
+            return f"{_join_names(same)} give the same predictions: none is better than another."
         second = min(others, key=lambda name: self.pointwise[name].mean().item())
         gap, error = self.difference(second, best)
-        best, has = _listed(same), "has" if len(same) == 1 else "have"
+        best, has = _join_names(same), "has" if len(same) == 1 else "have"
         if math.isnan(error):
             return (
                 f"{best} {has} the lowest NLL, {gap:.3f} nats below {second}: one held-out row can't tell them apart."
             )
-        clear = "more than these rows' noise" if gap > 2 * error else "too close for these rows to tell apart"
+        clear = "more than these rows' noise" if gap > 2 * error else "too close to distinguish on these rows"
         places = max(3, 1 - math.floor(math.log10(error))) if error > 0 else 3  # never 0.000 ± 0.000
         text = f"{gap:.{places}f} ± {error:.{places}f}"
         return f"{best} {has} the lowest NLL, {text} nats per row below {second}: {clear}."
+
+    @property
+    def worse_than_baseline(self) -> str:
+        """One sentence that names the methods with a higher NLL than the baseline; empty if there are none."""
+        if self.baseline is None:
+            return ""
+        limit = self.baseline["nll"] + SAME_PREDICTIONS_NATS
+        names = [row["method"] for row in self.rows if row["error"] is None and not row["nll"] <= limit]
+        if not names:
+            return ""
+        have, their = ("have", "their") if len(names) > 1 else ("has", "its")
+        return (
+            f"{_join_names(names)} {have} a higher NLL than {self.baseline['method']}, a prediction that ignores the "
+            f"inputs: see {their} status, and don't use the predictions."
+        )
 
     def report(self, path: str | Path, title: str = "Comparison of methods") -> Path:
         """Write the comparison as one self-contained HTML page.
@@ -126,8 +145,10 @@ class Comparison:
     @property
     def columns(self) -> list[str]:
         """Names of the table's columns."""
+        if not self.predicts:
+            return ["method", "nll", "fit_seconds", "predict_seconds"]
         quality = "accuracy" if any("accuracy" in row for row in self.rows) else "rmse"
-        return ["method", "nll", quality, "calibration", "fit_seconds", "predict_seconds"]
+        return ["method", "nll", quality, "calibration", "fit_seconds", "predict_seconds", "status"]
 
     def winners(self, column: str) -> set[str]:
         """Return the names of the methods with the best value of a column.
@@ -141,8 +162,10 @@ class Comparison:
         Returns:
             The names of the best methods.
         """
+        if column in TEXT_COLUMNS:
+            return set()
         values = {row["method"]: row[column] for row in self.rows if row["error"] is None}
-        if column == "method" or len(values) < 2:
+        if len(values) < 2:
             return set()
         values = {name: value for name, value in values.items() if math.isfinite(value)}
         if not values:
@@ -192,7 +215,8 @@ class Comparison:
         notes = [f"{name} failed: {error}" for name, error in self.failures.items()]
         legend = "* best. NLL in nats per row, with its standard error. Lower is better"
         legend += ", except for accuracy." if "accuracy" in self.columns else "."
-        return "\n".join([self.heading, "", *lines, "", *notes, legend, self.verdict])
+        sentences = [self.verdict, *([self.worse_than_baseline] if self.worse_than_baseline else [])]
+        return "\n".join([self.heading, "", *lines, "", *notes, legend, *sentences])
 
     def _repr_html_(self) -> str:
         return table_html(self)
@@ -220,7 +244,7 @@ def table_html(comparison: Comparison) -> str:
     return "\n".join(["<table>", head, "<tbody>", *body, "</tbody>", "</table>"])
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
@@ -231,8 +255,8 @@ def standard_error(values: Tensor) -> float:
 
 def _column_text(name: str, values: list[Any]) -> list[str]:
     """Write one column as text with the same number of decimals in every row; empty where there is no value."""
-    if name == "method":
-        return [str(value) for value in values]
+    if name in TEXT_COLUMNS:
+        return ["" if value is None else str(value).replace("_", " ") for value in values]
     decimals = 2 if name == "fit_seconds" else 3
     sizes = sorted(abs(v) for v in values if v is not None and math.isfinite(v) and v != 0)
     if name == "rmse" and sizes:  # in the units of the targets, so four digits rather than three decimals

@@ -22,17 +22,38 @@ from torch import Tensor, nn
 
 from priory.core.errors import InputError, require
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-ELEMENTWISE = (
+CONVOLUTION_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NORMALISATION_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+ELEMENTWISE_LAYERS = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid),
     *(nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink),
     nn.LogSigmoid,
 )
-IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # in evaluation mode
-MAXIMA = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
-MEANS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
-PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
+IDENTITY_LAYERS = (
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+)  # in evaluation mode
+MAX_POOLING_LAYERS = (
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+    nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d,
+    nn.AdaptiveMaxPool3d,
+)
+MEAN_POOLING_LAYERS = (
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d,
+)
+PADDING_LAYERS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
 
 
 @dataclass(frozen=True)
@@ -47,13 +68,24 @@ def layers(net: nn.Sequential) -> SequentialLayers:
     """Split a sequence into layers with weights and the modules between them; raise an error if it has others."""
     found = SequentialLayers([], [])
     for name, module in _leaves(net, ""):
-        if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
+        if isinstance(module, (nn.Linear, *CONVOLUTION_LAYERS)):
             plain = isinstance(module, nn.Linear) or module.groups == 1
             require(plain, "trained", "prune_neurons", "have no grouped convolutions", f"one at {name}")
             found.weighted.append((name, module))
             found.between.append([])
             continue
-        known = isinstance(module, (*NORMS, *ELEMENTWISE, *IDENTITIES, *MAXIMA, *MEANS, *PADS, nn.Flatten))
+        known = isinstance(
+            module,
+            (
+                *NORMALISATION_LAYERS,
+                *ELEMENTWISE_LAYERS,
+                *IDENTITY_LAYERS,
+                *MAX_POOLING_LAYERS,
+                *MEAN_POOLING_LAYERS,
+                *PADDING_LAYERS,
+                nn.Flatten,
+            ),
+        )
         must = "have linear layers, convolutions, batch normalisation, activations, pooling and Flatten only"
         require(known, "trained", "prune_neurons", must, f"{type(module).__name__} at {name}")
         flat = not isinstance(module, nn.Flatten) or (module.start_dim == 1 and module.end_dim == -1)
@@ -62,21 +94,25 @@ def layers(net: nn.Sequential) -> SequentialLayers:
             found.between[-1].append(module)
     require(bool(found.weighted), "trained", "prune_neurons", "have a layer with weights", str(net))
     for i, (name, layer) in enumerate(found.weighted[:-1]):
-        _check_meeting(name, layer, found.between[i], *found.weighted[i + 1])
+        _check_adjacent(name, layer, found.between[i], *found.weighted[i + 1])
     return found
 
 
-def _check_meeting(name: str, layer: Any, between: Sequence[nn.Module], next_name: str, after: Any) -> None:
+def _check_adjacent(name: str, layer: Any, between: Sequence[nn.Module], next_name: str, after: Any) -> None:
     """Raise an error unless each neuron is one column, one channel or one block of columns of the next layer."""
     size, linear = outputs(layer), isinstance(layer, nn.Linear)
-    wrong = [type(m).__name__ for m in between if linear and isinstance(m, (*MAXIMA, *MEANS, *PADS))]
+    wrong = [
+        type(m).__name__
+        for m in between
+        if linear and isinstance(m, (*MAX_POOLING_LAYERS, *MEAN_POOLING_LAYERS, *PADDING_LAYERS))
+    ]
     require(not wrong, "trained", "prune_neurons", "pool channels only, not neurons", f"{wrong} after {name}")
-    norms = all(m.num_features == size for m in between if isinstance(m, NORMS))
+    norms = all(m.num_features == size for m in between if isinstance(m, NORMALISATION_LAYERS))
     require(norms, "trained", "prune_neurons", "normalise each neuron", f"another number than {size} after {name}")
     inputs = after.weight.shape[1]
     flattened = not linear and isinstance(after, nn.Linear) and any(isinstance(m, nn.Flatten) for m in between)
     meets = inputs % size == 0 if flattened else inputs == size and linear == isinstance(after, nn.Linear)
-    must = "have each layer look at the neurons of the one before, after Flatten for those of a convolution"
+    must = "have layers that read the neurons of the layer before, after Flatten for those of a convolution"
     require(meets, "trained", "prune_neurons", must, f"{inputs} inputs of {next_name} after the {size} of {name}")
 
 
@@ -125,23 +161,23 @@ def constants(layer: Any, between: Sequence[nn.Module]) -> Tensor:
     """Return the output phi(b) of each neuron if its incoming weights were zero, (neurons,)."""
     value = layer.weight.new_zeros(outputs(layer)) if layer.bias is None else layer.bias
     for module in between:
-        if isinstance(module, NORMS):
+        if isinstance(module, NORMALISATION_LAYERS):
             mean, variance = module.running_mean, module.running_var
             if mean is None or variance is None:
                 raise InputError(
                     "The 'trained' argument of prune_neurons must have normalisations with running statistics."
                 )
             value = nn.functional.batch_norm(value[None], mean, variance, module.weight, module.bias, eps=module.eps)[0]
-        elif isinstance(module, ELEMENTWISE):
+        elif isinstance(module, ELEMENTWISE_LAYERS):
             value = module(value)
     return value  # pooling leaves a constant unchanged
 
 
 def _bordered(after: Any, between: Sequence[nn.Module]) -> bool:
     """Whether zero padding is applied between a layer and the sum over its neurons in the next layer."""
-    own = isinstance(after, CONVOLUTIONS) and after.padding_mode == "zeros" and _pads(after.padding)
-    means = any(isinstance(m, MEANS) and _pads(getattr(m, "padding", 0)) for m in between)
-    return own or means or any(isinstance(m, PADS) for m in between)
+    own = isinstance(after, CONVOLUTION_LAYERS) and after.padding_mode == "zeros" and _pads(after.padding)
+    means = any(isinstance(m, MEAN_POOLING_LAYERS) and _pads(getattr(m, "padding", 0)) for m in between)
+    return own or means or any(isinstance(m, PADDING_LAYERS) for m in between)
 
 
 def _pads(padding: Any) -> bool:
@@ -166,7 +202,7 @@ def _keep(layer: Any, between: Sequence[nn.Module], after: Any, stay: Tensor) ->
     if layer.bias is not None:
         layer.bias = nn.Parameter(layer.bias[stay])
     for module in between:
-        if isinstance(module, NORMS):
+        if isinstance(module, NORMALISATION_LAYERS):
             _keep_norm(module, stay)
     named = ("in_features", "out_features") if isinstance(after, nn.Linear) else ("in_channels", "out_channels")
     setattr(after, named[0], left * per_neuron)

@@ -1,4 +1,4 @@
-"""Prune neurons that a group penalty has set to zero, and weights that a Gaussian posterior can do without.
+"""Prune neurons that a group penalty has set to zero, and weights that a Gaussian posterior does not need.
 
 `prune_neurons` removes neurons by `neuron_removal`, which leaves the outputs of the network unchanged.
 
@@ -91,7 +91,9 @@ class PrunedNetwork:
         if len(self.unused_inputs):
             lines.append(f"{len(self.unused_inputs)} inputs are not used: {_few(self.unused_inputs.tolist())}.")
         if self.stuck:
-            lines.append(f"{self.stuck} constant channels stay: zeros around the image keep them from being folded.")
+            lines.append(
+                f"{self.stuck} constant channels stay, because zero padding prevents folding them into the next bias."
+            )
         return "\n".join(lines)
 
 
@@ -151,8 +153,8 @@ def at_mean(posterior: Posterior) -> nn.Module:
     """Return a copy of the network with the posterior's mean weights and the buffers written in training."""
     model = _model(posterior, "prune_neurons")
     net = copy.deepcopy(model.net)
-    own = {name: value for name, value in posterior.mean.items() if name in model.network.params}
-    net.load_state_dict({**own, **posterior.buffers}, strict=False)
+    mean_weights = {name: value for name, value in posterior.mean.items() if name in model.network.params}
+    net.load_state_dict({**mean_weights, **posterior.buffers}, strict=False)
     return net
 
 

@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import InputError, require
+from priory.evaluate.cross_validation import log_density
 from priory.models.base import has_network
+from priory.models.density import Density
 from priory.models.model import rows_given
 from priory.posteriors import Mixture, Posterior
 
@@ -37,11 +39,14 @@ MIN_WEIGHT = 1e-9  # members with a smaller weight are left out
 def stack(posteriors: Sequence[Posterior], data: Any, *, samples: int = 64, seed: int = 0) -> Mixture:
     """Combine posteriors with the weights that predict held-out rows best.
 
-    The weights maximise the mean log predictive density of the mixture, 1/n sum_i log sum_k a_k p_k(y_i | x_i, D).
+    The weights maximise the mean log predictive density of the mixture, 1/n sum_i log sum_k a_k p_k(y_i | x_i, D). For
+    a density it is the log pointwise predictive density, log 1/S sum_s p(y_i | w_s) over draws of its posterior.
 
     Args:
-        posteriors: Fitted posteriors of models that predict the same targets.
-        data: Held-out inputs and targets, (X, y). They must not be rows that the posteriors were fitted to.
+        posteriors: Fitted posteriors of models that predict the same targets, or of densities with a `log_likelihood`
+            of the same rows.
+        data: Held-out inputs and targets, (X, y), or held-out rows of the densities. They must not be rows that the
+            posteriors were fitted to.
         samples: Draws of each posterior per prediction. Default: 64.
         seed: Seed of the draws. Default: 0.
 
@@ -66,13 +71,21 @@ def stack(posteriors: Sequence[Posterior], data: Any, *, samples: int = 64, seed
         Yao, Vehtari, Simpson and Gelman (2018), "Using Stacking to Average Bayesian Predictive Distributions".
     """
     check_posteriors(posteriors, "stack")
-    for posterior in posteriors:
-        predicts = has_network(posterior.model)
-        require(predicts, "posteriors", "stack", "be of a Model, which predicts", type(posterior.model).__name__)
-    scores = torch.stack([log_scores(posterior, data, samples, seed) for posterior in posteriors])  # (K, n)
-    weights = best_weights(scores)
+    networks = [has_network(posterior.model) for posterior in posteriors]
+    for posterior, network in zip(posteriors, networks, strict=True):
+        must, got = "be of a Model, or of a Density with a log_likelihood", type(posterior.model).__name__
+        require(network or is_density_of_rows(posterior.model), "posteriors", "stack", must, got)
+    kinds = [type(posterior.model).__name__ for posterior in posteriors]
+    require(len(set(networks)) == 1, "posteriors", "stack", "be all of a Model, or all of a Density", ", ".join(kinds))
+    require(data is not None, "data", "stack", "be inputs and targets, such as (X, y), or held-out rows", None)
+    scored = log_scores if networks[0] else log_densities
+    scores = [scored(posterior, data, samples, seed) for posterior in posteriors]
+    sizes = [len(score) for score in scores]
+    require(len(set(sizes)) == 1, "posteriors", "stack", "have a score for each row of the data", sizes)
+    weights = best_weights(torch.stack(scores))  # from (K, n)
     mixture = Mixture(posteriors, weights)
-    mixture.predict(rows_given(data, "stack").some(1)[:-1], samples=1)  # refuses what doesn't predict the same
+    if networks[0]:
+        mixture.predict(rows_given(data, "stack").some(1)[:-1], samples=1)  # refuses what doesn't predict the same
     mixture.method = f"stack of {len(posteriors)}"
     return mixture
 
@@ -99,12 +112,12 @@ def average(posteriors: Sequence[Posterior], prior: Sequence[float] | None = Non
     """
     check_posteriors(posteriors, "average")
     count = len(posteriors)
-    must = f"be {count} numbers from 0, not all of them 0"
+    must = f"be {count} numbers >= 0, not all of them 0"
     try:
-        believed = torch.full((count,), 1 / count) if prior is None else torch.as_tensor(prior, dtype=torch.float64)
+        own_prior = torch.full((count,), 1 / count) if prior is None else torch.as_tensor(prior, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"The 'prior' argument of average must {must}, got {prior!r}.") from None
-    ok = believed.shape == (count,) and bool((believed >= 0).all()) and float(believed.sum()) > 0
+    ok = own_prior.shape == (count,) and bool((own_prior >= 0).all()) and float(own_prior.sum()) > 0
     require(ok, "prior", "average", must, repr(prior))
     rows = {posterior.num_data for posterior in posteriors}
     require(len(rows) == 1, "posteriors", "average", "be of the same rows", f"{rows} rows")
@@ -113,10 +126,10 @@ def average(posteriors: Sequence[Posterior], prior: Sequence[float] | None = Non
     require(not improper, "posteriors", "average", must, ", ".join(improper))
     # a tempered fit counts each row 1/T times, so its evidence is not log p(D)
     tempered = sorted({posterior.temperature for posterior in posteriors} - {1.0})
-    must = "be of the temperature 1, at which evidence is that of the data"
+    must = "be fitted at temperature 1, at which the evidence is that of the data"
     require(not tempered, "posteriors", "average", must, ", ".join(f"T = {t:g}" for t in tempered))
     logs = torch.tensor([posterior.log_evidence.value for posterior in posteriors], dtype=torch.float64)
-    mixture = Mixture(posteriors, torch.softmax(logs + believed.double().log(), 0))
+    mixture = Mixture(posteriors, torch.softmax(logs + own_prior.double().log(), 0))
     mixture.method = f"average of {count}"
     return mixture
 
@@ -136,12 +149,22 @@ def log_scores(posterior: Posterior, data: Any, samples: int, seed: int) -> Tens
     return torch.cat(found)
 
 
+def log_densities(posterior: Posterior, data: Any, samples: int, seed: int) -> Tensor:
+    """Return the log pointwise predictive density of each row, log 1/S sum_s p(y_i | w_s), (n,), in float64."""
+    return log_density(posterior.log_likelihood(data, samples, seed).double())
+
+
+def is_density_of_rows(model: object) -> bool:
+    """Whether a model is a density with a log-likelihood of each row."""
+    return isinstance(model, Density) and model.capabilities.separate_likelihood
+
+
 def best_weights(scores: Tensor) -> Tensor:
     """Return the weights (K,) that maximise the mean log density of the mixture, from log densities (K, n)."""
     impossible = torch.isneginf(scores).all(0)
     if bool(impossible.any()):
         row = int(impossible.nonzero()[0])
-        raise InputError(f"A row must be possible under a posterior, got row {row}, which is not.")
+        raise InputError(f"Every row must have positive density under some posterior, got row {row}, which has none.")
     p = (scores - scores.amax(0)).double().exp()
     a = torch.full((len(p),), 1 / len(p), dtype=torch.float64, device=p.device)
     for _ in range(MAX_ITERATIONS):

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from priory.predictive import Prediction
 
 DEFAULT_TEMPERATURES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-OWNER = "temperature_sweep"
+FUNCTION_NAME = "temperature_sweep"
 BOOTSTRAP_SETS = 200  # for the standard error of a calibration error
 SCORE_TITLES = {"nll": "NLL", "accuracy": "accuracy", "ece": "ECE", "rmse": "RMSE"}
 Learnt = Literal["scales", "rates", "point", "draws"]
@@ -141,7 +141,7 @@ class TemperatureSweep:
         if self.best in (self.temperatures[0], self.temperatures[-1]) and len(self.temperatures) > 1:
             named += ", at the end of the grid: the best may lie beyond"
         if self.best == 1:
-            return f"{named}: no other temperature of the grid predicts better than Bayes' own."
+            return f"{named}: no other temperature of the grid predicts better than the untempered posterior."
         if 1.0 not in self.pointwise:
             return f"{named}."
         gap, error = self.difference(1.0, self.best)
@@ -226,16 +226,16 @@ def temperature_sweep(
     Raises:
         InputError: If an argument is invalid.
     """
-    require(has_network(model), "model", OWNER, "be a Model, with a likelihood", type(model).__name__)
-    check_method(method, "method", OWNER)
+    require(has_network(model), "model", FUNCTION_NAME, "be a Model, with a likelihood", type(model).__name__)
+    check_method(method, "method", FUNCTION_NAME)
     numbers = _temperatures(grid)
     pair = isinstance(test, (tuple, list)) and len(test) >= 2
     fraction = isinstance(test, float) and 0 < test < 1
-    require(pair or fraction, "test", OWNER, "be a pair (X, y), or a fraction between 0 and 1", test)
-    require(data is not None, "data", OWNER, "be given", data)
-    require(is_integer(samples, 1), "samples", OWNER, "be an integer, at least 1", samples)
+    require(pair or fraction, "test", FUNCTION_NAME, "be a pair (X, y), or a fraction between 0 and 1", test)
+    require(data is not None, "data", FUNCTION_NAME, "be given", data)
+    require(is_integer(samples, 1), "samples", FUNCTION_NAME, "be an integer, at least 1", samples)
     known = tempers in ("likelihood", "posterior")
-    require(known, "tempers", OWNER, "be 'likelihood' or 'posterior'", repr(tempers))
+    require(known, "tempers", FUNCTION_NAME, "be 'likelihood' or 'posterior'", repr(tempers))
 
     rows, (inputs, targets) = split_rows(data, test, seed, batch_size)
     options: dict[str, Any] = {"epochs": epochs, "steps": steps, "seed": seed, "tempers": tempers, "progress": progress}
@@ -268,11 +268,11 @@ def temperature_sweep(
 
 def _temperatures(grid: Any) -> tuple[float, ...]:
     many = isinstance(grid, (Sequence, Tensor)) and not isinstance(grid, str) and len(grid) > 0
-    require(many, "grid", OWNER, "be temperatures, such as (0.1, 0.3, 1.0)", grid)
+    require(many, "grid", FUNCTION_NAME, "be temperatures, such as (0.1, 0.3, 1.0)", grid)
     values = grid.tolist() if isinstance(grid, Tensor) else list(grid)
     numbers = all(isinstance(t, (int, float)) and not isinstance(t, bool) and 0 < t < math.inf for t in values)
-    require(numbers, "grid", OWNER, "hold positive numbers", values)
-    require(len(set(values)) == len(values), "grid", OWNER, "hold each temperature once", values)
+    require(numbers, "grid", FUNCTION_NAME, "hold positive numbers", values)
+    require(len(set(values)) == len(values), "grid", FUNCTION_NAME, "hold each temperature once", values)
     return tuple(sorted(float(t) for t in values))
 
 
@@ -307,7 +307,7 @@ def tempered_certificate(temperature: float, family: str, tempers: str = "likeli
 
 
 def statement(temperature: float, learnt: Learnt, tempers: str, certificate: Certificate | None = None) -> str:
-    """Put into words what the certificate says about the objective at T."""
+    """Explain in words what the certificate says about the objective at T."""
     if math.isnan(temperature):
         return ""
     cold = f"T = {temperature:g}"
@@ -337,10 +337,10 @@ def statement(temperature: float, learnt: Learnt, tempers: str, certificate: Cer
             "Certificate: T = 1 is Bayesian. With learnt scales any other T is so for no prior (rho = 1 - T); with "
             "fixed scales, or at a point, it would only be a wider prior."
         )
-    said = "" if certificate is None else f" {certificate.verdict}"
+    verdict = "" if certificate is None else f" {certificate.verdict}"
     return (
         f"Certificate: with learnt scales {cold} is Bayesian for no prior: the heat residual is rho = 1 - T = "
-        f"{1 - temperature:.3g}, everywhere.{said} With fixed scales, or at a point, it would only be a wider prior."
+        f"{1 - temperature:.3g}, everywhere.{verdict} With fixed scales, or at a point, it would only be a wider prior."
     )
 
 
@@ -352,12 +352,12 @@ def scored(prediction: Prediction, targets: Tensor) -> dict[str, tuple[float, fl
     losses = -prediction.log_prob(targets).detach().double().cpu()
     found = {"nll": (losses.mean().item(), standard_error(losses))}
     if prediction.classes:
-        confidence, correct = (part.double().cpu() for part in top_class(prediction, targets, OWNER))
+        confidence, correct = (part.double().cpu() for part in top_class(prediction, targets, FUNCTION_NAME))
         found["accuracy"] = (correct.mean().item(), standard_error(correct))
         ece = evaluate.expected_calibration_error(prediction, targets)
         found["ece"] = (ece, resampled_error(confidence, correct))
     else:
-        y = matched(targets, prediction.mean, OWNER)
+        y = matched(targets, prediction.mean, FUNCTION_NAME)
         squares = (prediction.mean.double() - y.double()).square().reshape(len(y), -1).mean(-1).cpu()
         rmse = squares.mean().sqrt().item()
         found["rmse"] = (rmse, standard_error(squares) / (2 * rmse) if rmse > 0 else 0.0)

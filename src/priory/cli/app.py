@@ -8,6 +8,7 @@ import math
 import platform
 import re
 import time
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from rich.text import Text
 import priory
 from priory import methods
 from priory.analysis.comparison import compare, split_rows
-from priory.analysis.comparison_table import COLUMN_TITLES, Comparison
+from priory.analysis.comparison_table import COLUMN_TITLES, TEXT_COLUMNS, Comparison
 from priory.cli.tables import SHIPPED_DATA, DataTable, read_table
 from priory.core.errors import InputError, MissingExtra, extra, is_integer, require
 from priory.core.tables import counted
@@ -46,7 +47,7 @@ def known_methods() -> dict[str, str]:
 
 
 METHOD_NAMES = known_methods()
-SINGLE_THREAD_NUMBERS = 1_000_000  # table entries below which one thread is fastest
+SINGLE_THREAD_ELEMENTS = 1_000_000  # table entries below which one thread is fastest
 
 
 @app.callback()
@@ -79,12 +80,19 @@ def compare_command(
 ) -> None:
     """Fit several methods to a table, score them on held-out rows, and print the scores."""
     try:
-        comparison = run(data, target, task, names, hidden, prior, epochs, test, seed, report)
+        with warnings.catch_warnings():
+            warnings.showwarning = print_warning
+            comparison = run(data, target, task, names, hidden, prior, epochs, test, seed, report)
     except (InputError, MissingExtra) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
     if comparison.best is None:
         raise typer.Exit(1)
+
+
+def print_warning(message: Warning | str, *_: Any) -> None:
+    """Print a warning as one line, in place of `warnings.showwarning`, because there is no code to point at."""
+    typer.echo(f"Warning: {message}", err=True)
 
 
 def run(
@@ -113,7 +121,7 @@ def run(
             str(report),
         )
     table = read_table(data, target, task)
-    if table.x.numel() < SINGLE_THREAD_NUMBERS:  # synchronising threads would cost more than they save
+    if table.x.numel() < SINGLE_THREAD_ELEMENTS:  # synchronising threads would cost more than they save
         torch.set_num_threads(1)
     began = time.perf_counter()
     fitted, held, units = standardise(table, test, seed)
@@ -206,7 +214,7 @@ def print_rich(console: Console, comparison: Comparison) -> None:
     """Print the table on a terminal, the best value of each column in bold green."""
     table = RichTable(caption=comparison.heading, caption_justify="left", header_style="bold")
     for column in comparison.columns:
-        table.add_column(Text(COLUMN_TITLES[column]), justify="left" if column == "method" else "right")
+        table.add_column(Text(COLUMN_TITLES[column]), justify="left" if column in TEXT_COLUMNS else "right")
     for place, cells in enumerate(comparison.cells()):
         guess = place >= len(comparison.rows)
         name = None if guess else comparison.rows[place]["method"]
@@ -221,3 +229,5 @@ def print_rich(console: Console, comparison: Comparison) -> None:
     better = ", except for accuracy" if "accuracy" in comparison.columns else ""
     console.print(f"NLL in nats per row, with its standard error. Lower is better{better}.", style="dim", markup=False)
     console.print(comparison.verdict, markup=False)
+    if comparison.worse_than_baseline:
+        console.print(comparison.worse_than_baseline, markup=False)

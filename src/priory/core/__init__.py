@@ -1,1 +1,1 @@
-"""What every other room uses, and what knows nothing of inference."""
+"""Helpers without inference that all other packages use: errors, data, streams, linear algebra, special functions."""

@@ -1,9 +1,10 @@
-"""Smooth one-to-one maps from unconstrained coordinates onto a support, and means of Gaussians pushed through them.
+"""Smooth maps from unconstrained coordinates onto numbers and vectors in a support.
 
 The maps are those of the Stan reference manual ("Constraint Transforms"), written in logarithms, because a product of
 many sigmoids underflows and a difference of nearly equal numbers cancels. They are plain tensor functions, so that
 `torch.vmap`, `torch.func.grad` and `make_fx` work on them. They stay strictly inside a bounded support, so that a log
-density stays finite where u is far from zero. `priory.constraints.bijector` chooses the map of a support.
+density stays finite where u is far from zero. `priory.constraints.bijector` chooses the map of a support. Maps onto
+matrices are in `priory.core.matrix_bijectors`.
 """
 
 from __future__ import annotations
@@ -11,20 +12,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import singledispatch
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+RADIUS_POWER = 8.0  # of the auxiliary length of a unit vector: its relative spread is about 1 / sqrt(2 (m + K))
 
 
 @dataclass(frozen=True, eq=False)
 class Bijector(ABC):
-    """Base class of smooth one-to-one maps x = f(u) from unconstrained coordinates onto a support.
+    """Base class of smooth maps x = f(u) from unconstrained coordinates onto a support.
 
     Args:
         shape: Shape of one value of x. Its last `event_dim` dimensions are mapped jointly, the other dimensions
@@ -35,6 +34,7 @@ class Bijector(ABC):
     event_dim: ClassVar[int] = 0
     elementwise: ClassVar[bool] = False  # whether each entry of x depends only on the same entry of u
     identity: ClassVar[bool] = False  # whether f is the identity, x = u
+    one_to_one: ClassVar[bool] = True  # whether x determines u; if not, u holds an auxiliary variable
 
     @property
     def free_shape(self) -> tuple[int, ...]:
@@ -45,6 +45,10 @@ class Bijector(ABC):
     def exponential(self) -> bool:
         """Whether x = exp(u), so that u is normal where x is log-normal."""
         return False
+
+    def start(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+        """Return the coordinates at which a fit of one vector starts, the origin in most maps: (*free_shape)."""
+        return torch.zeros(self.free_shape, dtype=dtype, device=device)
 
     @abstractmethod
     def forward(self, u: Tensor) -> Tensor:
@@ -93,12 +97,12 @@ class HalfLineMap(Bijector):
         return isinstance(self.bound, float) and self.bound == 0.0 and self.sign > 0
 
     def forward(self, u: Tensor) -> Tensor:
-        bound = _like(self.bound, u)
+        bound = bound_like(self.bound, u)
         distance = u.exp().clamp(min=_step_from(bound, u.dtype))
         return distance if self.exponential else bound + self.sign * distance
 
     def inverse(self, x: Tensor) -> Tensor:
-        return (self.sign * (x - _like(self.bound, x))).log()
+        return (self.sign * (x - bound_like(self.bound, x))).log()
 
     def log_det(self, u: Tensor, x: Tensor) -> Tensor:
         return self._total(u)
@@ -113,21 +117,21 @@ class IntervalMap(Bijector):
     high: float | Tensor
 
     def forward(self, u: Tensor) -> Tensor:
-        low, high = _like(self.low, u), _like(self.high, u)
+        low, high = bound_like(self.low, u), bound_like(self.high, u)
         x = low + (high - low) * u.sigmoid()
         # two calls, since clamp does not take a number and a tensor together
         return x.clamp(min=low + _step_from(low, u.dtype)).clamp(max=high - _step_from(high, u.dtype))
 
     def inverse(self, x: Tensor) -> Tensor:
-        return (x - _like(self.low, x)).log() - (_like(self.high, x) - x).log()
+        return (x - bound_like(self.low, x)).log() - (bound_like(self.high, x) - x).log()
 
     def log_det(self, u: Tensor, x: Tensor) -> Tensor:
-        width = _like(self.high, u) - _like(self.low, u)
+        width = bound_like(self.high, u) - bound_like(self.low, u)
         log_width = width.log() if isinstance(width, Tensor) else math.log(width)
         return self._total(logsigmoid(u) + logsigmoid(-u) + log_width)
 
 
-def _like(bound: float | Tensor, u: Tensor) -> Any:
+def bound_like(bound: float | Tensor, u: Tensor) -> Any:
     """A bound in the dtype and on the device of u; numbers stay numbers."""
     return bound.to(u) if isinstance(bound, Tensor) else bound
 
@@ -201,245 +205,68 @@ class PositiveOrderedMap(Bijector):
         return self._total(u.sum(-1))
 
 
-class TriangleIndex:
-    """Index maps between an n x n lower-triangular matrix and the vector of its entries, row by row."""
+class ZeroSumMap(Bijector):
+    """A vector with sum zero, by an orthonormal basis of the hyperplane, so that lengths and volumes are preserved.
 
-    def __init__(self, n: int, strict: bool = False) -> None:
-        rows, columns = torch.tril_indices(n, n, -1 if strict else 0)
-        self.n, self.size = n, len(rows)
-        self._take = rows * n + columns
-        self._place = torch.full((n * n,), self.size).scatter(0, self._take, torch.arange(self.size))
+    With w_n = u_n / sqrt(n (n + 1)) for n = 1, ..., K - 1, x_k = sum_{n >= k} w_n - (k - 1) w_{k-1}. A standard normal
+    u is a standard normal vector conditioned on the sum zero, with variances 1 - 1/K.
+    """
 
-    def matrix(self, u: Tensor) -> Tensor:
-        """Return the matrix (*, n, n) of entries (*, size), by one gather, which vmap and tracing support."""
-        return pad(u, (0, 1)).index_select(-1, self._place.to(u.device)).unflatten(-1, (self.n, self.n))
-
-    def vector(self, x: Tensor) -> Tensor:
-        """Return the entries of a matrix (*, n, n) as a vector (*, size)."""
-        return x.flatten(-2).index_select(-1, self._take.to(x.device))
-
-
-@dataclass(frozen=True, eq=False)
-class TriangleMap(Bijector):
-    """A map onto matrices whose coordinates are the entries of a lower triangle."""
-
-    event_dim = 2
-    triangle: TriangleIndex
+    event_dim = 1
 
     @property
     def free_shape(self) -> tuple[int, ...]:
-        return (*self.shape[:-2], self.triangle.size)
-
-
-@dataclass(frozen=True, eq=False)
-class LowerTriangularMap(TriangleMap):
-    """A lower-triangular matrix, whose entries are u row by row."""
+        return (*self.shape[:-1], self.shape[-1] - 1)
 
     def forward(self, u: Tensor) -> Tensor:
-        return self.triangle.matrix(u)
+        n, length = self._basis(u)
+        w = u / length
+        return pad(w.flip(-1).cumsum(-1).flip(-1), (0, 1)) - pad(n * w, (1, 0))
 
     def inverse(self, x: Tensor) -> Tensor:
-        return self.triangle.vector(x)
+        n, length = self._basis(x)
+        return (x[..., :-1].cumsum(-1) - n * x[..., 1:]) / length
 
     def log_det(self, u: Tensor, x: Tensor) -> Tensor:
         return self._total(torch.zeros_like(u).sum(-1))
 
-
-@dataclass(frozen=True, eq=False)
-class LowerCholeskyMap(TriangleMap):
-    """A lower-triangular matrix with a positive diagonal, which is exp(u)."""
-
-    def forward(self, u: Tensor) -> Tensor:
-        raw = self.triangle.matrix(u)
-        diagonal = _diagonal(raw).exp().clamp(min=torch.finfo(u.dtype).tiny)
-        return raw.tril(-1) + diagonal.diag_embed()
-
-    def inverse(self, x: Tensor) -> Tensor:
-        return self.triangle.vector(x.tril(-1) + _diagonal(x).log().diag_embed())
-
-    def log_det(self, u: Tensor, x: Tensor) -> Tensor:
-        return self._total(_diagonal(self.triangle.matrix(u)).sum(-1))
+    def _basis(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return n = 1, ..., K - 1 and the lengths sqrt(n (n + 1)) of the basis vectors before scaling, (K - 1,)."""
+        n = torch.arange(1, self.shape[-1], dtype=like.dtype, device=like.device)
+        return n, (n * (n + 1)).sqrt()
 
 
-@dataclass(frozen=True, eq=False)
-class PositiveDefiniteMap(Bijector):
-    """A positive-definite matrix x = L L', L a Cholesky factor: |det dx/dL| = 2^n prod_i L_ii^(n + 1 - i)."""
+class UnitVectorMap(Bijector):
+    """A point on the unit sphere, x = u / |u|; the length r = |u| is an auxiliary variable independent of x.
 
-    event_dim = 2
-    factor: LowerCholeskyMap
+    No smooth map from R^(K-1) covers a sphere, so u has K coordinates. The term in the place of the log-determinant is
 
-    @property
-    def free_shape(self) -> tuple[int, ...]:
-        return self.factor.free_shape
+        m log r - m r^2 / 2 - log Z,    Z = 1/2 (2 / m)^((m + K) / 2) Gamma((m + K) / 2),
 
-    def forward(self, u: Tensor) -> Tensor:
-        factor = self.factor.forward(u)
-        return factor @ factor.mT
-
-    def inverse(self, x: Tensor) -> Tensor:
-        return self.factor.inverse(torch.linalg.cholesky(x))
-
-    def log_det(self, u: Tensor, x: Tensor) -> Tensor:
-        n = self.shape[-1]
-        # powers n + 1 - i for i = 1, ..., n, plus one for the exp on the diagonal of the factor
-        powers = torch.arange(n + 1, 1, -1, dtype=u.dtype, device=u.device)
-        log_diagonal = _diagonal(self.factor.triangle.matrix(u))
-        return self._total((powers * log_diagonal).sum(-1) + n * math.log(2))
-
-
-@dataclass(frozen=True, eq=False)
-class CorrelationCholeskyMap(TriangleMap):
-    """The Cholesky factor of a correlation matrix: L_ij = tanh(u_ij) prod_{k<j} sech(u_ik), with rows of length 1."""
-
-    def forward(self, u: Tensor) -> Tensor:
-        raw, _, log_left = self._logs(u)
-        diagonal = (0.5 * _diagonal(log_left)).exp().clamp(min=torch.finfo(u.dtype).tiny)
-        return raw.tanh() * (0.5 * log_left).exp() + diagonal.diag_embed()
-
-    def inverse(self, x: Tensor) -> Tensor:
-        # sinh(u_ij) is the entry divided by the norm of the entries after it in its row
-        after = x.square().flip(-1).cumsum(-1).flip(-1)[..., 1:]
-        below = x[..., :-1].tril(-1)
-        ratio = below / after.where(torch.ones_like(after).tril(-1) > 0, 1.0).sqrt()
-        return self.triangle.vector(pad(ratio.asinh(), (0, 1)))
-
-    def log_det(self, u: Tensor, x: Tensor) -> Tensor:
-        _, log_sech2, log_left = self._logs(u)
-        return self._total((log_sech2 + 0.5 * log_left.tril(-1)).sum((-2, -1)))
-
-    def _logs(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return u, log sech^2 u, and the log of the squared row length left before each entry, (*, n, n) each."""
-        raw = self.triangle.matrix(u)
-        log_sech2 = (2 * math.log(2) + logsigmoid(2 * raw) + logsigmoid(-2 * raw)).tril(-1)
-        return raw, log_sech2, pad(log_sech2.cumsum(-1)[..., :-1], (1, 0))
-
-
-def _diagonal(x: Tensor) -> Tensor:
-    """The diagonal of matrices (*, n, n), as (*, n)."""
-    return x.diagonal(0, -2, -1)
-
-
-def gaussian_expectation(function: Callable[[Tensor], Tensor], loc: Tensor, scale: Tensor) -> Tensor:
-    """Compute E[function(u)] for u ~ N(loc, scale^2), entry by entry, by the trapezoidal rule with 481 nodes.
-
-    The error is of order exp(-48 pi d / scale) for a function that is analytic within distance d of the real line. For
-    the sigmoid d = pi, and the error is 1e-12 up to a scale of 15 and 1e-6 at a scale of 30. By comparison, 64
-    Gauss-Hermite nodes have an error of 7e-4 at a scale of 8.
-
-    Args:
-        function: Elementwise function of a tensor.
-        loc: Means.
-        scale: Standard deviations, which broadcast with `loc`.
-
-    Returns:
-        The expectations, in the broadcast shape of `loc` and `scale`.
-
-    Example:
-        >>> gaussian_expectation(torch.sigmoid, torch.tensor(1.0), torch.tensor(2.0))
-        tensor(0.6477)
-
-    References:
-        Trefethen (2022), Exactness of quadrature formulas.
+    with m = `RADIUS_POWER`. It is normalised: the density of x in surface area is p(x), and m r^2 is chi-squared with
+    m + K degrees of freedom. Stan has m = 0 in the first term, where r comes close to zero. There a density over a
+    small part of the sphere is a narrow cone in u, in which samplers diverge.
     """
-    total = torch.zeros_like(loc + scale)
-    steps = torch.arange(-240, 241, dtype=torch.float64, device=total.device)  # to 10 standard deviations
-    nodes, weights = steps / 24, (-0.5 * (steps / 24).square()).softmax(0)
-    chunk = max(1, 2**20 // max(1, total.numel()))  # nodes at a time, so that a long vector fits in memory
-    for z, weight in zip(nodes.split(chunk), weights.split(chunk), strict=True):
-        z, weight = (t.to(total.dtype).reshape(-1, *[1] * total.ndim) for t in (z, weight))
-        total = total + (weight * function(loc + scale * z)).sum(0)
-    return total
 
+    event_dim = 1
+    one_to_one = False
 
-@singledispatch
-def gaussian_mean(bijector: Bijector, loc: Tensor, scale: Tensor) -> Tensor:
-    """Compute E[f(u)] for u ~ N(loc, diag(scale^2)), without sampling.
+    def start(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+        """Return equal coordinates of length one, because the origin has no direction."""
+        return torch.full(self.free_shape, self.shape[-1] ** -0.5, dtype=dtype, device=device)
 
-    The entries of u are independent, so each mean is built from means of single coordinates: exp(u) in closed form,
-    sigmoid, tanh and sech by `gaussian_expectation`.
+    def forward(self, u: Tensor) -> Tensor:
+        return u / self._length(u)
 
-    Args:
-        bijector: The map f.
-        loc: Means of u, (*B, *free_shape).
-        scale: Standard deviations of u, (*B, *free_shape).
+    def inverse(self, x: Tensor) -> Tensor:
+        """Return x itself: of all u with this direction, the one of the most probable length."""
+        return x
 
-    Returns:
-        The means of x, (*B, *shape).
+    def log_det(self, u: Tensor, x: Tensor) -> Tensor:
+        m, degrees = RADIUS_POWER, RADIUS_POWER + self.shape[-1]
+        log_constant = math.lgamma(degrees / 2) + 0.5 * degrees * math.log(2 / m) - math.log(2)
+        return self._total(m * (self._length(u).squeeze(-1).log() - 0.5 * u.square().sum(-1)) - log_constant)
 
-    Raises:
-        NotImplementedError: If no rule is registered for this kind of bijector.
-
-    Example:
-        >>> from priory.constraints import bijector, positive
-        >>> gaussian_mean(bijector(positive), torch.tensor(0.0), torch.tensor(2.0))
-        tensor(7.3891)
-    """
-    raise NotImplementedError(f"The mean under a Gaussian is not implemented for {type(bijector).__name__}.")
-
-
-def _exp_mean(loc: Tensor, scale: Tensor) -> Tensor:
-    """E[exp(u)] for u ~ N(loc, scale^2)."""
-    return (loc + 0.5 * scale.square()).exp()
-
-
-@gaussian_mean.register
-def _(bijector: IdentityMap, loc: Tensor, scale: Tensor) -> Tensor:
-    return loc
-
-
-@gaussian_mean.register
-def _(bijector: HalfLineMap, loc: Tensor, scale: Tensor) -> Tensor:
-    return _like(bijector.bound, loc) + bijector.sign * _exp_mean(loc, scale)
-
-
-@gaussian_mean.register
-def _(bijector: IntervalMap, loc: Tensor, scale: Tensor) -> Tensor:
-    low, high = _like(bijector.low, loc), _like(bijector.high, loc)
-    return low + (high - low) * gaussian_expectation(torch.sigmoid, loc, scale)
-
-
-@gaussian_mean.register
-def _(bijector: StickBreakingMap, loc: Tensor, scale: Tensor) -> Tensor:
-    logit = loc - bijector.centre(loc)
-    broken = gaussian_expectation(torch.sigmoid, logit, scale)
-    log_left = gaussian_expectation(torch.sigmoid, -logit, scale).log().cumsum(-1)
-    return pad(broken, (0, 1), value=1.0) * pad(log_left, (1, 0)).exp()
-
-
-@gaussian_mean.register
-def _(bijector: OrderedMap, loc: Tensor, scale: Tensor) -> Tensor:
-    return torch.cat([loc[..., :1], _exp_mean(loc[..., 1:], scale[..., 1:])], -1).cumsum(-1)
-
-
-@gaussian_mean.register
-def _(bijector: PositiveOrderedMap, loc: Tensor, scale: Tensor) -> Tensor:
-    return _exp_mean(loc, scale).cumsum(-1)
-
-
-@gaussian_mean.register
-def _(bijector: LowerTriangularMap, loc: Tensor, scale: Tensor) -> Tensor:
-    return bijector.triangle.matrix(loc)
-
-
-@gaussian_mean.register
-def _(bijector: LowerCholeskyMap, loc: Tensor, scale: Tensor) -> Tensor:
-    loc, scale = bijector.triangle.matrix(loc), bijector.triangle.matrix(scale)
-    return loc.tril(-1) + _exp_mean(_diagonal(loc), _diagonal(scale)).diag_embed()
-
-
-@gaussian_mean.register
-def _(bijector: PositiveDefiniteMap, loc: Tensor, scale: Tensor) -> Tensor:
-    mean = gaussian_mean(bijector.factor, loc, scale)
-    variance = bijector.factor.triangle.matrix(scale).square()
-    # E[L L'] = E[L] E[L]' plus, on the diagonal, the variances summed over each row
-    # Var[e^u] = E[e^u]^2 (e^(scale^2) - 1)
-    rows = variance.tril(-1).sum(-1) + _diagonal(mean).square() * _diagonal(variance).expm1()
-    return mean @ mean.mT + rows.diag_embed()
-
-
-@gaussian_mean.register
-def _(bijector: CorrelationCholeskyMap, loc: Tensor, scale: Tensor) -> Tensor:
-    tanh = bijector.triangle.matrix(gaussian_expectation(torch.tanh, loc, scale))
-    log_sech = bijector.triangle.matrix(gaussian_expectation(lambda u: 1 / u.cosh(), loc, scale).log())
-    left = pad(log_sech.cumsum(-1)[..., :-1], (1, 0)).exp()
-    return tanh * left + _diagonal(left).diag_embed()
+    def _length(self, u: Tensor) -> Tensor:
+        """Return |u|, (*, 1)."""
+        return u.square().sum(-1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny).sqrt()

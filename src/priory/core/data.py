@@ -53,9 +53,9 @@ def joined(batches: Sequence[Batch]) -> Batch:
 def split_rows(batch: Batch, rows: int) -> Iterator[Batch]:
     """Split a batch into pieces of at most `rows` rows, each with its weights."""
     for start in range(0, len(batch[0]), rows):
-        some = slice(start, start + rows)
-        parts = tuple(t[some] for t in batch)
-        yield WeightedBatch(parts, batch.weights[some]) if isinstance(batch, WeightedBatch) else parts
+        block = slice(start, start + rows)
+        parts = tuple(t[block] for t in batch)
+        yield WeightedBatch(parts, batch.weights[block]) if isinstance(batch, WeightedBatch) else parts
 
 
 def weighted_sum(values: Tensor, factor: float | Tensor | None = None) -> Tensor:
@@ -206,7 +206,7 @@ class Data:
         if self.num_data <= rows:
             return joined(list(self.blocks(rows)))
         share = rows / self.num_data
-        if self.tensors is not None:  # indexed once, since many small copies would fragment memory
+        if self.tensors is not None:  # indexed once, because many small copies would fragment memory
             starts = range(0, self.num_data, block)
             sizes = [min(block, self.num_data - start) for start in starts]
             drawn = ((torch.rand(n, generator=generator) < share).nonzero()[:, 0] for n in sizes)
@@ -222,10 +222,7 @@ class Data:
     def split(self, fraction: float, seed: int) -> tuple[Data, Data]:
         """Split the rows at random into two parts, the second with this fraction of the rows."""
         if self.num_data is None or self.num_data < 2:
-            raise InputError(
-                "Holding out rows needs at least 2 rows, got fewer; give the noise of the likelihood, and a single "
-                "rate instead of several."
-            )
+            raise InputError(f"Holding out rows needs at least 2 rows, got {self.num_data or 0}.")
         rows = self._indices(seed)
         order = rows[torch.randperm(len(rows), generator=stream(seed, "holdout"))]
         held = min(max(1, round(fraction * len(rows))), len(rows) - 1)
@@ -327,14 +324,20 @@ def read_weights(weights: Any, rows: Data) -> Tensor | None:
         )
     twice = rows.weights is not None
     require(not twice, "weights", "fit", "be left out if the data already have weights", "both")
-    t = tensor_of(weights, "The 'weights' argument of fit").to("cpu", torch.float64)
-    shaped = tuple(t.shape) == (rows.num_data,)
-    require(shaped, "weights", "fit", f"have one number per row, ({rows.num_data},)", f"the shape {tuple(t.shape)}")
-    ok = bool((torch.isfinite(t) & (t >= 0)).all())
-    got = f"{float(t[~(torch.isfinite(t) & (t >= 0))][0]):g}" if not ok else ""
-    require(ok, "weights", "fit", "be finite numbers >= 0", got)
+    given = tensor_of(weights, "The 'weights' argument of fit")
+    check_weights(given, rows.num_data, "fit")
+    t = given.to("cpu", torch.float64)
     require(bool((t > 0).any()), "weights", "fit", "be above 0 for some row", "zeros only")
     return None if bool((t == 1).all()) else t
+
+
+def check_weights(weights: Tensor, rows: int, owner: str) -> None:
+    """Raise an InputError unless there is one real, finite weight >= 0 per row."""
+    shape = tuple(weights.shape)
+    require(shape == (rows,), "weights", owner, f"have one number per row, ({rows},)", f"the shape {shape}")
+    require(not weights.is_complex(), "weights", owner, "be finite numbers >= 0", "complex numbers")
+    wrong = weights[~(torch.isfinite(weights) & (weights >= 0))]
+    require(not len(wrong), "weights", owner, "be finite numbers >= 0", f"{float(wrong[0]):g}" if len(wrong) else "")
 
 
 def as_batch(item: Any, owner: str = "of the data") -> Batch:

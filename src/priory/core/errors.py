@@ -66,7 +66,7 @@ def require(ok: bool, name: str, owner: str, must: str, got: object) -> None:
         priory.InputError: The 'samples' argument of MeanField must be an integer >= 1, got 0.
     """
     if not ok:
-        kind = "" if owner.startswith("the ") else "argument "  # "the network" has an output, not an argument
+        kind = "" if owner.startswith("the ") else "argument "  # "the network" has an output instead of an argument
         raise InputError(f"The '{name}' {kind}of {owner} must {must}, got {_short(got)}.")
 
 

@@ -121,6 +121,10 @@ class Layout:
             for block in self.blocks
         }
 
+    def start(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+        """Return the vector (P,) at which a fit starts: zero, except where a support has no value at zero."""
+        return torch.cat([block.bijector.start(dtype, device).reshape(-1) for block in self.blocks])
+
     def log_det(self, w: Tensor) -> Tensor:
         """Return log |det dx/du| at w, summed over all constrained parameters, (*B,)."""
         total = w.new_zeros(w.shape[:-1])
@@ -151,6 +155,14 @@ class Layout:
         leads = {tuple(p.shape[:-1]) for p in pieces}
         require(len(leads) == 1, "params", "the posterior", "share their leading dimensions", sorted(leads))
         return torch.cat(pieces, dim=-1)
+
+    def refuse_auxiliary(self, owner: str) -> None:
+        """Raise an error if a parameter has an auxiliary coordinate, over which a density of x would be an integral."""
+        names = [block.name for block in self.blocks if not block.bijector.one_to_one]
+        if names:
+            raise InputError(
+                f"{owner} has no density in closed form over '{', '.join(names)}', a unit vector: use its draws."
+            )
 
     def signature(self) -> list[list[object]]:
         """Return names and shapes in order, which a stored file must match."""

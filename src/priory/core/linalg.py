@@ -1,7 +1,9 @@
-"""Matrix decompositions that survive rounding: a Cholesky factor with jitter, and `eigh` and `svd` with a fallback.
+"""Matrix decompositions that are robust to rounding: a Cholesky factor with jitter, `eigh` and `svd` with a fallback.
 
 `cholesky` adds as little to the diagonal of a matrix as makes it positive definite, and says so with a `JitterWarning`.
-`try_cholesky` adds nothing and reports which members of a batch failed, for callers that have a remedy of their own.
+`try_cholesky` adds nothing and reports which members of a batch failed, for callers with their own remedy.
+Log densities that run under `vmap`, where no value can be read, call `torch.linalg.cholesky` itself: samplers reject
+the members that fail (`priory.network.failures`).
 `eigh` and `svd` repeat in float64 what LAPACK can't decompose in float32, as happens to the factors of layers with dead
 units, whose eigenvalues lie many orders of magnitude apart.
 """
@@ -60,7 +62,7 @@ def cholesky(matrix: Tensor, name: str = "matrix", *, remedy: str = "", semidefi
         matrix: Symmetric matrices, (..., n, n); only the lower triangles are read.
         name: What the matrix is, for messages.
         remedy: What the user can do about a singular matrix, for the warning.
-        semidefinite: Whether a singular matrix is expected, such as the covariance of outputs that move together. No
+        semidefinite: Whether a singular matrix is expected, such as the covariance of perfectly correlated outputs. No
             warning is given then.
 
     Returns:

@@ -13,7 +13,7 @@ Kummer's transformation turns the alternating series into one of positive terms,
     1F1(a; b; -x) = e^-x sum_k x^k / k! (b - a)_k / (b)_k
                   ~ Gamma(b) / Gamma(b - a) x^-a sum_k (a)_k (a - b + 1)_k / k! x^-k.
 
-Its slope is again one of the kind: d/dx 1F1(a; b; -x) = -(a / b) 1F1(a + 1; b + 1; -x), and D'(x) = 2 1F1(1; 3/2; -x),
+Its derivative is of the same kind: d/dx 1F1(a; b; -x) = -(a / b) 1F1(a + 1; b + 1; -x), and D'(x) = 2 1F1(1; 3/2; -x),
 which is Dawson's integral of sqrt(x) over sqrt(x) / 2.
 
 The exponential integral E1(u) = int_u^inf e^-t / t dt is computed in a scaled form whose logarithm never under- or
@@ -38,7 +38,7 @@ from priory.core.linalg import eigh
 
 BETA_TERMS = 10_000  # levels of the continued fraction; it needs O(sqrt(max(a, b)))
 KUMMER_ASYMPTOTIC_FROM = 40.0  # x from which the asymptotic series is used; its error is of the order of e^-x
-KUMMER_TERMS = 150  # enough for a >= -10, a power of 20, up to there
+KUMMER_TERMS = 150  # enough up to there for a >= -10, a power of 20
 KUMMER_ASYMPTOTIC_TERMS = 36
 EULER_GAMMA = 0.5772156649015329
 E1_FRACTION_FROM = 2.0  # below, the series loses less than two digits; above, the fraction converges
@@ -133,7 +133,7 @@ def kummer(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     >>> kummer(-2 * half, half, x).item()  # a = -1 is the second moment: 1 + 2x
     5.0
     """
-    if a.requires_grad:  # a learnt power, which is rare: through the terms themselves
+    if a.requires_grad:  # a learnt power, which is rare: differentiate the terms of the series
         return _kummer_value(a, b, x)
     value: Any = _Kummer.apply(a, b, x)
     return value
@@ -192,7 +192,7 @@ def _absolute_moment(loc: Tensor, scale: Tensor, power: Tensor) -> Tensor:
 
 
 class _AbsoluteMoment(torch.autograd.Function):
-    """The moment with its slopes written out: in the chain rule's, two terms of the order of x cancel."""
+    """The moment with explicit derivatives: in those of the chain rule, two terms of the order of x cancel."""
 
     generate_vmap_rule = True
 
@@ -274,7 +274,7 @@ def log_scaled_e1(u: Tensor) -> Tensor:
 
 
 def _e1_remainder(u: Tensor) -> Tensor:
-    """r(u), by series and by fraction, without a gradient of its own."""
+    """Return r(u), by the series and by the fraction, without a gradient."""
     small, large = u.clamp(max=E1_FRACTION_FROM), u.clamp(min=E1_FRACTION_FROM)
     power, total = torch.ones_like(small), -EULER_GAMMA - small.log()
     for k in range(1, E1_SERIES_TERMS + 1):

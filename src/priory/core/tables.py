@@ -22,7 +22,7 @@ def text_table(rows: Sequence[Sequence[str]], align: str = "lr", *, gap: int = 2
     r"""Lay out cells in columns.
 
     Args:
-        rows: Rows of as many cells each, usually with the column heads first.
+        rows: Rows with the same number of cells, usually with the column heads first.
         align: One letter per column, "l" for left and "r" for right; the last letter serves for all further columns.
         gap: Number of spaces between columns.
         rule: Whether to draw a line under the first row.

@@ -179,40 +179,44 @@ def _seen_last(model: Model, inputs: Batch, names: Mapping[int, str]) -> list[st
     network = model.network
     called: list[nn.Module] = []
     _watch(model, inputs, network.skeleton.modules(), lambda module, _args, _out: called.append(module))
-    own = _owners(network.skeleton, set(called), names)
-    owners = [module for module in called if own.get(module)]
+    params_of = _owners(network.skeleton, set(called), names)
+    owners = [module for module in called if params_of.get(module)]
     if not owners:
         raise InputError("The 'over' argument of Laplace must be names of parameters: no layer of the network has any.")
-    last, mine = owners[-1], own[owners[-1]]
+    last, last_params = owners[-1], params_of[owners[-1]]
     inside = [m for m in owners if m is not last and m in set(last.modules())]
     cut = lambda _module, _args, out: tree_map_only(Tensor, lambda t: t.detach().clone(), out)  # noqa: E731
     outputs = _watch(model, inputs, [last], cut)
-    others = {name: p for name, p in network.skeleton.named_parameters() if name in network.params and name not in mine}
-    reached: list[str] = [name for m in inside for name in own[m]]
+    others = {
+        name: p for name, p in network.skeleton.named_parameters() if name in network.params and name not in last_params
+    }
+    reached: list[str] = [name for m in inside for name in params_of[m]]
     if outputs.requires_grad and others:
         found = torch.autograd.grad(outputs.sum(), list(others.values()), allow_unused=True)
         reached += [name for name, g in zip(others, found, strict=True) if g is not None]
     if reached:
         raise InputError(
             "The 'over' argument of Laplace must be names of parameters for a network without one last layer: "
-            f"its output comes from {', '.join(mine)}, but also from {', '.join(reached)} beside it, got 'last'."
+            f"its output comes from {', '.join(last_params)}, but also from {', '.join(reached)} beside it, got 'last'."
         )
-    return mine
+    return last_params
 
 
 def _owners(root: nn.Module, called: set[nn.Module], names: Mapping[int, str]) -> dict[nn.Module, list[str]]:
-    """Return the parameters of each module; those of a module that is never called go to its nearest called parent."""
-    own: dict[nn.Module, list[str]] = {}
+    """Return the parameters of each module; a module that is never called counts to its nearest called parent."""
+    params_of: dict[nn.Module, list[str]] = {}
 
     def visit(module: nn.Module, around: nn.Module) -> None:
         around = module if module in called else around
-        mine = own.setdefault(around, [])
-        mine += [name for p in module._parameters.values() if (name := names.get(id(p))) and name not in mine]
+        names_here = params_of.setdefault(around, [])
+        names_here += [
+            name for p in module._parameters.values() if (name := names.get(id(p))) and name not in names_here
+        ]
         for child in module.children():
             visit(child, around)
 
     visit(root, root)
-    return own
+    return params_of
 
 
 def _watch(model: Model, inputs: Batch, modules: Any, hook: Callable[..., Any]) -> Tensor:
@@ -240,7 +244,7 @@ def check_kind(kind: str, samples: int, generator: torch.Generator | None) -> No
 def check_curvature(values: Tensor) -> None:
     """Raise InputError for a curvature with NaN or infinity."""
     finite = bool(torch.isfinite(values).all())
-    require(finite, "curvature", "Laplace", "be finite at the weights", "NaN or infinity, as of a fit that diverged")
+    require(finite, "curvature", "Laplace", "be finite at the weights", "NaN or infinity: the fit may have diverged")
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,13 +354,13 @@ class Curvature(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors to store in a file."""
 
-    def own(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return JSON options to store beside the tensors, which `of_tensors` receives."""
         return {}
 
     @classmethod
     @abstractmethod
-    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> Curvature:
+    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **options: Any) -> Curvature:
         """Restore the curvature from stored tensors and options."""
 
     def notes(self) -> list[str]:

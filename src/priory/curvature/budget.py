@@ -174,17 +174,19 @@ def layer_shapes(model: Model, inputs: Batch) -> tuple[list[LayerShape], int]:
         for handle in handles:
             handle.remove()
     for module in network.skeleton.modules():
-        own = {
+        param_sizes = {
             names.pop(id(p)): p.numel() for p in module.parameters(recurse=False) if id(p) in names
         }  # shared ones once
-        if own and isinstance(module, KRONECKER_LAYERS):
+        if param_sizes and isinstance(module, KRONECKER_LAYERS):
             out, groups = len(module.weight), getattr(module, "groups", 1)
             sides = (module.weight[0].numel() + (module.bias is not None), out // groups)
-            found.append(LayerShape(own, sides, groups, max(1, made.get(id(module), 0) // (len(inputs[0]) * out))))
-        elif own and isinstance(module, nn.Embedding):  # its first factor is diagonal
-            found.append(LayerShape(own, (module.embedding_dim, 1)))
-        elif own:
-            found.append(LayerShape(own))
+            found.append(
+                LayerShape(param_sizes, sides, groups, max(1, made.get(id(module), 0) // (len(inputs[0]) * out)))
+            )
+        elif param_sizes and isinstance(module, nn.Embedding):  # its first factor is diagonal
+            found.append(LayerShape(param_sizes, (module.embedding_dim, 1)))
+        elif param_sizes:
+            found.append(LayerShape(param_sizes))
     return found, outputs[0].numel()
 
 

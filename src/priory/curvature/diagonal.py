@@ -50,7 +50,7 @@ class DiagonalCurvature(Curvature):
         none = int((total <= 0).sum())
         if none:
             raise InputError(
-                f"The prior's precision must be above zero where the data say nothing, got zero and a curvature of "
+                f"The prior's precision must be above zero where the curvature is zero, got zero and a curvature of "
                 f"zero at {none} of {len(total)} coordinates: give the weights a Normal prior."
             )
         return IndependentGaussian(total)
@@ -65,8 +65,8 @@ class DiagonalCurvature(Curvature):
         return {"values": self.values}
 
     @classmethod
-    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> DiagonalCurvature:
-        return cls(selection, tensors["values"], **own)
+    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **options: Any) -> DiagonalCurvature:
+        return cls(selection, tensors["values"], **options)
 
 
 class IndependentGaussian(PrecisionGaussian):

@@ -2,7 +2,7 @@
 
     log p(D) ~ log p(D|w) + log p(w) + p/2 log 2 pi - 1/2 log det Q,    Q = H + diag(tau)
 
-over the p coordinates of the curvature H. Point estimates (other weights, a noise) are given, and their prior is not
+over the p coordinates of the curvature H. Point estimates (other weights, a noise) are fixed, and their prior is not
 included. Exact for linear regression. At temperature T both log densities and both parts of Q have the weights of
 `Target`: a log p(D|w) + b log p(w) and Q = a H + b diag(tau).
 """
@@ -63,8 +63,8 @@ def prior_precision(target: Target, w: Tensor) -> Tensor:
 def prior_second_derivative(target: Target, w: Tensor) -> Tensor:
     """Return d2 log p(w) / dw_i^2 where the prior is not Gaussian, and zero elsewhere, (P,)."""
     others = [(block, d) for block, d in target.prior.others if isinstance(d, Distribution)]
-    for block, believed in others:
-        base = believed.base_dist if isinstance(believed, Independent) else believed
+    for block, distribution in others:
+        base = distribution.base_dist if isinstance(distribution, Independent) else distribution
         if tuple(base.event_shape) != ():
             raise InputError(
                 f"The prior of '{block.name}' must be a product over single weights for a Laplace approximation, "
@@ -86,7 +86,7 @@ def gaussian_part(target: Target, w: Tensor) -> tuple[Tensor, Tensor]:
     """Return location and precision of the Gaussian coordinates, with learnt precisions; zeros elsewhere, (P,)."""
     prior = target.prior
     precision = prior.precision
-    learnt = [block for block, believed in prior.others if isinstance(believed, Hierarchical)]
+    learnt = [block for block, distribution in prior.others if isinstance(distribution, Hierarchical)]
     if learnt:
         precision = precision.clone()
         for block in learnt:
@@ -96,5 +96,5 @@ def gaussian_part(target: Target, w: Tensor) -> tuple[Tensor, Tensor]:
 
 def _without_gaussians(target: Target, names: tuple[str, ...]) -> Callable[[Tensor], Tensor]:
     """Return log p of the named parameters with non-Gaussian priors, as a function of w."""
-    keep = lambda block, believed: block.name in names and not isinstance(believed, Hierarchical)  # noqa: E731
+    keep = lambda block, distribution: block.name in names and not isinstance(distribution, Hierarchical)  # noqa: E731
     return target.prior.with_others(keep).log_prob_of_others

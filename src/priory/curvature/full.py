@@ -75,12 +75,12 @@ class Full(Curvature):
     def tensors(self) -> dict[str, Tensor]:
         return {"matrix": self.matrix}
 
-    def own(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind}
 
     @classmethod
-    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> Full:
-        return cls(selection, tensors["matrix"], **own)
+    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **options: Any) -> Full:
+        return cls(selection, tensors["matrix"], **options)
 
 
 class FullGaussian(PrecisionGaussian):
@@ -142,7 +142,7 @@ def factorise(matrix: Tensor, precision: Tensor, kind: Kind) -> Tensor:
     if flat:
         none = int((values <= rounding).sum())
         raise InputError(
-            f"The prior's precision must be above zero where the data say nothing, got zero and a curvature that is "
+            f"The prior's precision must be above zero where the curvature is zero, got zero and a curvature that is "
             f"singular in {max(1, none)} of {len(values)} directions: give the weights a Normal prior."
         )
     try:

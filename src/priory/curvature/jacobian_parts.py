@@ -20,7 +20,7 @@ from priory.network.skeleton import MEMORY_LIMIT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_JACOBIAN_NUMBERS = 1 << 22  # formed at a time where positions have to be summed
+MAX_JACOBIAN_ELEMENTS = 1 << 22  # formed at a time where positions have to be summed
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class LayerPart:
         """Yield the Jacobian (m, C, k, in) of m data and k rows of the weight at a time."""
         c, n, _, out = self.g.shape
         wide = self.a.shape[-1]
-        rows = max(1, min(n, MAX_JACOBIAN_NUMBERS // (c * out * wide)))
-        some = max(1, min(out, MAX_JACOBIAN_NUMBERS // (c * wide * rows)))
+        rows = max(1, min(n, MAX_JACOBIAN_ELEMENTS // (c * out * wide)))
+        rows_per_block = max(1, min(out, MAX_JACOBIAN_ELEMENTS // (c * wide * rows)))
         for first in range(0, n, rows):
             data = slice(first, min(n, first + rows))
-            for top in range(0, out, some):
-                units = slice(top, min(out, top + some))
+            for top in range(0, out, rows_per_block):
+                units = slice(top, min(out, top + rows_per_block))
                 g = self.g[:, data, :, units].permute(1, 0, 3, 2).flatten(1, 2)  # (m, C k, T)
                 yield data, units, torch.bmm(g, self.a[data]).unflatten(1, (c, -1))
 
@@ -197,8 +197,10 @@ class JacobianRows:
 
     def chunks(self, limit: int = MEMORY_LIMIT) -> Iterator[JacobianRows]:
         """Yield a few data at a time, so that three dense Jacobians in float64 stay under `limit` bytes."""
-        few = max(1, limit // (24 * self.count * self.touched))
-        for start in range(0, len(self), few):
-            some = slice(start, start + few)
-            own = None if self.weights is None else self.weights[some]
-            yield replace(self, parts=[part.at(some) for part in self.parts], outputs=self.outputs[some], weights=own)
+        rows_per_chunk = max(1, limit // (24 * self.count * self.touched))
+        for start in range(0, len(self), rows_per_chunk):
+            chunk = slice(start, start + rows_per_chunk)
+            weights = None if self.weights is None else self.weights[chunk]
+            yield replace(
+                self, parts=[part.at(chunk) for part in self.parts], outputs=self.outputs[chunk], weights=weights
+            )

@@ -172,7 +172,7 @@ class Side:
 def singular(none: int, size: int) -> InputError:
     """Return the error for directions with neither prior precision nor curvature."""
     return InputError(
-        f"The prior's precision must be above zero where the data say nothing, got zero and a curvature that is "
+        f"The prior's precision must be above zero where the curvature is zero, got zero and a curvature that is "
         f"singular in {none} of {size} directions: give the weights a Normal prior."
     )
 
@@ -238,7 +238,7 @@ class Kronecker(Curvature):
         return KroneckerGaussian(pieces, precision, scale)
 
     def _side(self, index: int, name: Literal["left", "right"], prior: Tensor) -> Side:
-        """Return the basis of one factor, cached until the prior changes by more than a multiple."""
+        """Return the basis of one factor, cached as long as the prior changes only by a constant factor."""
         side = self._sides.get((index, name))
         if side is None or not side.fits(prior):
             side = self._sides[index, name] = Side.of(getattr(self.blocks[index], name), prior)
@@ -262,7 +262,7 @@ class Kronecker(Curvature):
     def tensors(self) -> dict[str, Tensor]:
         return {f"{i}.{name}": getattr(b, name) for i, b in enumerate(self.blocks) for name in ("left", "right")}
 
-    def own(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         def pair(part: slice | None) -> list[int] | None:
             return None if part is None else [part.start, part.stop]
 
@@ -270,13 +270,13 @@ class Kronecker(Curvature):
         return {"places": places, "notes": self._notes}
 
     @classmethod
-    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> Kronecker:
+    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **options: Any) -> Kronecker:
         blocks = []
-        for i, (weight, bias, shape) in enumerate(own["places"]):
+        for i, (weight, bias, shape) in enumerate(options["places"]):
             at = [None if part is None else slice(*part) for part in (weight, bias)]
             place = MatrixSlice(at[0], at[1], (shape[0], shape[1]))
             blocks.append(Factors(place, tensors[f"{i}.left"], tensors[f"{i}.right"]))
-        return cls(selection, blocks, own["notes"])
+        return cls(selection, blocks, options["notes"])
 
     def notes(self) -> list[str]:
         return list(self._notes)

@@ -6,7 +6,7 @@ N(m, P^-1) over theta the log joint is concave wherever the log-likelihood is co
     gradient   a sum_n s_n phi_n' - P (theta - m)           s_n = d log p(y_n | f_n) / df
     curvature  P + a sum_n F_n (x) phi_n phi_n'              F_n, the Fisher information in f_n;  a = 1/T
 
-Fisher scoring, Newton's method with this curvature, reaches the mode. With Gaussian noise one step is enough, and
+Fisher scoring (Newton's method with this curvature) finds the mode. With Gaussian noise one step is enough, and
 N(mode, curvature^-1) is the exact posterior. Later rows need only this Gaussian, as their prior. Where minus the second
 derivative of log p(y | f) depends on y (Student-t noise, or noise predicted by the network), it may exceed twice the
 Fisher information, and Fisher scoring would oscillate. The steps then use the second derivative itself, and a step that
@@ -81,8 +81,10 @@ class OutputLayer:
         features, outputs = layer.features(model, model.network.initial, inputs, {})
         theta = model.network.initial[layer.places].view(layer.outputs, -1)
         bias = 0 if biased or module.bias is None else module.bias.detach()
-        own = features @ theta.T + bias
-        same = outputs.shape == own.shape and torch.allclose(own, outputs, rtol=OUTPUT_TOLERANCE, atol=OUTPUT_TOLERANCE)
+        layer_outputs = features @ theta.T + bias
+        same = outputs.shape == layer_outputs.shape and torch.allclose(
+            layer_outputs, outputs, rtol=OUTPUT_TOLERANCE, atol=OUTPUT_TOLERANCE
+        )
         require(same, "net", "Model", "return the output of its last linear layer unchanged for LastLayer", kind)
         return layer
 
@@ -127,7 +129,7 @@ class LayerDerivatives:
     value: Tensor  # a log p(D | theta)
     gradient: Tensor  # (Q,)
     curvature: Tensor  # (Q, Q), of the Fisher information
-    bend: Tensor  # (Q, Q), minus the second derivative; equal to the curvature for canonical links
+    negative_hessian: Tensor  # (Q, Q), minus the second derivative; equal to the curvature for canonical links
 
 
 def derivatives_at(
@@ -138,7 +140,7 @@ def derivatives_at(
     k, learnt, likelihood = layer.outputs, model.learnt_at(w), model.likelihood
     size = len(layer.places) // k
     value, gradient = moved.new_zeros(()), moved.new_zeros(k, size)
-    curvature, bend, seen = moved.new_zeros(k * k, size * size), moved.new_zeros(k * k, size * size), 0
+    curvature, negative_hessian, seen = moved.new_zeros(k * k, size * size), moved.new_zeros(k * k, size * size), 0
     for batch in data.blocks(BLOCK_ROWS):
         *inputs, y = batch
         weights = target.row_weights(batch)
@@ -154,13 +156,13 @@ def derivatives_at(
         curvature += torch.einsum("cnk,cnl->kln", roots, roots).reshape(k * k, -1) @ squares
         if not likelihood.canonical:
             seconds = second_derivatives(likelihood, f, y, learnt)[:, back][:, :, back]
-            bend -= seconds.permute(1, 2, 0).reshape(k * k, -1).to(moved.dtype) @ squares
+            negative_hessian -= seconds.permute(1, 2, 0).reshape(k * k, -1).to(moved.dtype) @ squares
         seen += len(phi)
     factor = target.likelihood_power * target.scale(seen)
     in_blocks = lambda c: factor * c.view(k, k, size, size).permute(0, 2, 1, 3).reshape(k * size, k * size)  # noqa: E731
     fisher = in_blocks(curvature)
-    own = fisher if likelihood.canonical else in_blocks(bend)
-    return LayerDerivatives(factor * value, factor * gradient.reshape(-1), fisher, own)
+    observed = fisher if likelihood.canonical else in_blocks(negative_hessian)
+    return LayerDerivatives(factor * value, factor * gradient.reshape(-1), fisher, observed)
 
 
 def second_derivatives(likelihood: Likelihood, f: Tensor, y: Tensor, learnt: dict[str, Tensor]) -> Tensor:
@@ -189,14 +191,14 @@ def newton(
     for _ in range(MAX_NEWTON_STEPS):
         found = derivatives_at(target, layer, w, theta - first, data, buffers)
         joint = float(found.value + prior.log_prob(theta))
-        if not joint >= before + SUFFICIENT_GAIN * promised - RELATIVE_ROUNDING * abs(before):  # also if NaN
+        if not joint >= before + SUFFICIENT_GAIN * promised - RELATIVE_ROUNDING * abs(before):  # also true for NaN
             stride, promised = 0.5 * stride, 0.5 * promised
             theta -= stride
             continue
         precision = prior.precision + found.curvature
         slope = found.gradient - prior.precision @ (theta - prior.mean)
         root = precision_root(precision)
-        stride = uphill(prior.precision + found.bend, slope)
+        stride = newton_step(prior.precision + found.negative_hessian, slope)
         promised = float(slope @ stride)
         if promised < CONVERGED_DECREMENT_NATS or (likelihood.slope is not None and before > -math.inf):
             log_evidence = joint + 0.5 * len(theta) * math.log(2 * math.pi) - float(root.diagonal().log().sum())
@@ -210,16 +212,16 @@ def newton(
     )
 
 
-def uphill(bend: Tensor, slope: Tensor) -> Tensor:
+def newton_step(negative_hessian: Tensor, slope: Tensor) -> Tensor:
     """Return the Newton step bend^-1 slope, with absolute eigenvalues where the log joint isn't concave.
 
     (Dauphin et al. 2014, "Identifying and attacking the saddle point problem in high-dimensional non-convex
     optimization".)
     """
-    root, definite = try_cholesky(bend)
+    root, definite = try_cholesky(negative_hessian)
     if bool(definite):
         return torch.cholesky_solve(slope[:, None], root)[:, 0]
-    values, vectors = eigh(bend)
+    values, vectors = eigh(negative_hessian)
     values = values.abs().clamp_min(MIN_RELATIVE_CURVATURE * values.abs().max())
     return vectors @ (vectors.T @ slope / values)
 

@@ -142,13 +142,13 @@ class LowRankCurvature(Curvature):
     def tensors(self) -> dict[str, Tensor]:
         return {"vectors": self.vectors, "values": self.values, "rest": self.rest.contiguous()}
 
-    def own(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "share": self.share}
 
     @classmethod
-    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **own: Any) -> LowRankCurvature:
+    def of_tensors(cls, selection: Selection, tensors: Mapping[str, Tensor], **options: Any) -> LowRankCurvature:
         # copied, because unaligned memory of a file gives products that differ in the last bits
-        return cls(selection, tensors["vectors"].clone(), tensors["values"], tensors["rest"], **own)
+        return cls(selection, tensors["vectors"].clone(), tensors["values"], tensors["rest"], **options)
 
     def notes(self) -> list[str]:
         if not self.share:

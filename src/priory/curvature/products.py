@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from priory.curvature.base import Pass, Roots, Selection
     from priory.models.target import Target
 
-NUMBERS_PER_ACTIVATION = 8  # held by a graph that is differentiated twice
+ELEMENTS_PER_ACTIVATION = 8  # held by a graph that is differentiated twice
 
 
 def product(given: Pass, v: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def product(given: Pass, v: Tensor) -> Tensor:
     network.set_mode(train=False)
     for batch in given.data.blocks(BLOCK_ROWS):
         columns = _numbers_of_columns(target, w, batch, roots, buffers)
-        each = (NUMBERS_PER_ACTIVATION * network.activations(batch[:-1], buffers) + columns) * w.element_size()
+        each = (ELEMENTS_PER_ACTIVATION * network.activations(batch[:-1], buffers) + columns) * w.element_size()
         rows = max(1, min(len(batch[0]), given.limit // each))
         together = max(1, min(len(vectors), given.limit // (each * rows)))
         for some in split_rows(batch, rows):

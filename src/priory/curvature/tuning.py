@@ -8,8 +8,8 @@ noise of scale s, on which H depends as s^-2:
     s^2     = sum_n omega_n r_n^2 / (N d - gamma)         residuals r; omega is 1 for Gaussian noise, and
                                                           (df + 1) / (df + r^2 / s^2) for Student's t
 
-set the gradients in log delta and log s^2 to zero, and each update moves up its gradient. All are updated together. If
-the evidence would fall, the move in logarithms is halved repeatedly, so the evidence never falls by more than
+set the gradients in log delta and log s^2 to zero, and each update is an ascent direction. All are updated together. If
+the evidence would fall, the change of the logarithms is halved repeatedly, so the evidence never falls by more than
 rounding. With one noise per output, gamma of output d is the trace of J_d Sigma J_d' / s_d^2, and H is recomputed.
 Other parameters of a likelihood are not changed. Cost of an update: one `Curvature.gaussian` with its variances, and
 two passes over the data with one noise per output.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 By = Literal["scalar", "layer", "parameter"]
 BY: tuple[By, ...] = ("scalar", "layer", "parameter")
-LEAST_FACTOR, LARGEST_FACTOR = 1e-8, 1e8  # bounds of a factor, and of the ratio of two variances of a noise
+MIN_FACTOR, MAX_FACTOR = 1e-8, 1e8  # bounds of a factor, and of the ratio of two variances of a noise
 MAX_HALVINGS = 30  # of a move that lowers the evidence, before tuning stops
 CONVERGED_MOVE = 1e-6  # of all logarithms, below which tuning has converged
 BLOCK_ROWS = 1024  # rows read at a time
@@ -209,16 +209,17 @@ class NoiseScale:
             return cls.none(target, w, data, buffers)
         names = ", ".join(f"likelihood.{name}" for name in likelihood.declared)
         if not isinstance(likelihood, LocationScale):
-            note = f"{names}: left as it is, for the evidence sets the scales of Gaussian and StudentT alone."
+            note = f"{names}: left unchanged, because only the scales of Gaussian and StudentT are tuned."
             return cls.none(target, w, data, buffers, note)
         (name,) = likelihood.declared
         value = model.learnt_at(w)[name].double().reshape(-1)
         gaussian = isinstance(likelihood, GaussianNoise)
         if kind not in ("ggn", "fisher") and not (gaussian and len(value) == 1):
-            note = f"{names}: left as it is, for the curvature {kind!r} is no multiple of one at another noise."
+            note = f"{names}: left unchanged, because the curvature {kind!r} isn't proportional to a power of it."
             return cls.none(target, w, data, buffers, note)
         if len(value) > 1 and again is None:
-            return cls.none(target, w, data, buffers, f"{names}: left as it is, one noise per output needs `again`.")
+            note = f"{names}: left unchanged, because one noise per output needs `again`."
+            return cls.none(target, w, data, buffers, note)
         pieces, counts, seen = [], [], 0
         for batch in data.blocks(BLOCK_ROWS):
             with torch.no_grad():
@@ -322,7 +323,7 @@ class EvidenceAscent:
             gamma = self.per_output(here, log_square) if len(log_square) else log_square
         square = self.noise.update(log_square, gamma)
         bounds = self.start()
-        return torch.cat([delta, square]).clamp(bounds + math.log(LEAST_FACTOR), bounds + math.log(LARGEST_FACTOR))
+        return torch.cat([delta, square]).clamp(bounds + math.log(MIN_FACTOR), bounds + math.log(MAX_FACTOR))
 
     def per_output(self, here: EvidencePoint, log_square: Tensor) -> Tensor:
         """Return the number of weights that each output determines, the trace of J_d Sigma J_d' L_dd, (D,)."""
@@ -343,9 +344,9 @@ class EvidenceAscent:
     def better(self, here: EvidencePoint, move: Tensor) -> EvidencePoint | None:
         """Return the point after the move, halved until the evidence doesn't fall; None if it always does."""
         for half in range(MAX_HALVINGS):
-            there = self.at(here.theta + move / 2**half)
-            if bool(there.value >= here.value - self.rounding(here)):
-                return there
+            candidate = self.at(here.theta + move / 2**half)
+            if bool(candidate.value >= here.value - self.rounding(here)):
+                return candidate
         return None
 
     def rounding(self, here: EvidencePoint) -> float:
@@ -371,7 +372,9 @@ class EvidenceAscent:
         w, model = self.at_noise(log_square), self.target.network_model("The evidence")
         factors: dict[str, Tensor] = {}
         log_factors, selection = self.groups.each(log_delta), self.curvature.selection
-        learnt = {block.name for block, believed in self.target.prior.others if isinstance(believed, Hierarchical)}
+        learnt = {
+            block.name for block, distribution in self.target.prior.others if isinstance(distribution, Hierarchical)
+        }
         for name, span in selection.spans().items():
             block, own = model.layout[name], log_factors[span]
             if not bool((self.groups.index[span] < len(log_delta)).any()):

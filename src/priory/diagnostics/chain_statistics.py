@@ -15,20 +15,21 @@ from priory.core.special import incomplete_beta
 
 
 class Halves:
-    """The halves of each chain, sorted once for all statistics of ranks."""
+    """The halves of each chain, sorted once for all rank statistics."""
 
     def __init__(self, draws: Tensor) -> None:
         self.halves = split(draws)
         self.ordered, self.order = sort(self.halves.flatten(1))
         self.scores = normal_scores(self.ordered, self.order).reshape(self.halves.shape)
 
-    def effective(self) -> Tensor:
-        """The effective sample size of the bulk, (quantity,)."""
-        return effective(self.scores)
+    def effective(self) -> tuple[Tensor, Tensor]:
+        """The effective sample size of the bulk, and the one without the variance between chains, (quantity,) both."""
+        covariance = mean_autocovariance(self.scores)
+        return effective(self.scores, covariance), effective(self.scores, covariance, between=False)
 
     def reduction(self) -> Tensor:
         """R-hat, (quantity,): the larger of the bulk's and that of the distances from the median."""
-        middle = self.ordered.shape[1] // 2  # of an even number
+        middle = self.ordered.shape[1] // 2  # the number of draws is even
         median = 0.5 * (self.ordered[:, middle - 1] + self.ordered[:, middle])
         folded = (self.halves.flatten(1) - median[:, None]).abs()
         spread = normal_scores(*sort(folded)).reshape(self.halves.shape)
@@ -36,7 +37,7 @@ class Halves:
 
 
 def split(x: Tensor) -> Tensor:
-    """Split each chain in half, so that a drift within it is detected; an odd number of draws loses the middle one."""
+    """Split each chain in half, so that drift is detected; of an odd number of draws the middle one is dropped."""
     half = x.shape[2] // 2
     return torch.cat([x[..., :half], x[..., x.shape[2] - half :]], 1)
 
@@ -70,7 +71,7 @@ def normal_scores(ordered: Tensor, order: Tensor) -> Tensor:
 
 
 def potential_reduction(x: Tensor) -> Tensor:
-    """R-hat of the given draws, without splitting or ranks, (quantity,)."""
+    """Return R-hat of the draws as they are, without splitting or ranking them, (quantity,)."""
     n, within = x.shape[2], x.var(2).mean(1)
     return ((n - 1) / n + x.mean(2).var(1) / within).sqrt()
 
@@ -87,12 +88,15 @@ def mean_autocovariance(x: Tensor) -> Tensor:
     return torch.fft.irfft(power, size)[:, :n] / n
 
 
-def effective(x: Tensor) -> Tensor:
-    """S / tau by Geyer's initial monotone sequence over all chains, (quantity,)."""
+def effective(x: Tensor, covariance: Tensor | None = None, between: bool = True) -> Tensor:
+    """S / tau by Geyer's initial monotone sequence over all chains, (quantity,).
+
+    Without `between`, the autocorrelations are those around each chain's own mean, so that chains may disagree.
+    """
     chains, n = x.shape[1:]
-    covariance = mean_autocovariance(x)  # (quantity, lag)
-    within = covariance[:, 0] * n / (n - 1)
-    total = covariance[:, 0] + (x.mean(2).var(1) if chains > 1 else 0.0)
+    covariance = mean_autocovariance(x) if covariance is None else covariance  # (quantity, lag)
+    within = covariance[:, 0] * (n / (n - 1) if between else 1.0)
+    total = covariance[:, 0] + (x.mean(2).var(1) if chains > 1 and between else 0.0)
     rho = 1 - (within[:, None] - covariance) / total[:, None]
     rho[:, 0] = 1
     pairs = max(1, (n - 1) // 2)  # the last two lags average too few products
@@ -101,9 +105,9 @@ def effective(x: Tensor) -> Tensor:
     last = torch.where(sums > 0, pairs - 1, place).amin(1)  # the first pair that is not positive, or the last of all
     before = torch.where(place < last[:, None], sums.cummin(1).values, 0.0).sum(1)
     edge, edge_sum = even.gather(1, last[:, None])[:, 0], sums.gather(1, last[:, None])[:, 0]
-    # the first half of the pair at which the sum ends may still be positive, and reduces the variance if included
+    # the first term of the last pair may still be positive, and including it reduces the variance
     tau = 2 * before - 1 + torch.where((edge > 0) | (edge_sum >= 0), edge, 0.0)
-    # anticorrelated chains have more effective draws than draws, up to a bound
+    # the effective size of anticorrelated chains exceeds the number of draws; it is bounded
     size = chains * n / tau.clamp(min=1 / math.log10(chains * n))
     # an indicator that is always 1, such as x <= the largest value of a discrete x, has no error
     return torch.where((x == x[:, :1, :1]).flatten(1).all(1), float(chains * n), size)

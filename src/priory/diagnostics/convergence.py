@@ -19,8 +19,8 @@ The bulk ESS uses normal scores, the ESS of a quantile the indicator x <= quanti
 those at 5 % and 95 %. The Monte Carlo standard error of a mean is sd / sqrt(ESS). These estimates are themselves
 reliable from 100 effective draws per chain.
 
-Many short chains, each too short for its own R-hat, are compared in groups that share a start (nested R-hat). E-BFMI
-is for Hamiltonian samplers (Betancourt 2016): below 0.3 the energy changes too slowly to reach the tails.
+Many short chains, each too short for its own R-hat, are compared in superchains that share a start (nested R-hat).
+E-BFMI is for Hamiltonian samplers (Betancourt 2016): below 0.3 the energy changes too slowly to reach the tails.
 
 Draws are (chain, draw, ...), and a result has the remaining shape. It is NaN for fewer than 4 draws per chain, for
 draws that are not finite, and for a quantity that never varies. Cost: O(S log S) per quantity.
@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from priory.core.errors import is_integer, require
+from priory.core.errors import require
 from priory.diagnostics.chain_statistics import (
     Halves,
     beta_quantile,
@@ -57,10 +57,10 @@ from priory.diagnostics.chain_statistics import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 MIN_DRAWS = 4  # per chain
-BLOCK_NUMBERS = 1 << 20  # draws x quantities that are processed together
+BLOCK_ELEMENTS = 1 << 20  # draws x quantities that are processed together
 TAIL_PROBABILITIES = (0.05, 0.95)  # of the quantiles whose effective sample size is the tail ESS
 
 
@@ -76,6 +76,8 @@ class Measures:
         ess_bulk: Effective sample sizes of the bulk.
         ess_tail: Effective sample sizes of the tails.
         r_hat: Rank-normalised split R-hat.
+        ess_within: Effective sample sizes of the bulk without the variance between chains: the sum of those that the
+            chains would have if they agreed.
     """
 
     mean: Tensor
@@ -85,6 +87,7 @@ class Measures:
     ess_bulk: Tensor
     ess_tail: Tensor
     r_hat: Tensor
+    ess_within: Tensor
 
 
 def measures(x: Tensor, probabilities: tuple[float, ...] = (0.05, 0.5, 0.95)) -> Measures:
@@ -108,18 +111,19 @@ def measures(x: Tensor, probabilities: tuple[float, ...] = (0.05, 0.5, 0.95)) ->
         at = lambda q: quantile_of_sorted(ordered, q)  # noqa: E731
         columns = [flat.mean(1), flat.std(1), *(at(q) for q in probabilities)]
         if halves is None:
-            columns += 4 * [torch.full_like(flat[:, 0], torch.nan)]
+            columns += 5 * [torch.full_like(flat[:, 0], torch.nan)]
         else:
             tails = (effective(split((draws <= at(q)[:, None, None]).double())) for q in TAIL_PROBABILITIES)
-            found = (standard_error(draws), halves.effective(), torch.minimum(*tails), halves.reduction())
+            bulk, within = halves.effective()
+            found = (standard_error(draws), bulk, torch.minimum(*tails), halves.reduction(), within)
             varies = ordered[:, 0] < ordered[:, -1]
             columns += [torch.where(varies, column, torch.nan) for column in found]
         return torch.stack(columns, -1)
 
-    count = 2 + len(probabilities) + 4
-    found = by_columns(of, x, "measures", fewest=1, still=True, columns=count)
-    mean, sd, *quantiles, mcse, bulk, tail, reduction = found.movedim(-1, 0)
-    return Measures(mean, mcse, sd, tuple(quantiles), bulk, tail, reduction)
+    count = 2 + len(probabilities) + 5
+    found = by_columns(of, x, "measures", min_draws=1, allow_constant=True, columns=count)
+    mean, sd, *quantiles, mcse, bulk, tail, reduction, within = found.movedim(-1, 0)
+    return Measures(mean, mcse, sd, tuple(quantiles), bulk, tail, reduction, within)
 
 
 def r_hat(x: Tensor) -> Tensor:
@@ -148,7 +152,7 @@ def ess_bulk(x: Tensor) -> Tensor:
     Returns:
         The effective sample size in the shape `x.shape[2:]`, in float64; NaN where it is not defined.
     """
-    return by_columns(lambda draws: Halves(draws).effective(), x, "ess_bulk")
+    return by_columns(lambda draws: Halves(draws).effective()[0], x, "ess_bulk")
 
 
 def ess_tail(x: Tensor) -> Tensor:
@@ -263,44 +267,76 @@ def mcse_quantile(x: Tensor, q: float) -> Tensor:
     return by_columns(of, x, "mcse_quantile")
 
 
-def nested_r_hat(x: Tensor, groups: int) -> Tensor:
-    """Nested R-hat for many short chains in groups that share a start: sqrt(1 + B / W).
+def nested_r_hat(x: Tensor, superchains: Tensor | Sequence[int]) -> Tensor:
+    """Nested R-hat for many short chains, in superchains whose chains share a start.
 
-    B is the variance of the groups' means. W is the mean over groups of the variance between the chains of a group plus
-    the variance within them. One draw per chain is enough, or one chain per group. With M chains in each group and one
-    draw per chain, the value of a converged sampler is near sqrt(1 + 1 / M): compare it with that.
+    With K superchains of M chains of N draws each,
+
+        nested R-hat = sqrt(1 + B / W),    B = variance over superchains of their means,
+        W = mean over superchains of (variance of the chains' means + mean of the variances within chains)
+
+    The first term of W is 0 for M = 1, the second for N = 1. Draws are used as they are: neither ranked, folded nor
+    split, as in `rhat_nested` of the R package posterior. The value of a converged sampler is near sqrt(1 + 1 / E),
+    where E is the effective sample size of one superchain (M, for one draw per chain): compare it with that.
 
     Args:
-        x: Draws, (chain, draw, ...), with the chains of a group next to each other.
-        groups: Number of groups, an integer >= 2 that divides the number of chains.
+        x: Draws, (chain, draw, ...). One draw per chain is enough if a superchain has several chains.
+        superchains: Superchain of each chain, (chain,): integers in any order, two or more different ones, each for the
+            same number of chains.
 
     Returns:
-        Nested R-hat in the shape `x.shape[2:]`, in float64; NaN where it is not defined.
+        Nested R-hat in the shape `x.shape[2:]`, in float64; NaN for draws that are not finite, and for a quantity that
+        never varies.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [2.0], [4.0], [6.0]])  # means 1 and 5: B = 8, W = 2
+        >>> round(float(nested_r_hat(x, [0, 0, 1, 1])), 4)  # sqrt(1 + 8 / 2)
+        2.2361
 
     References:
         Margossian, Hoffman, Sountsov, Riou-Durand, Vehtari and Gelman (2024), Nested R-hat: assessing the convergence
         of Markov chain Monte Carlo when running many short chains.
     """
     check_draws(x, "nested_r_hat")
-    chains, draws = x.shape[:2]
-    ok = is_integer(groups, 2) and chains % groups == 0 and (chains > groups or draws > 1)
-    must = f"be an integer >= 2 that divides the {chains} chains into groups of two draws or more"
-    require(ok, "groups", "nested_r_hat", must, groups)
+    order, count = by_superchain(superchains, x.shape[0], "nested_r_hat")
+    size, draws = x.shape[0] // count, x.shape[1]
+    enough = f"have two draws or more in each of the {count} superchains"
+    require(size > 1 or draws > 1, "x", "nested_r_hat", enough, "one draw of one chain")
+    order, found, flat = order.to(x.device), [], x.detach().reshape(*x.shape[:2], -1)
+    if flat.shape[2] == 0:
+        return flat.new_empty(x.shape[2:], dtype=torch.float64)
+    for piece in flat.split(max(1, 4 * BLOCK_ELEMENTS // (x.shape[0] * draws)), 2):
+        some = piece.double()  # (chain, draw, quantity)
+        mean = some.mean(1, keepdim=True)
+        grouped = mean[order, 0].unflatten(0, (count, size))  # (superchain, chain, quantity)
+        within = (some - mean).square_().sum((0, 1)) / (len(some) * max(1, draws - 1))
+        if size > 1:
+            within += grouped.var(1).mean(0)
+        value = (1 + grouped.mean(1).var(0) / within).sqrt()
+        low, high = torch.aminmax(some.flatten(0, 1), dim=0)
+        usable = torch.isfinite(low) & torch.isfinite(high) & (low < high)
+        found.append(torch.where(usable, value, torch.nan))
+    return torch.cat(found).reshape(x.shape[2:])
 
-    def of(columns: Tensor) -> Tensor:
-        grouped = columns.unflatten(1, (groups, -1))  # (quantity, group, chain, draw)
-        means = grouped.mean(3)
-        within = torch.zeros_like(means[:, :, 0])
-        if draws > 1:
-            within += grouped.var(3).mean(2)
-        if chains > groups:
-            within += means.var(2)
-        return (1 + means.mean(2).var(1) / within.mean(1)).sqrt()
 
-    return by_columns(of, x, "nested_r_hat", fewest=1)
+def by_superchain(superchains: Tensor | Sequence[int], chains: int, owner: str) -> tuple[Tensor, int]:
+    """The indices of the chains with those of a superchain next to each other, and the number of superchains.
+
+    Raises:
+        InputError: Unless there is one id per chain, and two or more superchains of the same number of chains.
+    """
+    ids = torch.as_tensor(superchains)
+    ok = ids.ndim == 1 and not ids.is_floating_point() and not ids.is_complex()
+    got = f"the shape {tuple(ids.shape)} of {ids.dtype}".replace("torch.", "")
+    require(ok and len(ids) == chains, "superchains", owner, f"be {chains} integers, one per chain", got)
+    sizes = ids.cpu().unique(return_counts=True)[1]
+    equal = len(sizes) > 1 and bool((sizes == sizes[0]).all())
+    must = "be two or more superchains of the same number of chains"
+    require(equal, "superchains", owner, must, f"superchains of {sizes.tolist()} chains")
+    return ids.cpu().argsort(stable=True), len(sizes)
 
 
-def bfmi(energy: Tensor) -> Tensor:
+def bfmi(energy: Tensor, superchains: Tensor | Sequence[int] | None = None) -> Tensor:
     """Energy Bayesian fraction of missing information (E-BFMI) of each chain: E[(E_t - E_(t-1))^2] / Var E.
 
     It measures how much of the energy's spread one resampling of the momentum covers. Below 0.3 the tails are poorly
@@ -308,16 +344,23 @@ def bfmi(energy: Tensor) -> Tensor:
 
     Args:
         energy: Energies of the draws, (chain, draw).
+        superchains: Superchain of each chain, (chain,), for one value per superchain, because short chains are noisy.
+            Default: None, one value per chain.
 
     Returns:
-        E-BFMI, (chain,); NaN for fewer than 4 draws per chain.
+        E-BFMI, (chain,) or (superchain,); NaN for fewer than 4 draws per chain.
     """
     ok = isinstance(energy, Tensor) and energy.ndim == 2
     require(ok, "energy", "bfmi", "be a tensor (chain, draw)", getattr(energy, "shape", energy))
     energy = energy.double()
     if energy.shape[1] < MIN_DRAWS:
         return energy.new_full(energy.shape[:1], torch.nan)
-    return energy.diff(dim=1).square().mean(1) / energy.var(1)
+    changes = energy.diff(dim=1).square()
+    if superchains is None:
+        return changes.mean(1) / energy.var(1)
+    order, count = by_superchain(superchains, len(energy), "bfmi")
+    changes, energy = (t[order.to(t.device)].unflatten(0, (count, -1)).flatten(1) for t in (changes, energy))
+    return changes.mean(1) / energy.var(1)
 
 
 def quantile(x: Tensor, q: float) -> Tensor:
@@ -331,44 +374,75 @@ def quantile(x: Tensor, q: float) -> Tensor:
         The quantile in the shape `x.shape[2:]`, in float64; NaN where it is not defined.
     """
     check_probability(q, "quantile")
-    return by_columns(lambda draws: quantile_of(draws, q), x, "quantile", fewest=1, still=True)
+    return by_columns(lambda draws: quantile_of(draws, q), x, "quantile", min_draws=1, allow_constant=True)
+
+
+def hdi(x: Tensor, level: float = 0.9) -> Tensor:
+    """Highest-density interval: the shortest interval that contains a given share of the draws of all chains.
+
+    It suits a distribution with one mode. Unlike a central interval it is not invariant to a change of variables.
+
+    Args:
+        x: Draws, (chain, draw, ...).
+        level: Share of the draws, between 0 and 1. Default: 0.9.
+
+    Returns:
+        Lower and upper ends, `(*x.shape[2:], 2)`, in float64; NaN for draws that are not finite. Of several shortest
+        intervals it is the first, as in ArviZ.
+
+    Example:
+        >>> hdi(torch.tensor([[0.0, 1.0, 1.1, 1.2, 9.0]]), level=0.5)
+        tensor([1.0000, 1.2000], dtype=torch.float64)
+    """
+    ok = isinstance(level, (int, float)) and 0 < level < 1
+    require(ok, "level", "hdi", "lie between 0 and 1", level)
+
+    def of(draws: Tensor) -> Tensor:
+        ordered = sort(draws.flatten(1))[0]
+        inside = int(level * ordered.shape[1])
+        widths = ordered[:, inside:] - ordered[:, : ordered.shape[1] - inside]
+        low = widths.argmin(1, keepdim=True)
+        return torch.cat([ordered.gather(1, low), ordered.gather(1, low + inside)], 1)
+
+    return by_columns(of, x, "hdi", min_draws=1, allow_constant=True, columns=2)
 
 
 def by_columns(
     function: Callable[[Tensor], Tensor],
     x: Tensor,
     owner: str,
-    fewest: int = MIN_DRAWS,
-    still: bool = False,
+    min_draws: int = MIN_DRAWS,
+    allow_constant: bool = False,
     columns: int | None = None,
 ) -> Tensor:
     """Apply a function of (quantity, chain, draw) to the quantities of x (chain, draw, ...), in blocks.
 
-    The result is NaN for too few draws, for draws that are not finite and, unless `still`, for a quantity that never
-    varies. A function that returns several `columns` per quantity, (quantity, columns), has them last in the result.
+    The result is NaN for too few draws, for draws that are not finite and, unless `allow_constant`, for a quantity that
+    never varies. If the function returns several `columns` per quantity, (quantity, columns), they are the last
+    dimension of the result.
     """
     check_draws(x, owner)
     flat, rest = x.detach().reshape(*x.shape[:2], -1), x.shape[2:]
     ends = () if columns is None else (columns,)
     quantities = flat.shape[2]
-    if x.shape[1] < fewest or quantities == 0:
+    if x.shape[1] < min_draws or quantities == 0:
         return torch.full((*rest, *ends), torch.nan, dtype=torch.float64, device=x.device)
-    some = max(1, BLOCK_NUMBERS // (x.shape[0] * x.shape[1]))
-    found = []
-    for start in range(0, quantities, some):
-        piece = flat[..., start : start + some].permute(2, 0, 1).double().contiguous()
-        usable = torch.isfinite(piece).flatten(1).all(1)
-        if not still:
-            usable &= (piece != piece[:, :1, :1]).flatten(1).any(1)
-        values = function(piece.nan_to_num())
-        found.append(torch.where(usable.reshape(-1, *[1] * len(ends)), values, torch.nan))
-    return torch.cat(found).reshape((*rest, *ends))
+    block_size = max(1, BLOCK_ELEMENTS // (x.shape[0] * x.shape[1]))
+    blocks = []
+    for start in range(0, quantities, block_size):
+        block = flat[..., start : start + block_size].permute(2, 0, 1).double().contiguous()
+        usable = torch.isfinite(block).flatten(1).all(1)
+        if not allow_constant:
+            usable &= (block != block[:, :1, :1]).flatten(1).any(1)
+        values = function(block.nan_to_num())
+        blocks.append(torch.where(usable.reshape(-1, *[1] * len(ends)), values, torch.nan))
+    return torch.cat(blocks).reshape((*rest, *ends))
 
 
 def check_draws(x: Tensor, owner: str) -> None:
     """Raise an error unless x is a tensor of draws (chain, draw, ...)."""
     ok = isinstance(x, Tensor) and x.ndim >= 2 and x.shape[0] > 0 and x.shape[1] > 0
-    require(ok, "x", owner, "be a tensor (chain, draw, ...) of one or more", getattr(x, "shape", x))
+    require(ok, "x", owner, "be a tensor (chain, draw, ...) with at least one draw", getattr(x, "shape", x))
 
 
 def check_probability(q: float, owner: str) -> None:

@@ -25,10 +25,11 @@ from torch import Tensor
 
 from priory.core.errors import is_integer, require
 
-MIN_TAIL_WEIGHTS = 5  # that a fit needs
+MIN_TAIL_WEIGHTS = 5  # below which no Pareto distribution is fitted
 PRIOR_DRAWS, PRIOR_K = 10, 0.5
-EQUAL_WEIGHT_EPS = 64  # weights that differ by less, in eps, are equal
-EVEN_VARIANCE = 0.01  # of ratios with mean one, below which the effective sample size is 99 % of the draws
+MIN_LOG_WEIGHT = math.log(torch.finfo(torch.float64).tiny)  # relative to the largest; no tail begins below it
+EQUAL_WEIGHT_EPS = 64  # weights that differ by less, in machine epsilons, are equal
+NEGLIGIBLE_RATIO_VARIANCE = 0.01  # of ratios with mean one: the effective sample size is then 99 % of the draws
 
 
 def k_hat(log_ratios: Tensor) -> float:
@@ -49,15 +50,17 @@ def k_hat(log_ratios: Tensor) -> float:
     """
     checked(log_ratios, "k_hat")
     ratios = log_ratios.double().softmax(0) * len(log_ratios)
-    even = len(ratios) > 1 and float(ratios.var()) < EVEN_VARIANCE
+    even = len(ratios) > 1 and float(ratios.var()) < NEGLIGIBLE_RATIO_VARIANCE
     return -math.inf if even else psis(log_ratios)[1]
 
 
-def psis(log_weights: Tensor) -> tuple[Tensor, float]:
+def psis(log_weights: Tensor, relative_efficiency: float = 1.0) -> tuple[Tensor, float]:
     """Pareto-smoothed importance sampling: smooth the largest weights, and report k-hat.
 
     Args:
         log_weights: Unnormalised log weights, (S,). A weight of zero has the log weight minus infinity.
+        relative_efficiency: Effective draws per draw. Autocorrelated draws need a longer tail, of
+            3 sqrt(S / relative_efficiency) weights. Default: 1.0, for independent draws.
 
     Returns:
         The smoothed log weights, normalised so that the weights sum to one, (S,), and k-hat. With fewer than 21 draws,
@@ -70,21 +73,33 @@ def psis(log_weights: Tensor) -> tuple[Tensor, float]:
         (1.0, -inf)
     """
     checked(log_weights, "psis")
+    positive = isinstance(relative_efficiency, (int, float)) and 0 < relative_efficiency < math.inf
+    require(positive, "relative_efficiency", "psis", "be a positive number", relative_efficiency)
     shifted = log_weights.double() - log_weights.max()
-    size = math.ceil(min(0.2 * len(shifted), 3 * math.sqrt(len(shifted))))
+    size = math.ceil(min(0.2 * len(shifted), 3 * math.sqrt(len(shifted) / relative_efficiency)))
     size = min(size, int(torch.isfinite(shifted).sum()) - 1)  # a weight of zero is not part of the tail, and stays zero
-    shape = math.inf
-    if size >= MIN_TAIL_WEIGHTS:
-        order = shifted.argsort(stable=True)
-        tail, cutoff = shifted[order[-size:]], float(shifted[order[-size - 1]])
-        excess = -tail.exp() * torch.expm1(cutoff - tail)
-        rounding = EQUAL_WEIGHT_EPS * torch.finfo(log_weights.dtype).eps  # of the largest weight, which is one
-        shape, scale = pareto_fit(excess) if float(excess[-1]) > rounding else (-math.inf, 0.0)
-        if math.isfinite(shape):
-            places = (torch.arange(size, dtype=torch.float64, device=excess.device) + 0.5) / size
-            smooth = math.exp(cutoff) + pareto_quantile(places, shape, scale)
-            shifted[order[-size:]] = smooth.log().clamp(max=0.0)
-    return (shifted - shifted.logsumexp(0)).to(log_weights.dtype), shape
+    if size < MIN_TAIL_WEIGHTS:
+        return normalised(shifted, log_weights), math.inf
+    largest, order = (t.flip(0) for t in shifted.topk(size + 1))  # in ascending order
+    cutoff = max(float(largest[0]), MIN_LOG_WEIGHT)
+    rounding = EQUAL_WEIGHT_EPS * torch.finfo(log_weights.dtype).eps  # of the largest weight, which is one
+    if -math.expm1(cutoff) <= rounding:
+        return normalised(shifted, log_weights), -math.inf
+    above = largest > cutoff  # weights that equal the cutoff have no excess
+    tail, order = largest[above], order[above]
+    if len(tail) < MIN_TAIL_WEIGHTS:
+        return normalised(shifted, log_weights), math.inf
+    shape, scale = pareto_fit(-tail.exp() * torch.expm1(cutoff - tail))
+    if math.isfinite(shape):
+        places = (torch.arange(len(tail), dtype=torch.float64, device=tail.device) + 0.5) / len(tail)
+        smooth = math.exp(cutoff) + pareto_quantile(places, shape, scale)
+        shifted[order] = smooth.log().clamp(max=0.0)
+    return normalised(shifted, log_weights), shape
+
+
+def normalised(shifted: Tensor, like: Tensor) -> Tensor:
+    """Log weights whose weights sum to one, in the dtype of another tensor."""
+    return (shifted - shifted.logsumexp(0)).to(like.dtype)
 
 
 def importance_resample(log_weights: Tensor, n: int, generator: torch.Generator) -> Tensor:
@@ -112,16 +127,18 @@ def importance_resample(log_weights: Tensor, n: int, generator: torch.Generator)
     edges = log_weights.double().softmax(0)[order].cumsum(0)
     offset = torch.rand((), generator=generator, dtype=torch.float64, device=edges.device)
     points = (torch.arange(n, dtype=torch.float64, device=edges.device) + offset) / n
-    # rounding must not move the last point to the end of the last weight, beyond which there is no draw
+    # rounding must not move the last point beyond the last weight, where there is no draw
     return order[torch.searchsorted(edges / edges[-1], points.clamp(max=1 - 2**-53), right=True)]
 
 
 def checked(log_weights: Tensor, owner: str) -> None:
     """Raise an error unless log_weights is a vector of log weights with a finite maximum."""
     vector = isinstance(log_weights, Tensor) and log_weights.ndim == 1 and len(log_weights) > 0
-    require(vector, "log_weights", owner, "be a vector of one or more", getattr(log_weights, "shape", log_weights))
+    require(
+        vector, "log_weights", owner, "be a vector with at least one entry", getattr(log_weights, "shape", log_weights)
+    )
     usable = not bool(torch.isnan(log_weights).any()) and math.isfinite(float(log_weights.max()))
-    require(usable, "log_weights", owner, "be numbers, of which the largest is finite", log_weights.tolist())
+    require(usable, "log_weights", owner, "have no NaN, and a finite maximum", log_weights.tolist())
 
 
 def pareto_fit(x: Tensor) -> tuple[float, float]:

@@ -2,7 +2,13 @@
 
 Every posterior has one: `print(posterior.summary())`. The rows are entries of parameters; the columns are the mean, the
 standard deviation and the 5 %, 50 % and 95 % quantiles. For Markov chains there are also the Monte Carlo standard
-error, the effective sample sizes and R-hat (see `priory.diagnostics.convergence`).
+error, the effective sample sizes and R-hat (see `priory.diagnostics.convergence`), and for chains in superchains nested
+R-hat.
+
+R-hat below 1.01 needs about a hundred effective draws from each chain. Chains in superchains that have fewer by their
+own autocorrelation, in some quantity, are judged by nested R-hat instead, which needs them only from each superchain.
+It can't tell a superchain that has mixed from one whose chains all stay near different points, so such chains also need
+an effective sample size of two per chain: chains that never move have about one.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ import torch
 
 from priory.core.errors import require
 from priory.core.tables import counted, text_table
-from priory.diagnostics.convergence import measures
+from priory.diagnostics.convergence import measures, nested_r_hat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
 
 MAX_R_HAT = 1.01
 ESS_PER_CHAIN, MAX_REQUIRED_ESS = 100, 400  # sufficient effective draws: per chain, and for any number of chains
+ESS_PER_SHORT_CHAIN = 2  # of chains that nested R-hat judges
 MIN_BFMI = 0.3
 MAX_PRINTED_ROWS = 50  # of more quantities those with the highest R-hat are printed
 SUMMARY_PROBABILITIES = (0.05, 0.5, 0.95)
@@ -48,6 +55,7 @@ class Summary:
         title: Line above the table.
         status: Status of the fit, printed under the table.
         remarks: Further lines under the table.
+        short: Whether chains are too short for R-hat: fewer than 100 effective draws each in some quantity.
 
     Example:
         >>> table = Summary(["mu"], {"mean": torch.tensor([1.5]), "sd": torch.tensor([0.25])})
@@ -67,6 +75,7 @@ class Summary:
     title: str = ""
     status: str = ""
     remarks: list[str] = field(default_factory=list)  # lines under the table
+    short: bool = False
 
     @classmethod
     def of(
@@ -76,6 +85,7 @@ class Summary:
         divergences: int | None = None,
         bfmi: Tensor | None = None,
         title: str = "",
+        superchains: Tensor | None = None,
     ) -> Summary:
         """Summarise draws of Markov chains.
 
@@ -85,6 +95,7 @@ class Summary:
             divergences: Number of divergent draws.
             bfmi: E-BFMI of each chain.
             title: Line above the table.
+            superchains: Superchain of each chain, (chain,), for a column of nested R-hat. Default: None, no column.
 
         Returns:
             A `Summary` with standard errors, effective sample sizes and R-hat.
@@ -93,8 +104,12 @@ class Summary:
         found = [measures(piece, SUMMARY_PROBABILITIES) for piece in pieces]
         parts = [(m.mean, m.mcse, m.sd, *m.quantiles, m.ess_bulk, m.ess_tail, m.r_hat) for m in found]
         together = [torch.cat(part).cpu() for part in zip(*parts, strict=True)]
+        columns: dict[str, Tensor] = dict(zip(CHAIN_COLUMNS, together, strict=True))
         chains, draws = pieces[0].shape[:2]
-        return cls(names, dict(zip(CHAIN_COLUMNS, together, strict=True)), chains, draws, divergences, bfmi, title)
+        if superchains is not None and (draws > 1 or len(superchains.unique()) < chains):  # else no variance within
+            columns["nested_r_hat"] = torch.cat([nested_r_hat(piece, superchains) for piece in pieces]).cpu()
+        short = draws < 4 or any(bool((m.ess_within < ESS_PER_CHAIN * chains).any()) for m in found)
+        return cls(names, columns, chains, draws, divergences, bfmi, title, short=short)
 
     def __getitem__(self, column: str) -> Tensor:
         require(column in self.columns, "column", "Summary", f"be among {', '.join(self.columns)}", repr(column))
@@ -103,8 +118,8 @@ class Summary:
     def row(self, name: str) -> dict[str, float]:
         """The values of one quantity, by column."""
         known = ", ".join(self.names[:20]) + (", ..." if len(self.names) > 20 else "")
-        require(name in self._places, "name", "Summary", f"be among {known}", repr(name))
-        return {column: float(values[self._places[name]]) for column, values in self.columns.items()}
+        require(name in self._index_by_name, "name", "Summary", f"be among {known}", repr(name))
+        return {column: float(values[self._index_by_name[name]]) for column, values in self.columns.items()}
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """The values of every quantity, by name and column."""
@@ -112,31 +127,46 @@ class Summary:
         return {name: dict(zip(self.columns, row, strict=True)) for name, *row in zip(self.names, *values, strict=True)}
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def _index_by_name(self) -> dict[str, int]:
         return {name: place for place, name in enumerate(self.names)}
+
+    @property
+    def agreement(self) -> str:
+        """The column by which the chains are compared: "nested_r_hat" for short chains in superchains, or "r_hat"."""
+        return "nested_r_hat" if self.short and "nested_r_hat" in self.columns else "r_hat"
 
     @property
     def disagreement(self) -> str:
         """A sentence about quantities whose chains disagree; empty if there are none."""
-        r = self["r_hat"]
+        r = self[self.agreement]
         if not bool((r > MAX_R_HAT).any()):
             return ""
         place = int(r.nan_to_num(nan=0.0).argmax())
         who = "the chains" if self.chains != 1 else "the halves of the chain"
+        nested = self.agreement == "nested_r_hat"
         return (
-            f"R-hat is above {MAX_R_HAT} for {int((r > MAX_R_HAT).sum())} of {len(self.names)} quantities, and "
-            f"largest ({float(r[place]):.4g}) for {self.names[place]}: {who} disagree. Draw more."
+            f"{'Nested R-hat' if nested else 'R-hat'} is above {MAX_R_HAT} for {int((r > MAX_R_HAT).sum())} of "
+            f"{len(self.names)} quantities, and largest ({float(r[place]):.4g}) for {self.names[place]}: "
+            f"{'the superchains' if nested else who} disagree. Take more draws."
         )
 
     @property
     def shortage(self) -> str:
         """A sentence about quantities with too few effective draws; empty if there are none."""
-        ess, wanted = torch.fmin(self["ess_bulk"], self["ess_tail"]), min(ESS_PER_CHAIN * self.chains, MAX_REQUIRED_ESS)
-        if not bool((ess < wanted).any()):
+        if self.draws < 4:
+            return "Fewer than 4 draws per chain have no effective sample size: take more draws."
+        ess, required = (
+            torch.fmin(self["ess_bulk"], self["ess_tail"]),
+            min(ESS_PER_CHAIN * self.chains, MAX_REQUIRED_ESS),
+        )
+        why, moved = "", ESS_PER_SHORT_CHAIN * self.chains
+        if self.agreement == "nested_r_hat" and moved > required:
+            required, why = moved, f" ({ESS_PER_SHORT_CHAIN} per chain, below which chains stay near their starts)"
+        if not bool((ess < required).any()):
             return ""
         place = int(ess.nan_to_num(nan=torch.inf).argmin())
         return (
-            f"ESS is below {wanted} for {int((ess < wanted).sum())} of {len(self.names)} quantities, and "
+            f"ESS is below {required}{why} for {int((ess < required).sum())} of {len(self.names)} quantities, and "
             f"smallest ({float(ess[place]):.0f}) for {self.names[place]}: take more draws."
         )
 
@@ -145,59 +175,62 @@ class Summary:
         """Problems with the draws, one sentence each; empty if there are none."""
         if "r_hat" not in self.columns:
             return []
-        if self.draws < 4:
+        if self.draws < 4 and "nested_r_hat" not in self.columns:
             return ["Fewer than 4 draws per chain say nothing about convergence."]
-        said, total = [sentence for sentence in (self.disagreement, self.shortage) if sentence], len(self.names)
-        still = int(torch.isnan(self["r_hat"]).sum())
-        if still:
-            said.append(f"{still} of {total} quantities never vary, or are not finite: they have no diagnostics.")
-        return said + self.trouble
+        lines, total = [sentence for sentence in (self.disagreement, self.shortage) if sentence], len(self.names)
+        constant = int(torch.isnan(self[self.agreement]).sum())
+        if constant:
+            lines.append(f"{constant} of {total} quantities never vary, or are not finite: they have no diagnostics.")
+        return lines + self.trouble
 
     @property
     def trouble(self) -> list[str]:
         """Problems that the sampler reported, one sentence each: divergences and a low E-BFMI."""
-        said = []
+        lines = []
         if self.divergences:
             share = 100 * self.divergences / (self.chains * self.draws)
-            said.append(
+            lines.append(
                 f"{self.divergences} draws diverged ({share:.2g} %): the sampler could not follow the density there, "
                 "and draws near it are missing. Raise 'accept', or reparameterise the model."
             )
         if self.bfmi is not None and bool((self.bfmi < MIN_BFMI).any()):
-            said.append(
-                f"E-BFMI is below {MIN_BFMI} for {int((self.bfmi < MIN_BFMI).sum())} of {self.chains} chains: the "
+            lines.append(
+                f"E-BFMI is below {MIN_BFMI} for {int((self.bfmi < MIN_BFMI).sum())} of {len(self.bfmi)} "
+                f"{'chains' if len(self.bfmi) == self.chains else 'superchains'}: the "
                 "energy changes too slowly to reach the tails. Reparameterise the model."
             )
-        return said
+        return lines
 
     @property
     def notes(self) -> list[str]:
         """The lines under the table."""
-        said = list(self.remarks)
+        lines = list(self.remarks)
         if self.chains:
-            said.append(f"{counted(self.chains, 'chain')} of {counted(self.draws, 'draw')}.")
+            lines.append(f"{counted(self.chains, 'chain')} of {counted(self.draws, 'draw')}.")
             if self.divergences is not None:
-                said[-1] += f" Divergences: {self.divergences}."
+                lines[-1] += f" Divergences: {self.divergences}."
             if self.bfmi is not None and not bool(self.bfmi.isnan().all()):
-                said[-1] += f" E-BFMI: {float(self.bfmi.min()):.2f} at the least."
-        if len(self._shown) < len(self.names):
-            said.append(f"Shown are the {MAX_PRINTED_ROWS} of {len(self.names):,} quantities with the highest R-hat.")
-        return said + self.verdict + ([f"Status: {self.status}"] if self.status else [])
+                lines[-1] += f" E-BFMI: {float(self.bfmi.min()):.2f} at the least."
+        if len(self._printed_rows) < len(self.names):
+            highest = "nested R-hat" if self.agreement == "nested_r_hat" else "R-hat"
+            count = f"{MAX_PRINTED_ROWS} of {len(self.names):,}"
+            lines.append(f"Shown are the {count} quantities with the highest {highest}.")
+        return lines + self.verdict + ([f"Status: {self.status}"] if self.status else [])
 
     @property
-    def _shown(self) -> Sequence[int]:
+    def _printed_rows(self) -> Sequence[int]:
         """The indices of the printed rows."""
         if "r_hat" not in self.columns or len(self.names) <= MAX_PRINTED_ROWS:
             return range(len(self.names))
-        order = self["r_hat"].nan_to_num(nan=-1.0).argsort(descending=True, stable=True)
+        order = self[self.agreement].nan_to_num(nan=-1.0).argsort(descending=True, stable=True)
         return sorted(order[:MAX_PRINTED_ROWS].tolist())
 
     @property
     def cells(self) -> list[list[str]]:
         """The rows of the table as strings."""
         return [
-            [self.names[i], *[written(name, float(column[i])) for name, column in self.columns.items()]]
-            for i in self._shown
+            [self.names[i], *[format_value(name, float(column[i])) for name, column in self.columns.items()]]
+            for i in self._printed_rows
         ]
 
     def __str__(self) -> str:
@@ -227,8 +260,8 @@ def labels(name: str, shape: Sequence[int]) -> list[str]:
     return [f"{name}[{', '.join(map(str, place))}]" for place in itertools.product(*map(range, shape))]
 
 
-def written(column: str, value: float) -> str:
+def format_value(column: str, value: float) -> str:
     """Format a value of a column."""
     if column.startswith("ess"):
         return f"{value:.0f}"
-    return f"{value:.3f}" if column == "r_hat" else f"{value:.3g}"
+    return f"{value:.3f}" if column in ("r_hat", "nested_r_hat") else f"{value:.3g}"

@@ -7,7 +7,7 @@ in order of accuracy: closed forms, then integrals and sums, then Monte Carlo.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from priory.divergences.densities import dtype_of, is_discrete, log_density, sup
 from priory.divergences.monte_carlo import draws, mean_and_error, with_score
 from priory.divergences.norms import expected_norm, is_gaussian
 from priory.divergences.quadrature import over_a_line
-from priory.divergences.result import DEFAULT_SAMPLES, Divergence, check_pair, exact
+from priory.divergences.result import DEFAULT_SAMPLES, ComputesKL, Divergence, check_pair, exact
 from priory.divergences.sums import over_labels
 from priory.divergences.tails import improper_integral
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Function = Callable[[Tensor], Tensor]
 
 
-def kl(q: Distribution, p: Distribution, samples: int = DEFAULT_SAMPLES, seed: int = 0) -> Divergence:
+def kl(q: Distribution | ComputesKL, p: Any, samples: int = DEFAULT_SAMPLES, seed: int = 0) -> Divergence:
     """Compute the Kullback-Leibler divergence KL(q || p) = E_q[log q(x) - log p(x)], in nats.
 
     The most accurate method that applies is used: a closed form ("exact"), an integral over the real line
@@ -39,9 +39,11 @@ def kl(q: Distribution, p: Distribution, samples: int = DEFAULT_SAMPLES, seed: i
     for a Gaussian. KL(q || p) as a function of q is mode-seeking; the mass-covering KL(p || q) is `kl(p, q)`.
 
     Args:
-        q: A proper torch distribution.
+        q: A proper torch distribution, or a posterior with a density.
         p: A torch distribution with the event shape of `q` and a batch shape that broadcasts. It may be improper
-            (`LogUniform`); the divergence is then defined up to a constant.
+            (`LogUniform`); the divergence is then defined up to a constant. For a posterior, a distribution over its
+            constrained parameters: a dict of distributions by name, one distribution for a single parameter, one over
+            the vector of all entries of all parameters in their order, or another posterior of the same parameters.
         samples: Number of draws for Monte Carlo, an integer >= 2. Default: 10,000.
         seed: Seed of the draws. Default: 0.
 
@@ -49,7 +51,8 @@ def kl(q: Distribution, p: Distribution, samples: int = DEFAULT_SAMPLES, seed: i
         The value, how it was computed, and its error, each with the broadcast batch shape.
 
     Raises:
-        InputError: If `q` is improper, if the shapes do not match, or if `samples` is not an integer >= 2.
+        InputError: If `q` is improper or has no density, if the shapes do not match, or if `samples` is not an
+            integer >= 2.
 
     Example:
         >>> from torch.distributions import Normal, StudentT
@@ -62,6 +65,8 @@ def kl(q: Distribution, p: Distribution, samples: int = DEFAULT_SAMPLES, seed: i
     References:
         Kullback and Leibler (1951), On information and sufficiency.
     """
+    if isinstance(q, ComputesKL):
+        return q.kl_to(p, samples, seed)
     check_pair("kl", q, p, samples)
 
     def recurse(q: Distribution, p: Distribution) -> Divergence:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,14 @@ class Divergence:
             A new result of the same kind.
         """
         return Divergence(value(self.value), self.kind, error(self.error))
+
+
+class ComputesKL(ABC):
+    """Base class of distributions that are not torch's and compute their own KL divergence, such as posteriors."""
+
+    @abstractmethod
+    def kl_to(self, p: Any, samples: int, seed: int) -> Divergence:
+        """Return KL(self || p); for the arguments see `priory.kl`."""
 
 
 def exact(value: Tensor) -> Divergence:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     Loss = Callable[[Family, dict[str, Tensor], torch.Generator], Tensor]
 
 REFERENCE_ESTIMATES = 4_096  # averaged for the reference gradient
-MAX_REFERENCE_NUMBERS = 1 << 22  # of theta held at a time for the reference
+MAX_REFERENCE_ELEMENTS = 1 << 22  # of theta held at a time for the reference
 BASELINE_DRAWS = 256  # averaged for the constant that score_baseline subtracts
 FUNCTION_NAME = "estimators.variance"
 
@@ -114,7 +114,7 @@ class Variances:
         split = any(row.means is not None for row in self.rows)
         head = ["estimator", "|gradient|", "variance", *(["means", "scales"] if split else []), "bias", "p", "ms"]
         table = [head] + [cells(row, split) for row in self.rows]
-        left_out = [f"{name}: left out, {why}" for name, why in self.left_out.items()]
+        left_out = [f"{name}: left out, because {why}" for name, why in self.left_out.items()]
         return "\n".join([f"Gradients from {draws} each, {self.repeats} times", *text_table(table), *left_out])
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -264,7 +264,7 @@ class Measure:
         return Row(name, objective, norm, total, parts[0], parts[1], bias, p_value, sorted(seconds)[len(seconds) // 2])
 
     def gradients(self, loss: Loss, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Return one estimate of the gradient of the bound per member of a shape, (*shape, K), in double precision."""
+        """Return one estimate of the gradient of the bound per member, (*shape, K), in float64."""
         theta = self.posterior.theta.expand(*shape, -1).clone().requires_grad_()
         buffers = self.target.buffers(shape, self.posterior)  # a copy: batch normalisation writes into it
         with torch.enable_grad():
@@ -279,9 +279,9 @@ class Measure:
 
     def many(self, loss: Loss, samples: int, objective: str) -> tuple[Tensor, Tensor]:
         """Return the mean of many estimates, and its squared standard errors."""
-        few = max(1, min(REFERENCE_ESTIMATES, MAX_REFERENCE_NUMBERS // (samples * len(self.posterior.theta))))
+        block_size = max(1, min(REFERENCE_ESTIMATES, MAX_REFERENCE_ELEMENTS // (samples * len(self.posterior.theta))))
         generator = self.generator("reference", objective)
-        sizes = [min(few, REFERENCE_ESTIMATES - start) for start in range(0, REFERENCE_ESTIMATES, few)]
+        sizes = [min(block_size, REFERENCE_ESTIMATES - start) for start in range(0, REFERENCE_ESTIMATES, block_size)]
         drawn = torch.cat([self.gradients(loss, torch.Size([size]), generator) for size in sizes])
         return drawn.mean(0), drawn.var(0) / REFERENCE_ESTIMATES
 

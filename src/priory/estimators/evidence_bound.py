@@ -69,10 +69,10 @@ def elbo(target: Target, family: DiagonalFamily, noise: Tensor, batch: Batch) ->
         Kingma and Welling (2014), Auto-encoding variational Bayes.
         Blundell et al. (2015), Weight uncertainty in neural networks.
     """
-    target = target.settled(family)
+    target = target.with_empirical_precisions(family)
     known = expected(target, NORMAL_ENTROPY, closed=True)
     if known is not None:
-        target = known.apart(target)
+        target = known.without_closed_forms(target)
     w = family.draw(noise)  # (S, P)
     log_likelihood = torch.stack([target.differentiable(v, batch) for v in w]).mean()
     prior, layout = target.prior, target.model.layout

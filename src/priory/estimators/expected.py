@@ -38,8 +38,8 @@ class Expected:
 
     terms: tuple[tuple[Block, Callable[[Tensor, Tensor], Tensor]], ...]
 
-    def apart(self, target: Target) -> Target:
-        """Return the target without the priors that have closed forms here."""
+    def without_closed_forms(self, target: Target) -> Target:
+        """Return the target without the priors whose closed forms are here."""
         known = {block.name for block, _ in self.terms}
         return replace(target, prior=target.prior.with_others(lambda block, _: block.name not in known))
 
@@ -71,11 +71,11 @@ def expected(target: Target, entropy: float, closed: bool) -> Expected | None:
     if not has_network(target.model):
         return None
     terms = []
-    for block, believed in target.prior.others:
-        if isinstance(believed, VariationalTerm):
-            terms.append((block, penalised(believed, entropy)))
-        elif closed and isinstance(believed, Distribution) and block.bijector.identity:
-            function = cross_entropy(believed, block)
+    for block, distribution in target.prior.others:
+        if isinstance(distribution, VariationalTerm):
+            terms.append((block, penalised(distribution, entropy)))
+        elif closed and isinstance(distribution, Distribution) and block.bijector.identity:
+            function = cross_entropy(distribution, block)
             if function is not None:
                 terms.append((block, function))
     return Expected(tuple(terms)) if terms else None
@@ -90,19 +90,19 @@ def check(target: Target, method: Any) -> None:
     ok = bound.estimator in paths and bound.objective == "elbo"
     require(ok, "estimator", owner, f"be one of {', '.join(paths)} for a penalty on q", repr(bound.estimator))
     none = bound.divergence is None
-    require(none, "divergence", owner, "be left out for a penalty on q, which stands in its place", bound.divergence)
+    require(none, "divergence", owner, "be left out for a penalty on q, which takes its place", bound.divergence)
     whole = target.prior_weight == target.entropy_weight
     require(whole, "tempers", owner, "be 'likelihood' for a penalty on q, which T multiplies", repr(target.tempers))
 
 
-def penalised(believed: VariationalTerm, entropy: float) -> Callable[[Tensor, Tensor], Tensor]:
+def penalised(distribution: VariationalTerm, entropy: float) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the function r(mu, scale) + H(q) of the coordinates."""
-    return lambda m, s: believed.value(m, s) + s.log().sum(-1) + entropy * s.shape[-1]
+    return lambda m, s: distribution.value(m, s) + s.log().sum(-1) + entropy * s.shape[-1]
 
 
-def cross_entropy(believed: Distribution, block: Block) -> Callable[[Tensor, Tensor], Tensor] | None:
+def cross_entropy(distribution: Distribution, block: Block) -> Callable[[Tensor, Tensor], Tensor] | None:
     """Return -E[log p(w)] under N(m, s^2) as a function of m and s, or None for priors without a closed form."""
-    base = believed.base_dist if isinstance(believed, Independent) else believed
+    base = distribution.base_dist if isinstance(distribution, Independent) else distribution
     if isinstance(base, Laplace):
         loc, rate = (t.expand(block.shape).reshape(-1) for t in (base.loc, 1 / base.scale))
         constant = float((2 / rate.double()).log().sum())

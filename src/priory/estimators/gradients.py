@@ -61,7 +61,7 @@ class Terms:
     weights: Tensor | None  # None for equal weights
     likelihood: Tensor
     gaussian: Tensor  # log p(w) of the coordinates with Gaussian priors
-    others: Tensor | float  # log p(w) of the other coordinates
+    others: Tensor | float  # log p(w) of the coordinates with other priors
     volume: Tensor | float  # log |det dx/du|, where its weight differs from the prior's
 
     @property
@@ -134,12 +134,12 @@ def estimate(
     Returns:
         The estimate, with a loss whose gradient by autograd is minus the estimated gradient of the bound.
     """
-    target = target.settled(family.detached())
+    target = target.with_empirical_precisions(family.detached())
     if estimator in SCORE_ESTIMATORS:
         w = family.independent(samples, generator).detach()
         return by_scores(target, family, at_draws(target, w, None, batch, buffers, False), estimator, baseline)
     if estimator not in PATH_ESTIMATORS[:2]:
-        raise InputError(f"The estimator {estimator!r} is not one of the bound by draws of q.")
+        raise InputError(f"The estimator {estimator!r} does not estimate the ELBO from draws of q.")
     w = drawn(family, samples, generator, antithetic)
     terms = at_draws(target, w, family.weights(samples), batch, buffers, gradients=True)
     if divergence is not None:

@@ -69,7 +69,7 @@ def importance_weighted(
             "The importance-weighted bound needs every row at each step, "
             f"got {len(batch[0])} of {target.num_data} rows: set batch_size to the number of rows."
         )
-    target = target.settled(family.detached())
+    target = target.with_empirical_precisions(family.detached())
     w = family.sample(samples, generator)
     weights = family.weights(samples)
     plain = weights is None or estimator == "pathwise"

@@ -1,4 +1,6 @@
-"""Scores and calibration of predictions, each a function of a prediction and the targets.
+"""Scores and calibration of predictions, and leave-one-out cross-validation of posteriors.
+
+Each score is a function of a prediction and the targets; `loo` and `waic` are functions of a posterior and its data.
 
 >>> import torch
 >>> probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
@@ -15,9 +17,11 @@ from priory.evaluate.calibration import (
     pit,
     reliability,
 )
+from priory.evaluate.cross_validation import ELPD, loo, waic
 from priory.evaluate.scores import accuracy, brier, crps, crps_gaussian_mixture, log_score, nll, rmse
 
 __all__ = [
+    "ELPD",
     "LEVELS",
     "Reliability",
     "accuracy",
@@ -28,8 +32,10 @@ __all__ = [
     "crps_gaussian_mixture",
     "expected_calibration_error",
     "log_score",
+    "loo",
     "nll",
     "pit",
     "reliability",
     "rmse",
+    "waic",
 ]

@@ -31,7 +31,7 @@ from priory.families.base import Family, Form
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-OWNER = "PerParameterForm"
+CLASS_NAME = "PerParameterForm"
 # Arguments of torch distributions that are alternatives to another argument.
 ALTERNATIVE_ARGUMENTS = ("covariance_matrix", "precision_matrix", "probs")
 EXTREME_COORDINATE = 1e4  # an unconstrained coordinate at which every support has reached its end
@@ -164,11 +164,11 @@ class PerParameterForm(Form):
     layout: Layout
 
     def __post_init__(self) -> None:
-        require(isinstance(self.layout, Layout), "layout", OWNER, "be a Layout", type(self.layout).__name__)
+        require(isinstance(self.layout, Layout), "layout", CLASS_NAME, "be a Layout", type(self.layout).__name__)
         named = isinstance(self.classes, Mapping)
-        require(named, "classes", OWNER, "be a dict from parameter names to class names", self.classes)
+        require(named, "classes", CLASS_NAME, "be a dict from parameter names to class names", self.classes)
         unknown = [name for name in self.classes if name not in self.layout.names]
-        require(not unknown, "classes", OWNER, f"name parameters among {', '.join(self.layout.names)}", unknown)
+        require(not unknown, "classes", CLASS_NAME, f"name parameters among {', '.join(self.layout.names)}", unknown)
         object.__setattr__(self, "classes", dict(self.classes))
         object.__setattr__(self, "size", self.layout.size)
         _ = self.factors
@@ -228,10 +228,10 @@ def named_factor(block: Block, name: str) -> Factor:
     """Return the factor of a named class, which must have `rsample` and the support of the parameter."""
     made: Any = getattr(distributions, name, None) if isinstance(name, str) else None
     known = isinstance(made, type) and issubclass(made, Distribution)
-    require(known, "classes", OWNER, f"name a class in torch.distributions for '{block.name}'", repr(name))
+    require(known, "classes", CLASS_NAME, f"name a class in torch.distributions for '{block.name}'", repr(name))
     must = f"name a distribution for '{block.name}' with the same support"
     support: Any = made.support
-    require(same_support(support, block), "classes", OWNER, must, name)
+    require(same_support(support, block), "classes", CLASS_NAME, must, name)
     extra, parameters = support.event_dim, inspect.signature(made).parameters
     must = f"name a distribution for '{block.name}' whose arguments have constraints and the shape of its draws"
     # for some classes arg_constraints is a property of the instance
@@ -239,12 +239,12 @@ def named_factor(block: Block, name: str) -> Factor:
     kept = {key: c for key, c in declared.items() if key in parameters and key not in ALTERNATIVE_ARGUMENTS}
     required = {key for key, p in parameters.items() if p.default is inspect.Parameter.empty}
     ok = required <= {*kept, *ALTERNATIVE_ARGUMENTS} and all(c.event_dim >= extra for c in kept.values())
-    require(bool(kept) and ok, "classes", OWNER, must, name)
+    require(bool(kept) and ok, "classes", CLASS_NAME, must, name)
     arguments = {key: bijector(c, argument_shape(block, c, extra)) for key, c in kept.items()}
     factor = Factor(block, made, arguments, free=False)
     example = factor.distribution(torch.zeros(sum(factor.sizes)))
     must = f"name a distribution for '{block.name}' that implements rsample"
-    require(example.has_rsample, "classes", OWNER, must, name)
+    require(example.has_rsample, "classes", CLASS_NAME, must, name)
     return factor
 
 
@@ -259,13 +259,13 @@ def same_support(support: Any, block: Block) -> bool:
     if constraints.is_dependent(support):
         return False
     try:
-        theirs = bijector(support, block.shape)
+        given = bijector(support, block.shape)
     except InputError:
         return False
-    mine = block.bijector
-    bounds = {name: (getattr(theirs, name), getattr(mine, name, None)) for name in vars(theirs)}
+    wanted = block.bijector
+    bounds = {name: (getattr(given, name), getattr(wanted, name, None)) for name in vars(given)}
     numbers = {name: pair for name, pair in bounds.items() if isinstance(pair[0], (int, float))}
-    return type(theirs) is type(mine) and all(
+    return type(given) is type(wanted) and all(
         other is not None and bool((torch.as_tensor(other) == one).all()) for one, other in numbers.values()
     )
 

@@ -1,1 +1,1 @@
-"""The driver `fit`, and what it keeps: history, progress, callbacks, checkpoints, files."""
+"""The driver `fit`, with history, progress, callbacks, checkpoints and files."""

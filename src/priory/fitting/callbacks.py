@@ -35,7 +35,7 @@ class FitProgress:
 Moment = FitProgress  # the name under which callbacks have imported it before
 
 
-def says_stop(answer: Any) -> bool:
+def is_stop(answer: Any) -> bool:
     """Whether a callback returned True, as a bool, an array or a tensor; anything else continues the fit."""
     boolean = getattr(answer, "ndim", 1) == 0 and "bool" in str(getattr(answer, "dtype", ""))
     return answer is True or (boolean and bool(answer))

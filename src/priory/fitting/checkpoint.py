@@ -94,10 +94,10 @@ class CheckpointWriter:
         if not Path(self.checkpoint.path).exists():
             return None
         tensors, meta = read(self.checkpoint.path, "checkpoint")
-        for key, mine in self.identity.items():
-            theirs = meta["identity"].get(key)
-            if theirs != mine:
-                both = f"is {theirs}, this one's is {mine}" if len(f"{theirs}{mine}") < 120 else "differs"
+        for key, current in self.identity.items():
+            stored = meta["identity"].get(key)
+            if stored != current:
+                both = f"is {stored}, this one's is {current}" if len(f"{stored}{current}") < 120 else "differs"
                 raise StoreError(
                     f"The checkpoint {os.fspath(self.checkpoint.path)} is of another fit: its {key} {both}. "
                     "Use another path, or remove the file to begin anew."
@@ -142,7 +142,8 @@ def rebuild(state: Any, values: dict[str, Any], path: str = "") -> Any:
     if isinstance(state, (tuple, list)):
         return type(state)(rebuild(v, values, f"{path}.{i}" if path else str(i)) for i, v in enumerate(state))
     if isinstance(state, Tensor):
-        return state.copy_(values[path])
+        same = isinstance(values[path], Tensor) and values[path].shape == state.shape
+        return state.copy_(values[path]) if same else values[path].clone()  # a buffer may have grown
     return values[path]
 
 

@@ -43,9 +43,9 @@ class KeptDraws:
     def __init__(self, folder: str | os.PathLike[str] | None = None, stamp: str = "", mapped: bool = False) -> None:
         self.folder, self.stamp, self.mapped = None if folder is None else Path(folder), stamp, mapped
         self._full: list[Path] = []
-        self._before = 0  # draws in the full shards
+        self._before = 0  # number of draws in the full shards
         self._tail: list[Tensor] = []
-        self._written = 0  # of the tail's
+        self._written = 0  # number of draws of the tail that are written
         self._device: torch.device | None = None
 
     def __len__(self) -> int:

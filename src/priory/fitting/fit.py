@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from priory.core.distributed import rank, spread
@@ -51,6 +52,9 @@ def fit(
     `torch.distributed`, its chains run on every process and the posterior has all of them (see
     `priory.core.distributed`).
 
+    Ctrl-C ends the fit after the current step and returns the posterior so far, with the status "not_converged" and a
+    warning. A second Ctrl-C, or one before a sampler has kept a draw, raises KeyboardInterrupt.
+
     Args:
         model: A `Model`, a `Density` or a latent-variable model.
         data: A tuple of tensors or arrays (inputs first, targets last), a `Dataset`, a `DataLoader`, or None for a
@@ -61,7 +65,7 @@ def fit(
         steps: Number of steps, in place of `epochs`. Default: None.
         batch_size: Number of rows per minibatch. Default: None, chosen from the data.
         weights: How often each row counts, one finite number >= 0 per row: log p(D|w) = sum_n weights_n log p(y_n | w).
-            Integer weights are repeated rows; the number of rows N stays what it is. For tensors, arrays and
+            Integer weights act as repeated rows, but the number of rows N doesn't change. For tensors, arrays and
             datasets with an index, not for a `DataLoader`. Default: None, every row counts once.
         seed: Seed of all noise; the same seed gives the same posterior. Default: 0.
         temperature: T of a tempered posterior. Default: 1.
@@ -89,7 +93,7 @@ def fit(
     """
     settings = Settings(epochs, steps, seed, temperature, tempers, progress, checkpoint, callbacks)
     posterior = infer(model, data, method, batch_size, settings, weights)
-    if epochs is None and steps is None:  # a user who chose the length knows that it may be short
+    if epochs is None and steps is None:  # no warning if the user chose the length, which may be short on purpose
         warn_of_status(posterior)
     return posterior
 
@@ -131,7 +135,10 @@ def run(problem: Problem, settings: Settings, start: Posterior | None) -> Any:
     target, rows, method, seed = problem.target, problem.rows, problem.method, settings.seed
     epoch_steps = 1 if method.traits.reads == "pass" else rows.steps_per_epoch
     steps = settings.steps or (settings.epochs * epoch_steps if settings.epochs else method.length(rows))
-    taken = Run(target, method, method.plan(target, rows, int(steps), seed), seed, start)
+    plan = method.plan(target, rows, int(steps), seed)
+    if not settings.steps and not settings.epochs:
+        plan = replace(plan, open_ended=True)
+    taken = Run(target, method, plan, seed, start)
     checkpoint = settings.checkpoint
     if checkpoint is not None:
         if rows.loader is not None and rows.loader.persistent_workers:

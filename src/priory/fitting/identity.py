@@ -7,7 +7,8 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from priory.core.distributed import rank, spread, world
-from priory.fitting.store import checksum, fixed, prior_at_two_places
+from priory.fitting.store import checksum, fixed, prior_fingerprint
+from priory.methods.base import Method
 from priory.posteriors import Posterior
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     from priory.core.data import Data
     from priory.fitting.run import Run
-    from priory.methods.base import Method
 
 
 def repr_of(method: Method[Any]) -> str:
@@ -25,7 +25,8 @@ def repr_of(method: Method[Any]) -> str:
         value = vars(method)[f.name]
         if f.repr and value is not f.default and value != f.default:
             named = value.method if isinstance(value, Posterior) else getattr(value, "__name__", None)
-            options.append(f"{f.name}={named or repr(value)}")
+            text = repr_of(value) if isinstance(value, Method) and not isinstance(value, type) else repr(value)
+            options.append(f"{f.name}={named or text}")
     return f"{type(method).__name__}({', '.join(options)})"
 
 
@@ -36,7 +37,7 @@ def identity(run: Run, rows: Data) -> dict[str, Any]:
         "method": " ".join([repr_of(run.method), *code_of(vars(run.method).values())]),
         "model": model.describe(),
         "type": str(model.dtype),
-        "prior": prior_at_two_places(model),
+        "prior": prior_fingerprint(model),
         "rows": rows.num_data,
         "network's fixed part": fixed(model),
         "functions": code_of(vars(model).values()),

@@ -69,7 +69,7 @@ def make_target(
     Returns:
         The target.
     """
-    some = rows.some(TRIAL_ROWS) if rows.num_data is not None else ()
-    target = Target(model, rows.num_data, temperature, tempers, model.event_shape(some), rows.single)
-    model.check(target.form(some), rows, drops)
+    trial_rows = rows.some(TRIAL_ROWS) if rows.num_data is not None else ()
+    target = Target(model, rows.num_data, temperature, tempers, model.event_shape(trial_rows), rows.single)
+    model.check(target.form(trial_rows), rows, drops)
     return target

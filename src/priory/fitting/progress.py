@@ -22,6 +22,7 @@ METRIC_FORMATS = {  # of the metrics that are shown
     "nll": "nll {:,.1f}",
     "kl": "kl {:,.1f}",
     "step_size": "step size {:.3g}",
+    "learning_rate": "rate {:.2g}",
     "acceptance": "acceptance {:.2f}",
     "divergences": "divergences {:.0f}",
     "ess": "ESS {:,.0f}",

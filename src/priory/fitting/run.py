@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from priory.core.distributed import gather, own_stream, rank, spread
-from priory.core.errors import DivergedError
+from priory.core.errors import DivergedError, warn
 from priory.core.streams import stream
-from priory.fitting.callbacks import FitProgress, StatefulCallback, says_stop
+from priory.fitting.callbacks import FitProgress, StatefulCallback, is_stop
 from priory.fitting.checkpoint import CheckpointWriter, copied, leaves, rebuild
 from priory.fitting.draws_store import KeptDraws
 from priory.fitting.history import History
 from priory.fitting.identity import identity, repr_of
+from priory.fitting.interrupts import InterruptWatch
 from priory.fitting.progress import Progress
-from priory.posteriors.status import Status, of_callback, of_nonfinite
+from priory.posteriors.status import Status, of_callback, of_interrupt, of_nonfinite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,11 +48,13 @@ class Run:
         self.state = method.init(target, plan, self.generator, torch.Size(), start)
         self.step = 0
         self.stopped: Status | None = None  # set when the fit ends early
+        self.interrupts = InterruptWatch()
         self.history = History()
         self.draws = KeptDraws()
-        self.monitor = method.traits.draws.monitor(self.spread)
+        self.monitor = method.traits.draws.monitor(self.spread, plan.open_ended)
         self.writer: CheckpointWriter | None = None
         self._good: tuple[int, dict[str, Any]] = (0, copied(self.state))
+        self._interrupted = False  # whether Ctrl-C ended the fit
         self._unfinished = False  # whether the fit can't be resumed from the current step
 
     def open(self, checkpoint: Checkpoint | None, rows: Data) -> None:
@@ -71,7 +74,8 @@ class Run:
         resumed_at_end = self.step >= self.plan.steps
         with Progress(repr_of(self.method), self.plan.steps, progress and rank() == 0, self.step) as bar:
             try:
-                self._take_steps(bar, callbacks)
+                with self.interrupts:
+                    self._take_steps(bar, callbacks)
             except KeyboardInterrupt:
                 if self.writer is not None and not self._unfinished and self._nonfinite() is None:
                     self._save(callbacks)
@@ -79,7 +83,7 @@ class Run:
                 raise
             if bar.on:
                 bar.show(self.step, self._shown(), self.monitor.expected_end)
-        if self.writer is not None and not resumed_at_end:
+        if self.writer is not None and not resumed_at_end and not self._interrupted:
             self._save(callbacks, ended=True)
         self.draws.flush()
 
@@ -88,6 +92,7 @@ class Run:
         posterior = self.method.posterior(self.target, self.state, self.draws.tensor())
         posterior.history, posterior.method = self.history.values(), repr_of(self.method)
         posterior.seed, posterior.stopped = self.seed, self.stopped
+        posterior.warned = posterior.warned or self._interrupted
         return posterior
 
     def _take_steps(self, bar: Progress, callbacks: Sequence[Callback]) -> None:
@@ -115,7 +120,23 @@ class Run:
                 self._save(callbacks, ended=bool(stop))
             if stop:
                 break
+            if self.interrupts.pressed and self.step < self.plan.steps:
+                self._interrupt(callbacks)
+                break
         self._check_finite()
+
+    def _interrupt(self, callbacks: Sequence[Callback]) -> None:
+        """End the fit after Ctrl-C, with a warning and a checkpoint; raise KeyboardInterrupt if there are no draws yet.
+
+        The processes of a fit that is spread over several raise it too, because they may be at different steps.
+        """
+        if self.spread or (self.method.traits.chains and not len(self.draws)):
+            raise KeyboardInterrupt
+        if self.writer is not None:
+            self._check_finite()
+            self._save(callbacks)
+        self.stopped, self._interrupted = of_interrupt(self.step, self.plan.steps), True
+        warn(f"The fit by {repr_of(self.method)} was interrupted. {self.stopped.reason}")
 
     def _batches(self) -> Iterator[tuple[Batch | Data, bool]]:
         """Yield the batch or pass of each remaining step, and whether an epoch ends with it."""
@@ -138,12 +159,14 @@ class Run:
         each = 1 if self.reads_passes else self.plan.rows(self.step - 1).steps_per_epoch
         epoch = self.step if self.reads_passes else self.plan.epochs(self.step)
         now = FitProgress(self.step, self.plan.steps, epoch, self.history.recent_mean(each), self.posterior)
-        return any([says_stop(callback(now)) for callback in callbacks])  # noqa: C419 - every callback is called
+        return any([is_stop(callback(now)) for callback in callbacks])  # noqa: C419 - every callback is called
 
     def _shown(self) -> dict[str, float]:
-        """Return the values of the progress bar: metrics, counts since the first draw, effective sample size."""
-        shown, ess = self.history.summary(self.monitor.first_step), self.monitor.ess
-        return shown if ess is None else {**shown, "ess": ess}
+        """Return the values of the progress bar: metrics, counts since the first draw, effective sample size, R-hat."""
+        shown, quality = self.history.summary(self.monitor.first_step), self.monitor.quality
+        if quality is None:
+            return shown
+        return {**shown, "ess": quality.bulk, **({"r_hat": quality.r_hat} if self.monitor.strict else {})}
 
     # Values that are not finite.
 
@@ -208,7 +231,7 @@ class Run:
             self._synchronise()
 
     def _synchronise(self) -> None:
-        """Agree with the other processes, which may have stopped at other steps, on the earliest end."""
+        """Truncate to the earliest step at which any process stopped, so that all processes agree."""
         device = self.target.model.device
         self.monitor.synchronise(device)
         ends = gather(torch.tensor([self.plan.steps], device=device))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
 FORMAT, VERSION = "priory", 1
-SAME_PRIOR = 1e-6  # relative difference of log p(w), in nats, up to which two priors are the same
+PRIOR_TOLERANCE = 1e-6  # relative difference of log p(w), in nats, up to which two priors are the same
 SAFETENSORS_TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -69,8 +69,8 @@ def save(posterior: Posterior, path: str | PathLike[str]) -> None:
         "event": list(target.event),
         "single": target.single,
         "fixed": {n: s for n, s in fixed(posterior.model).items() if n not in posterior.buffers},
-        "prior": prior_at_two_places(posterior.model),
-        "own": posterior.own(),
+        "prior": prior_fingerprint(posterior.model),
+        "own": posterior.to_json(),
         **posterior.results(),
         "status": posterior.stored_status(),
     }
@@ -113,24 +113,31 @@ def load(path: str | PathLike[str], model: BaseModel) -> Posterior:
         meta["single"],
     )
     part = lambda prefix: {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
-    own = {name: t.to(model.device) for name, t in part("posterior.").items()}
+    own_tensors = {name: t.to(model.device) for name, t in part("posterior.").items()}
     kind = KINDS[meta["kind"]]
-    wrong = [t.dtype for t in kind.in_model_type(own, meta["own"]) if t.is_floating_point() and t.dtype != model.dtype]
+    wrong = [
+        t.dtype
+        for t in kind.in_model_type(own_tensors, meta["own"])
+        if t.is_floating_point() and t.dtype != model.dtype
+    ]
     if wrong:
         raise StoreError(f"{os.fspath(path)} belongs to another model: it is in {wrong[0]}, this one in {model.dtype}.")
-    if not same_prior(prior_at_two_places(model), meta["prior"]):
-        warn(f"{os.fspath(path)} was fitted with another prior: predictions are the file's, bounds are of this one.")
+    if not same_prior(prior_fingerprint(model), meta["prior"]):
+        warn(
+            f"{os.fspath(path)} was fitted with another prior: predictions use the stored posterior, bounds the prior "
+            "of this model."
+        )
     here = fixed(model)
     for name, digest in meta["fixed"].items():
         if here.get(name) != digest:
             raise StoreError(
-                f"{os.fspath(path)} belongs to another model: '{name}', which no fit changes, differs there."
+                f"{os.fspath(path)} belongs to another model: '{name}', which no fit changes, has other values."
             )
     buffers = {name: t.to(model.device) for name, t in part("buffer.").items()}
-    posterior = kind.of_tensors(target, own, buffers, **meta["own"])
+    posterior = kind.of_tensors(target, own_tensors, buffers, **meta["own"])
     posterior.history, posterior.method, posterior.seed = part("history."), meta["method"], meta["seed"]
     posterior.restore_results(meta)
-    posterior.load_status(meta.get("status"), told="status" in meta)  # older files don't have it
+    posterior.load_status(meta.get("status"), has_status="status" in meta)  # older files don't have it
     return posterior
 
 
@@ -139,8 +146,8 @@ def fixed(model: BaseModel) -> dict[str, str]:
     return {name: checksum(t.detach().cpu().contiguous()) for name, t in model.fixed().items()}
 
 
-def prior_at_two_places(model: BaseModel) -> list[float]:
-    """Return log p(w) at zero and at a fixed vector; priors that agree there count as the same."""
+def prior_fingerprint(model: BaseModel) -> list[float]:
+    """Return log p(w) at zero and at a fixed vector; priors that agree at both count as the same."""
     size = model.layout.size
     vectors = torch.stack([torch.zeros(size), 0.1 * torch.randn(size, generator=stream(0, "identity"))])
     with torch.no_grad():
@@ -148,8 +155,10 @@ def prior_at_two_places(model: BaseModel) -> list[float]:
 
 
 def same_prior(here: list[float], there: list[float]) -> bool:
-    """Whether two priors agree but for the rounding of other processors and versions of torch."""
-    return all(math.isclose(a, b, rel_tol=SAME_PRIOR, abs_tol=SAME_PRIOR) for a, b in zip(here, there, strict=True))
+    """Whether two priors agree up to rounding, which depends on the processor and the version of torch."""
+    return all(
+        math.isclose(a, b, rel_tol=PRIOR_TOLERANCE, abs_tol=PRIOR_TOLERANCE) for a, b in zip(here, there, strict=True)
+    )
 
 
 def write(path: str | PathLike[str], what: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
@@ -162,7 +171,7 @@ def write(path: str | PathLike[str], what: str, tensors: Mapping[str, Tensor], m
         "meta": json.dumps(meta),
         "checksums": json.dumps({name: checksum(t) for name, t in whole.items()}),
     }
-    header["seal"] = seal(header)
+    header["seal"] = header_hash(header)
     check_folder(path, "save" if what == "posterior" else what)
     goal = Path(path)
     draft = goal.with_name(f".{goal.name}.{os.getpid()}-{secrets.token_hex(4)}")
@@ -197,7 +206,7 @@ def safetensors(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> byt
         entries[name] = {"dtype": SAFETENSORS_TYPES[t.dtype], "shape": list(t.shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of eight bytes
+    text += b" " * (-len(text) % 8)  # the data begin at a multiple of eight bytes
     return struct.pack("<Q", len(text)) + text + b"".join(raw(t) for t in tensors.values())
 
 
@@ -216,7 +225,7 @@ def read(path: str | PathLike[str], what: str) -> tuple[dict[str, Tensor], dict[
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError, struct.error, UnicodeDecodeError) as error:
         raise StoreError(f"{text} is corrupt, or not a file of priory ({str(error).strip()}).") from error
-    whole = header.get("seal") == seal(header)
+    whole = header.get("seal") == header_hash(header)
     sums: dict[str, str] = json.loads(header["checksums"]) if whole else {}
     if not whole or {name: checksum(t) for name, t in tensors.items()} != sums:
         raise StoreError(f"{text} is corrupt: its contents don't match their checksums.")
@@ -225,10 +234,10 @@ def read(path: str | PathLike[str], what: str) -> tuple[dict[str, Tensor], dict[
     return {name: tensors[name] for name in sums}, json.loads(header["meta"])
 
 
-def seal(header: Mapping[str, str]) -> str:
+def header_hash(header: Mapping[str, str]) -> str:
     """Return a hash of the whole header."""
-    said = json.dumps([header.get(key) for key in ("format", "version", "what", "meta", "checksums")])
-    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+    text = json.dumps([header.get(key) for key in ("format", "version", "what", "meta", "checksums")])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def checksum(t: Tensor) -> str:
@@ -244,16 +253,16 @@ def raw(t: Tensor) -> bytes:
 
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    there, here = found["likelihood"], wanted["likelihood"]
-    if there.split("(")[0] != here.split("(")[0]:
-        return f"its likelihood is {there.split('(')[0]}, this one's is {here.split('(')[0]}"
-    theirs, ours = ({name: tuple(shape) for name, shape in d["layout"]} for d in (found, wanted))
-    for name in [*theirs, *ours]:
-        if theirs.get(name) != ours.get(name):
-            said = lambda shapes: f"the shape {shapes[name]}" if name in shapes else "no place"  # noqa: B023, E731
-            return f"its parameter '{name}' has {said(theirs)} there and {said(ours)} here"
-    if list(theirs) != list(ours):
+    stored, current = found["likelihood"], wanted["likelihood"]
+    if stored.split("(")[0] != current.split("(")[0]:
+        return f"its likelihood is {stored.split('(')[0]}, this one's is {current.split('(')[0]}"
+    stored_shapes, model_shapes = ({name: tuple(shape) for name, shape in d["layout"]} for d in (found, wanted))
+    for name in [*stored_shapes, *model_shapes]:
+        if stored_shapes.get(name) != model_shapes.get(name):
+            described = lambda shapes: f"the shape {shapes[name]}" if name in shapes else "no place"  # noqa: B023, E731
+            return f"its parameter '{name}' has {described(stored_shapes)} there and {described(model_shapes)} here"
+    if list(stored_shapes) != list(model_shapes):
         return "its parameters come in another order"
     if found["network"] != wanted["network"]:
         return "its network has other layers, or other options in them"
-    return f"its likelihood is {there}, this one's is {here}"
+    return f"its likelihood is {stored}, this one's is {current}"

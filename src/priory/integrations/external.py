@@ -13,7 +13,7 @@ import torch
 from priory.core.data import Data
 from priory.core.errors import InputError, require
 from priory.fitting.prepare import make_target
-from priory.methods.point.held_out import HELD_ROWS, learns, settled
+from priory.methods.point.held_out import HELD_ROWS, learn_from_held_out, learns
 from priory.models.base import has_network
 
 if TYPE_CHECKING:
@@ -80,13 +80,13 @@ class ExternalTraining:
     def buffers(self) -> dict[str, Tensor]:
         """Return the current values of the buffers that the training has changed since the model was made."""
         live, given = dict(self.model.net.named_buffers()), self.model.network.given
-        own = {name: b.detach() for name, b in live.items() if name in given}
-        changed = {*self.target.buffers(), *(n for n, b in own.items() if not torch.equal(b, given[n].to(b)))}
-        return {name: b.to(given[name], copy=True) for name, b in own.items() if name in changed}
+        current = {name: b.detach() for name, b in live.items() if name in given}
+        changed = {*self.target.buffers(), *(n for n, b in current.items() if not torch.equal(b, given[n].to(b)))}
+        return {name: b.to(given[name], copy=True) for name, b in current.items() if name in changed}
 
     def with_fitted_noise(self, w: Tensor) -> Tensor:
         """Set a learnt noise in the vector w, in place, to the value that predicts the held-out rows best."""
         if self.held is not None and learns(self.target):
             for _ in range(NOISE_UPDATES):
-                w[self.model.learnt] = settled(self.target, w[None], self.held, self.buffers())
+                w[self.model.learnt] = learn_from_held_out(self.target, w[None], self.held, self.buffers())
         return w

@@ -13,7 +13,7 @@ import torch
 
 from priory.core.errors import InputError, is_integer, require
 from priory.integrations.external import ExternalTraining
-from priory.methods.ensemble.swag import SWAG, State, take
+from priory.methods.ensemble.swag import SWAG, SWAGState, take
 from priory.methods.optimise import Adam
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Snapshots:
         w = self.external.start
         idle = Adam.of(w.new_empty(0), torch.zeros(1))  # another optimizer moves the weights
         last = w.new_zeros(self.rank, len(w))
-        self._state = State(w, idle, {}, torch.zeros_like(w), torch.zeros_like(w), last, 0, every=1, factors={})
+        self._state = SWAGState(w, idle, {}, torch.zeros_like(w), torch.zeros_like(w), last, 0, every=1, factors={})
 
     @property
     def count(self) -> int:

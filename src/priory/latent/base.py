@@ -33,11 +33,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from priory.core.data import Batch, Data, WeightedBatch, tensor_of
+from priory.core.data import Batch, Data, WeightedBatch, check_weights, read_weights
 from priory.core.errors import InputError, require, warn
 from priory.core.flat import Param
 from priory.core.streams import stream
-from priory.latent.expectation import climbed
+from priory.latent.expectation import lbfgs_steps
 from priory.latent.rows import Expectation, Generated, Rows, Theta
 from priory.models.base import BaseModel, Capabilities
 from priory.models.density import Density
@@ -151,7 +151,7 @@ class Latent(BaseModel):
         Returns:
             The new parameters.
         """
-        return climbed(self, statistics, theta, M_STEP_ITERATIONS)
+        return lbfgs_steps(self, statistics, theta, M_STEP_ITERATIONS)
 
     def log_prior(self, theta: Theta) -> Tensor:
         """Return the part of the bound that is not a sum over rows: log p(theta), or -KL(q(theta) || p(theta))."""
@@ -173,8 +173,8 @@ class Latent(BaseModel):
         """Whether theta satisfies the model's bounds, such as the floor of a variance."""
         return True
 
-    def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
-        """Return the warnings for a fit that ended at theta, one sentence each."""
+    def problems(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
+        """Return problems of a fit that ended at theta, one sentence each, for warnings and the status."""
         return []
 
     def log_marginal(self, theta: Theta, rows: Rows) -> Tensor:
@@ -215,20 +215,23 @@ class Latent(BaseModel):
         Returns:
             The bound model, with its density, and the rows.
         """
-        if weights is not None and not self._all_one(weights):
+        counts = None if weights is None else self._row_weights(weights, data)
+        if counts is not None:
             model = copy.copy(self)
             model.given = (*self.given, "weights")
-            return model.bind((*self.parts_of(data), weights), batch_size)
+            return model.bind((*self.parts_of(data), counts), batch_size)
         rows = self.read(data, batch_size)
         model = self if self.density is not None else self.shaped(rows)
         return model, rows if rows is data else rows.prepared(model.prepare)
 
-    def _all_one(self, weights: Any) -> bool:
-        """Whether all weights are one; raise an error if the model or its data can't have weights."""
-        require(self.weighs, "weights", "fit", f"be left out for {self!r}, whose E-step reads none", "some")
+    def _row_weights(self, weights: Any, data: Any) -> Tensor | None:
+        """Return the weights as a tensor (N,), or None if all are 1; raise an error if there can't be weights."""
+        require(
+            self.weighs, "weights", "fit", f"be left out for {self!r}, whose E-step reads none", type(weights).__name__
+        )
         once = "weights" not in self.given
         require(once, "weights", "fit", "be left out for a model with given='weights', whose data hold them", "both")
-        return bool((tensor_of(weights, "The 'weights' argument of fit") == 1).all())
+        return read_weights(weights, self.read(self.parts_of(data)))
 
     def parts_of(self, data: Any) -> tuple[Any, ...]:
         """Return the parts of data in memory, before weights are appended."""
@@ -308,6 +311,8 @@ class Latent(BaseModel):
         for name, t, shape in zip(self.parts, batch, self.shapes, strict=False):
             must, got = f"have rows of the shape {shape}", tuple(t.shape[1:])
             require(got == shape, name, repr(self), must, f"the shape {got}")
+        if "weights" in self.given:
+            check_weights(batch[len(self.parts) + self.given.index("weights")], len(batch[0]), repr(self))
         keep = [*self.whole, *self.given]
         names = [*self.parts, *self.given]
         batch = tuple(t.to(self.device, None if n in keep else self.dtype) for n, t in zip(names, batch, strict=True))
@@ -345,18 +350,12 @@ class Latent(BaseModel):
 
     def _check_numbers(self, rows: Rows, first: int) -> None:
         for name, t in rows.parts.items():
-            if t.is_floating_point() and not bool(torch.isfinite(t.sum())):  # the sum: no copy of what is large
+            if t.is_floating_point() and not bool(torch.isfinite(t.sum())):  # the sum needs no copy of a large tensor
                 wrong = t.isinf() if self.missing else ~torch.isfinite(t)
                 must = "be finite, or NaN where a value is missing" if self.missing else "be finite"
                 if bool(wrong.any()):
                     row = first + int(wrong.nonzero()[0, 0])
                     require(False, name, repr(self), must, f"{float(t[wrong][0])} in row {row}")
-        n = (len(rows),)
-        if rows.weights is not None:
-            ok = (
-                rows.weights.shape == n and bool(torch.isfinite(rows.weights).all()) and bool((rows.weights >= 0).all())
-            )
-            require(ok, "weights", repr(self), "be finite numbers >= 0, one per row", rows.weights)
         if rows.z is not None:
             shape, each = self.z_shape(rows)
             whole_numbers = rows.z.shape == shape and not rows.z.is_floating_point() and rows.z.dtype != torch.bool
@@ -424,7 +423,7 @@ def has_latent(model: object) -> TypeIs[Latent]:
 
 
 def warn_of_silent(count: int, owner: str, each: str = "row") -> None:
-    """Warn about rows that have no value at all."""
+    """Warn about rows without any value."""
     if count:
         which = f"{count} {each}s have no value, and say" if count > 1 else f"1 {each} has no value, and says"
-        warn(f"{which} nothing of {owner}.")
+        warn(f"{which} nothing about {owner}.")

@@ -35,6 +35,7 @@ from torch.distributions import constraints as torch_constraints
 from priory import constraints
 from priory.core.errors import require
 from priory.core.flat import Param
+from priory.core.linalg import cholesky
 from priory.latent.base import Expectation, Generated, Rows, Theta
 from priory.latent.conjugate import (
     LOG_TAU,
@@ -51,7 +52,7 @@ from priory.latent.conjugate import (
     normals,
     positive,
 )
-from priory.latent.gaussian_mixture import GaussianMixture, columns, matrices
+from priory.latent.gaussian_mixture import GaussianMixture, columns, matrices, patterns
 from priory.latent.mixture import restricted
 from priory.latent.starts import clusters
 
@@ -235,8 +236,8 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         """True for any theta: the prior prevents covariances from collapsing."""
         return True
 
-    def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
-        """Return no warnings: the prior prevents the problems of a Gaussian mixture."""
+    def problems(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
+        """Return no problems: the prior prevents those of a Gaussian mixture."""
         return []
 
     # As q(theta).
@@ -351,7 +352,7 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         freedom = phi["nu"][..., None] - torch.arange(size, device=self.device)  # of the i-th chi-squared
         half = torch.full_like(freedom, 0.5)
         a = a + gammas(0.5 * freedom, half, n, generator).sqrt().diag_embed()
-        factor = torch.linalg.cholesky(phi["scatter"]).mT.expand_as(a)
+        factor = cholesky(phi["scatter"], "scatter of a component").mT.expand_as(a)
         root = torch.linalg.solve_triangular(a, factor, upper=False).mT  # Sigma = root root'
         noise = normals(phi["means"], n, generator)[..., None]
         means = phi["means"] + (root @ noise)[..., 0] / phi["beta"].sqrt()[..., None]
@@ -376,7 +377,8 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         x = y.reshape(len(y), 1, blocks, size) - phi["means"]  # (n, K, blocks, d)
         freedom, scale = phi["nu"] + 1 - size, self.student_scale(phi)
         logits = torch.empty_like(x[..., 0, 0])
-        for index, seen in _patterns(y):
+        for index, there in patterns(y, torch.ones(len(y), dtype=torch.bool, device=y.device)):
+            seen = there.nonzero()[:, 0]
             part = x[index][..., seen] if self._crossed else x[index][:, :, seen]
             inner = scale[..., seen, :][..., seen] if self._crossed else scale[:, seen]
             free = freedom if self._crossed else freedom[:, seen]
@@ -387,7 +389,7 @@ class BayesianGaussianMixture(Conjugate, GaussianMixture):
         """Draw z from E[pi], and y from Student's t of its component: a normal over the root of a chi-squared draw."""
         assert self.shapes is not None
         z = torch.multinomial(self.weight_mean(phi), n, replacement=True, generator=generator)
-        freedom, root = phi["nu"] + 1 - self.sizes[1], torch.linalg.cholesky(self.student_scale(phi))
+        freedom, root = phi["nu"] + 1 - self.sizes[1], cholesky(self.student_scale(phi), "scale of a component")
         noise = torch.randn(*phi["means"][z].shape, generator=generator, dtype=self.dtype, device=self.device)
         half = 0.5 * freedom[z]
         narrow = (gammas(half, half, 1, generator)[0]).sqrt()  # of chi-squared over its degrees of freedom
@@ -414,15 +416,10 @@ def discounts(phi: Phi, size: int) -> Tensor:
 def log_student(away: Tensor, freedom: Tensor, scale: Tensor) -> Tensor:
     """Return the log density of a d-dimensional Student's t at deviation (*, d), with scale matrix (*, d, d)."""
     d = away.shape[-1]
-    white = torch.linalg.solve_triangular(torch.linalg.cholesky(scale), away[..., None], upper=False)
+    root = cholesky(scale, "scale of a component")
+    white = torch.linalg.solve_triangular(root, away[..., None], upper=False)
     constant = (0.5 * (freedom + d)).lgamma() - (0.5 * freedom).lgamma() - 0.5 * d * (freedom * math.pi).log()
     return constant - 0.5 * log_det(scale) - 0.5 * (freedom + d) * (white.square().sum((-2, -1)) / freedom).log1p()
-
-
-def _patterns(y: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Group rows by observed columns: indices of the rows, and indices of the columns."""
-    kinds, kind = torch.unique(~y.isnan(), dim=0, return_inverse=True)
-    return [((kind == i).nonzero()[:, 0], seen.nonzero()[:, 0]) for i, seen in enumerate(kinds)]
 
 
 def _square(spread: Tensor, d: int) -> Tensor:

@@ -25,6 +25,7 @@ from torch.distributions import constraints as torch_constraints
 from priory import constraints
 from priory.core.errors import InputError, require
 from priory.core.flat import Param
+from priory.core.linalg import cholesky
 from priory.latent.base import Expectation, Generated, Rows, Theta
 from priory.latent.conjugate import LOG_TAU, Conjugate, Phi, gammas, kl_gamma, log_det, normals, positive
 
@@ -152,7 +153,7 @@ class BayesianRegression(Conjugate):
         """q(w), then q(alpha) and q(tau) given it."""
         xx, xy, n = statistics["xx"], statistics["xy"], statistics["count"]
         tau, alpha = (phi["a"] / phi["b"]).to(xx), (phi["c"] / phi["d"]).to(xx)
-        factor = torch.linalg.cholesky(tau * xx + alpha.diag())
+        factor = cholesky(tau * xx + alpha.diag(), "precision of the weights", remedy="standardise the inputs")
         v = torch.cholesky_inverse(factor)
         m = tau * v @ xy
         return {
@@ -186,18 +187,18 @@ class BayesianRegression(Conjugate):
         """Draws of w, of alpha and of tau, independent."""
         noise = normals(phi["m"], n, generator)
         return {
-            "weights": phi["m"] + noise @ torch.linalg.cholesky(phi["V"]).mT,
+            "weights": phi["m"] + noise @ cholesky(phi["V"], "covariance of the weights").mT,
             "relevance": gammas(phi["c"], phi["d"], n, generator),
             "precision": gammas(phi["a"], phi["b"], n, generator),
         }
 
     def generate_q(self, phi: Phi, n: int, generator: torch.Generator) -> Generated:
         """Raise an error, because the model has no density of x."""
-        raise InputError(f"{self!r} can't make rows: it says y given x, and nothing of x. Use predict.")
+        raise InputError(f"{self!r} can't make rows: it is a model of y given x only. Use predict.")
 
     def log_q(self, phi: Phi, theta: Theta) -> Tensor:
         """log q(w) + log q(alpha) + log q(tau)."""
-        factor = torch.linalg.cholesky(phi["V"])
+        factor = cholesky(phi["V"], "covariance of the weights")
         away = (theta["weights"] - phi["m"])[..., None]
         white = torch.linalg.solve_triangular(factor.expand(*away.shape[:-2], *factor.shape), away, upper=False)
         weights = -0.5 * (white.square().sum((-2, -1)) + len(factor) * LOG_TAU + log_det(phi["V"]))

@@ -96,8 +96,8 @@ class Conjugate(Latent):
         """Draw n rows, each with its own theta from q, and their hidden z."""
         raise InputError(f"{self!r} can't make rows: it has no 'generate_q'.")
 
-    def doubts_q(self, phi: Phi, statistics: Mapping[str, Tensor]) -> list[str]:
-        """Return the warnings for a fit that ended at this q, one sentence each."""
+    def problems_q(self, phi: Phi, statistics: Mapping[str, Tensor]) -> list[str]:
+        """Return problems of a fit that ended at this q, one sentence each, for warnings and the status."""
         return []
 
     def symmetry(self, phi: Phi) -> float:
@@ -171,9 +171,9 @@ class VariationalView(Latent):
         """Return -KL(q(theta) || p(theta))."""
         return -self.model.kl_q(theta)
 
-    def doubts(self, theta: Phi, statistics: Mapping[str, Tensor]) -> list[str]:
-        """Return the warnings of the model for this q."""
-        return self.model.doubts_q(theta, statistics)
+    def problems(self, theta: Phi, statistics: Mapping[str, Tensor]) -> list[str]:
+        """Return the problems that the model finds in this q."""
+        return self.model.problems_q(theta, statistics)
 
 
 # KL(q || p) of the conjugate families with every constant, their expectations and draws.
@@ -187,14 +187,14 @@ def kl_normal(mean: Tensor, variance: Tensor, mean0: Tensor, variance0: Tensor) 
 
 def kl_gamma(a: Tensor, b: Tensor, a0: Tensor, b0: Tensor) -> Tensor:
     """KL of Gamma distributions of shapes a and rates b."""
-    own = (a - a0) * a.digamma() - a.lgamma() + a0.lgamma()
-    return own + a0 * (b.log() - b0.log()) + a * (b0 - b) / b
+    shape_terms = (a - a0) * a.digamma() - a.lgamma() + a0.lgamma()
+    return shape_terms + a0 * (b.log() - b0.log()) + a * (b0 - b) / b
 
 
 def kl_dirichlet(a: Tensor, a0: Tensor) -> Tensor:
     """KL of Dirichlet distributions over the last dimension."""
-    own = log_beta(a0) - log_beta(a)
-    return own + ((a - a0) * log_dirichlet(a)).sum(-1)
+    normalisers = log_beta(a0) - log_beta(a)
+    return normalisers + ((a - a0) * log_dirichlet(a)).sum(-1)
 
 
 def log_beta(a: Tensor) -> Tensor:
@@ -211,8 +211,8 @@ def kl_wishart(nu: Tensor, scatter: Tensor, nu0: Tensor, scatter0: Tensor) -> Te
     """KL of Wishart distributions of precisions, nu degrees of freedom and the inverse scale `scatter` (*, d, d)."""
     d = scatter.shape[-1]
     trace = torch.linalg.solve(scatter, scatter0.expand_as(scatter)).diagonal(dim1=-2, dim2=-1).sum(-1)
-    own = log_wishart(nu, log_det(scatter), d) - log_wishart(nu0, log_det(scatter0), d)
-    return own + 0.5 * (nu - nu0) * log_precision(nu, scatter) + 0.5 * nu * (trace - d)
+    normalisers = log_wishart(nu, log_det(scatter), d) - log_wishart(nu0, log_det(scatter0), d)
+    return normalisers + 0.5 * (nu - nu0) * log_precision(nu, scatter) + 0.5 * nu * (trace - d)
 
 
 def log_wishart(nu: Tensor, log_scatter: Tensor, d: int) -> Tensor:

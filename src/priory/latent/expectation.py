@@ -71,7 +71,7 @@ def score(model: Latent, theta: Theta, data: Data) -> Tensor:
     return _slope(model, found.statistics, model.layout.unconstrain(theta))[1]
 
 
-def climbed(model: Latent, statistics: Mapping[str, Tensor], theta: Theta, steps: int) -> Theta:
+def lbfgs_steps(model: Latent, statistics: Mapping[str, Tensor], theta: Theta, steps: int) -> Theta:
     """Increase Q by `steps` iterations of L-BFGS in unconstrained coordinates; the first is along the gradient."""
     begin = model.layout.unconstrain(theta).double()
     u = begin.clone().requires_grad_()

@@ -217,14 +217,14 @@ class FactorAnalysis(Latent):
         """Whether all noise is above the floor."""
         return bool((self.standard(theta)[2] >= self.floor).all())
 
-    def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
+    def problems(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
         """Warn about columns whose noise variance is at the floor."""
         held = (self.standard(theta)[2] <= AT_FLOOR * self.floor).nonzero()[:, 0].tolist()
         if not held:
             return []
         which = f"column{'s' * (len(held) > 1)} {', '.join(map(str, held))}"
         return [
-            f"The factors of {self!r} explain {which} whole: the noise is held at {self.floor:g} of the data's "
+            f"The factors of {self!r} explain {which} completely: the noise is held at {self.floor:g} of the data's "
             "variance. Try fewer factors."
         ]
 

@@ -187,15 +187,15 @@ class FactorAnalysisMixture(GaussianMixture):
         """Whether all noise is above the floor."""
         return bool((self.lines(theta)[2] >= self.floor).all())
 
-    def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
+    def problems(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
         """Warn about components without rows, and about noise variances at the floor."""
         least = self.lines(theta)[2].amin(1)
         held = ((least <= AT_FLOOR * self.floor) & (theta["weights"] > 0)).nonzero()[:, 0].tolist()
-        sentences = MixtureModel.doubts(self, theta, statistics)
+        sentences = MixtureModel.problems(self, theta, statistics)
         if held:
             which = f"component{'s' * (len(held) > 1)} {', '.join(map(str, held))}"
             sentences.append(
-                f"The factors of {which} of {self!r} explain a column whole: the noise is held at {self.floor:g} of "
-                "the data's variance. Try fewer components or factors."
+                f"The factors of {which} of {self!r} explain a column completely: the noise is held at {self.floor:g} "
+                "of the data's variance. Try fewer components or factors."
             )
         return sentences

@@ -65,7 +65,7 @@ def cuts(n: int, steps: int, k: int) -> int:
     return 1 if steps <= MAX_UNCUT_STEPS or n * k**3 > MAX_PARALLEL_OPERATIONS else math.isqrt(steps)
 
 
-def laid(y: Tensor, chunks: int) -> Tensor:
+def arrange_chunks(y: Tensor, chunks: int) -> Tensor:
     """Arrange sequences (n, T, ...) as steps of chunks, (L, chunks * n, ...), padded with NaN."""
     n, steps = y.shape[:2]
     length = -(-steps // chunks)
@@ -82,7 +82,7 @@ def smooth(initial: Tensor, transitions: Tensor, log_b: Tensor, chunks: int, fai
     if chunks == 1:
         first, last = initial[:, None].expand(k, columns), None
     else:
-        first, last = handed(initial, transitions, b, chunks)
+        first, last = chunk_messages(initial, transitions, b, chunks)
     ahead, scale = forward(first, transitions, b)
     last = torch.ones_like(ahead[:, -1]) if last is None else last / (last * ahead[:, -1]).sum(0)
     back, lead = backward(last, transitions, b.div_(scale))
@@ -92,12 +92,12 @@ def smooth(initial: Tensor, transitions: Tensor, log_b: Tensor, chunks: int, fai
 def forward(first: Tensor, transitions: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """a_t (K, L, B) and c_t (L, B), from p(z_1) (K, B)."""
     ahead, scale = torch.empty_like(b), torch.empty_like(b[0])
-    onward, predicted = transitions.mT.contiguous(), first.clone(memory_format=torch.contiguous_format)
+    ahead_step, predicted = transitions.mT.contiguous(), first.clone(memory_format=torch.contiguous_format)
     for a_t, b_t, c_t in zip(ahead.unbind(1), b.unbind(1), scale.unbind(0), strict=True):
         torch.mul(predicted, b_t, out=a_t)
         torch.sum(a_t, 0, out=c_t)
         a_t.div_(c_t)
-        torch.mm(onward, a_t, out=predicted)
+        torch.mm(ahead_step, a_t, out=predicted)
     return ahead, scale
 
 
@@ -115,14 +115,14 @@ def backward(last: Tensor, transitions: Tensor, scaled: Tensor) -> tuple[Tensor,
     return back, lead
 
 
-def handed(initial: Tensor, transitions: Tensor, b: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
+def chunk_messages(initial: Tensor, transitions: Tensor, b: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
     """Return the messages into each chunk, (K, B): p(z | all before) at its first step, and d at its last, scaled."""
     k, _, columns = b.shape
     n = columns // chunks
     through = transfers(transitions, b)
-    onward, homeward = transitions.mT @ through.flatten(1), transitions @ through.transpose(0, 1).flatten(1)
-    onward, homeward = (t.reshape(k, k, chunks, n).permute(2, 3, 0, 1) for t in (onward, homeward))
-    both = torch.cat([onward[:-1], homeward[1:].flip(0)], 1)  # a step ahead and a step back at a time, (., 2 n, K, K)
+    ahead_step, back_step = transitions.mT @ through.flatten(1), transitions @ through.transpose(0, 1).flatten(1)
+    ahead_step, back_step = (t.reshape(k, k, chunks, n).permute(2, 3, 0, 1) for t in (ahead_step, back_step))
+    both = torch.cat([ahead_step[:-1], back_step[1:].flip(0)], 1)  # one step ahead and one back, (., 2 n, K, K)
     message = torch.cat([initial.expand(n, k), torch.ones_like(initial).expand(n, k)])[..., None]
     messages = [message]
     for step in both.unbind(0):
@@ -138,9 +138,9 @@ def transfers(transitions: Tensor, b: Tensor) -> Tensor:
     k, steps, columns = b.shape
     through = torch.eye(k, dtype=b.dtype, device=b.device)[:, :, None].expand(k, k, columns).contiguous()
     size, moved = b[:, 0].log(), torch.empty_like(through)  # log scale of each row, a first state
-    onward, rest = transitions.mT.contiguous(), RESCALE_STEPS[b.dtype]
+    ahead_step, rest = transitions.mT.contiguous(), RESCALE_STEPS[b.dtype]
     for t in range(1, steps):
-        torch.mm(onward, through.view(k, -1), out=moved.view(k, -1))
+        torch.mm(ahead_step, through.view(k, -1), out=moved.view(k, -1))
         torch.mul(moved, b[:, t, None], out=through)
         if t % rest == 0 or t == steps - 1:
             total = through.sum(0)

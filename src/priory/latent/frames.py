@@ -27,7 +27,7 @@ def frame(
     counts = (~y.isnan()).double() if weights is None else (~y.isnan()) * weights.double()[:, None]
     total = counts.sum(0)
     empty = ", ".join(map(str, (total == 0).nonzero()[:, 0].tolist()))
-    only = "only NaN" if weights is None else "only NaN and rows that count 0 times"
+    only = "only NaN" if weights is None else "only NaN and rows of weight 0"
     require(not empty, name, owner, "have a value in each column", f"{only} in column {empty}")
     share, filled = counts / total, y.nan_to_num(0.0)
     centre = (share * filled).sum(0)

@@ -27,7 +27,7 @@ from torch.distributions import constraints as torch_constraints
 from priory import constraints
 from priory.core.errors import require
 from priory.core.flat import Param
-from priory.core.linalg import eigh
+from priory.core.linalg import cholesky, eigh
 from priory.latent.base import Expectation, Rows, Theta
 from priory.latent.frames import frame
 from priory.latent.mixture import MixtureModel, assigned, log_weights
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 LOG_TAU = math.log(2 * math.pi)
 COVARIANCE_TYPES = ("full", "tied", "diagonal", "spherical")
 NARROW_VARIANCE = 1e-4  # of the data's variance; narrower components use distances from their mean, not features
-AT_FLOOR = 1.001  # times the floor: a variance below this is held up by it
+AT_FLOOR = 1.001  # times the floor: a variance below this counts as at the floor
 
 
 class GaussianMixture(MixtureModel):
@@ -153,7 +153,7 @@ class GaussianMixture(MixtureModel):
         once = torch.where(i == j, -0.5, -1.0).to(precision)  # a pair i < j stands for both of its entries
         return torch.cat([once * precision[:, i, j], linear, constant[:, None]], 1)
 
-    def sharp(self, theta: Theta) -> Tensor:
+    def narrow_components(self, theta: Theta) -> Tensor:
         """Return the indices of components with little variance in some direction."""
         return (self.least(theta) < NARROW_VARIANCE).nonzero()[:, 0]
 
@@ -207,10 +207,12 @@ class GaussianMixture(MixtureModel):
         assert self.shapes is not None
         means, spread = self.standard(theta)
         x = torch.randn(len(z), means.shape[1], generator=generator, dtype=self.dtype, device=self.device)
-        factor = torch.linalg.cholesky(spread) if self._crossed else spread.sqrt()
+        factor = cholesky(spread, "covariance of a component") if self._crossed else spread.sqrt()
         for k in range(self.k):
-            own = z == k
-            x[own] = means[k] + (x[own] @ factor[k].mT if self._crossed else x[own] * factor[k])
+            of_component = z == k
+            x[of_component] = means[k] + (
+                x[of_component] @ factor[k].mT if self._crossed else x[of_component] * factor[k]
+            )
         return (self.frame["centre"] + self.frame["scale"] * x).reshape(len(z), *self.shapes[0])
 
     def least(self, theta: Theta) -> Tensor:
@@ -222,16 +224,17 @@ class GaussianMixture(MixtureModel):
         """Whether all variances are above the floor."""
         return bool((self.least(theta) >= self.floor).all())
 
-    def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
+    def problems(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
         """Warn about components without rows, and about components whose variance is at the floor."""
         held = ((self.least(theta) <= AT_FLOOR * self.floor) & (theta["weights"] > 0)).nonzero()[:, 0].tolist()
         if not held:
-            return super().doubts(theta, statistics)
-        which = f"Component{'s' * (len(held) > 1)} {', '.join(map(str, held))}"
+            return super().problems(theta, statistics)
+        its = "their variances are" if len(held) > 1 else "its variance is"
+        remedy = "a simpler covariance or a higher floor"
         return [
-            *super().doubts(theta, statistics),
-            f"{which} of {self!r} would have a singular covariance: its variance is held at {self.floor:g} of the "
-            "data's. Try fewer components, a simpler covariance or a higher floor.",
+            *super().problems(theta, statistics),
+            f"{self.named_components(held)} would have a singular covariance: {its} held at {self.floor:g} of the "
+            f"data's. Try {f'fewer components, {remedy}' if self.k > 1 else remedy}.",
         ]
 
     # Rows with missing values, if there are covariances between columns.
@@ -258,12 +261,14 @@ class GaussianMixture(MixtureModel):
         if len(whole):
             found = super().e_step(theta, rows.at(whole))
             yield whole, found, found.statistics["sums"]
-        for index, logits, filled, left in self.holed(theta, rows, holes):
+        for index, logits, filled, left in self.by_missing_pattern(theta, rows, holes):
             some = rows.at(index)
             found = assigned(logits + log_weights(theta)[:, None], some)
             yield index, Expectation({}, found.bound, found.gap), filled_sums(found.q_counted(some), filled, left)
 
-    def holed(self, theta: Theta, rows: Rows, holes: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def by_missing_pattern(
+        self, theta: Theta, rows: Rows, holes: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Yield the rows with missing values, one pattern at a time: indices and the results of `conditional`."""
         means, spread = self.standard(theta)
         for index, seen in patterns(columns(rows["y"]), holes):
@@ -276,7 +281,7 @@ class GaussianMixture(MixtureModel):
         holes = columns(rows["y"]).isnan().any(1)
         whole = (~holes).nonzero()[:, 0]
         places, values = [whole], [super().log_joint(theta, rows.at(whole), careful)]
-        for index, logits, _, _ in self.holed(theta, rows, holes):
+        for index, logits, _, _ in self.by_missing_pattern(theta, rows, holes):
             places.append(index)
             values.append(logits + log_weights(theta)[:, None])
         return torch.cat(values, 1)[:, torch.cat(places).argsort()]

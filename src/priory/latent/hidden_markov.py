@@ -31,7 +31,7 @@ from torch.distributions import constraints
 from priory.core.errors import InputError, is_integer, require, warn
 from priory.core.flat import Param
 from priory.latent.base import Expectation, Generated, Rows, Theta, warn_of_silent
-from priory.latent.forward_backward import Smoothed, cuts, laid, smooth
+from priory.latent.forward_backward import Smoothed, arrange_chunks, cuts, smooth
 from priory.latent.gaussian_mixture import GaussianMixture, filled_sums
 from priory.latent.mixture import EMPTY_COMPONENT_ROWS, MixtureModel, check_known, named_parts, restricted
 from priory.latent.multinomial_mixture import MultinomialMixture, raised_shares
@@ -108,7 +108,7 @@ class HiddenMarkov(SequenceModel):
             "poisson": lambda: PoissonMixture(k),
         }
         self.emission: MixtureModel = makers[emissions]()
-        self.emission.speaks = False
+        self.emission.warns_about_rows = False
 
     def __repr__(self) -> str:
         if isinstance(self.emission, GaussianMixture):
@@ -145,9 +145,9 @@ class HiddenMarkov(SequenceModel):
         require(bool(there.any()), "y", repr(self), "have a value", "only NaN")
         warn_of_silent(int((length == 0).sum()), repr(self), "sequence")
         if (steps := int(there.sum())) < self.k:
-            warn(f"{self!r} has more states than there are steps, {steps}: some say the same, or nothing.")
+            warn(f"{self!r} has more states than there are steps, {steps}: some will be unused or equal.")
         weights = None if rows.weights is None else rows.weights[:, None].expand_as(there)[there]
-        with self.answering():
+        with self.naming_this_model():
             self.emission.frame = self.emission.look(replace(self.steps(y[there]), weights=weights))
         return dict(self.emission.frame)
 
@@ -168,11 +168,11 @@ class HiddenMarkov(SequenceModel):
             ok = bool(((values >= 0) & (values < self.categories) & (values == values.floor())).all())
             require(ok, "y", repr(self), f"be integers from 0 to {self.categories - 1}", values)
         else:
-            with self.answering():
+            with self.naming_this_model():
                 self.emission.check_rows(self.steps(values))
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
+    def naming_this_model(self) -> Iterator[None]:
         """Replace the name of the emissions in error messages by that of this model, which the user wrote."""
         try:
             yield
@@ -215,8 +215,8 @@ class HiddenMarkov(SequenceModel):
     def expected_by_steps(self, theta: Theta, rows: Rows) -> Expectation:
         """Run the E-step with a tempered q, or with draws of paths in place of q, one step at a time."""
         _, _, length = sequences_of(rows)
-        emitted = self.emitted(laid(rows["y"], 1))
-        log_b = told(self.log_b(theta, emitted), rows.z, 1)
+        emitted = self.emitted(arrange_chunks(rows["y"], 1))
+        log_b = mask_known_states(self.log_b(theta, emitted), rows.z, 1)
         log_b = torch.maximum(log_b, log_b.amax(0) + math.log(MIN_EMISSION_RATIO[self.dtype])).unflatten(
             1, emitted.there.shape
         )
@@ -254,9 +254,11 @@ class HiddenMarkov(SequenceModel):
     def log_marginal(self, theta: Theta, rows: Rows) -> Tensor:
         """Return log p(y_n | theta), (n,), differentiable by autograd, computed one step at a time."""
         _, _, length = sequences_of(rows)
-        emitted = self.emitted(laid(rows["y"], 1))
+        emitted = self.emitted(arrange_chunks(rows["y"], 1))
         emitted.features = emitted.features.clone()
-        log_b = told(self.log_b(theta, emitted, careful=False), rows.z, 1).unflatten(1, emitted.there.shape)
+        log_b = mask_known_states(self.log_b(theta, emitted, careful=False), rows.z, 1).unflatten(
+            1, emitted.there.shape
+        )
         initial, transitions = self.chances(theta)
         return filtered(initial.log(), transitions.log(), log_b, length, MIN_PROBABILITY[self.dtype])[
             0
@@ -266,8 +268,8 @@ class HiddenMarkov(SequenceModel):
         """Return the forward and backward messages, all steps as rows of the emissions, and log h(y_n), (n,)."""
         y = rows["y"]
         chunks = cuts(len(y), y.shape[1], self.k)
-        emitted = self.emitted(laid(y, chunks))
-        log_b = told(self.log_b(theta, emitted), rows.z, chunks).unflatten(1, emitted.there.shape)
+        emitted = self.emitted(arrange_chunks(y, chunks))
+        log_b = mask_known_states(self.log_b(theta, emitted), rows.z, chunks).unflatten(1, emitted.there.shape)
         found = smooth(*self.chances(theta), log_b, chunks, MIN_EMISSION_RATIO[self.dtype])
         return found, emitted, emitted.base.sum(0).unflatten(0, (chunks, -1)).sum(0)
 
@@ -290,12 +292,12 @@ class HiddenMarkov(SequenceModel):
     def log_b(self, theta: Theta, emitted: Emitted, careful: bool = True) -> Tensor:
         """Return log b_t(k) without log h, (K, L * B); with `careful`, narrow states are evaluated without features."""
         log_b = self.emission.natural(theta) @ emitted.features
-        which = self.emission.sharp(theta) if careful else None
+        which = self.emission.narrow_components(theta) if careful else None
         if which is not None and len(which):
             log_b[which] = self.emission.direct(theta, emitted.rows, which) * emitted.there.flatten()
         if emitted.holes is not None:
             assert isinstance(self.emission, GaussianMixture)
-            for index, logits, filled, left in self.emission.holed(theta, emitted.rows, emitted.holes):
+            for index, logits, filled, left in self.emission.by_missing_pattern(theta, emitted.rows, emitted.holes):
                 log_b[:, index] = logits
                 emitted.filled.append((index, filled, left))
         return log_b
@@ -317,8 +319,8 @@ class HiddenMarkov(SequenceModel):
     def most_likely(self, theta: Theta, rows: Rows) -> Tensor:
         """Return the most probable path of states (Viterbi, 1967), (n, T), -1 after the end."""
         y, _, length = sequences_of(rows)
-        emitted = self.emitted(laid(y, 1))
-        log_b = told(self.log_b(theta, emitted), rows.z, 1).unflatten(1, emitted.there.shape)  # (K, T, n)
+        emitted = self.emitted(arrange_chunks(y, 1))
+        log_b = mask_known_states(self.log_b(theta, emitted), rows.z, 1).unflatten(1, emitted.there.shape)  # (K, T, n)
         initial, transitions = self.chances(theta)
         return viterbi(initial.log(), transitions.log(), log_b, length)
 
@@ -363,10 +365,10 @@ class HiddenMarkov(SequenceModel):
         least = min(float(theta[name].min()) for name in ("initial", "transitions"))
         return least >= MIN_PROBABILITY[self.dtype] and self.emission.allows(theta)
 
-    def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
+    def problems(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
         """Warn about states that are never visited, and about emissions whose variance is at the floor."""
         visits = statistics["sums"][:, -1]
-        sentences = self.emission.doubts(
+        sentences = self.emission.problems(
             theta | {"weights": torch.where(visits > EMPTY_COMPONENT_ROWS, visits, 0.0)}, statistics
         )
         return [sentence.replace(repr(self.emission), repr(self)) for sentence in sentences]
@@ -380,7 +382,7 @@ class Emitted:
     features: Tensor  # (F, L * B), zero where nothing was seen, and in holes
     there: Tensor  # whether a step has a value, (L, B)
     base: Tensor  # log h(y_t), (L, B)
-    holes: Tensor | None  # whether a step lacks some values beside a covariance, (L * B,); None: none does
+    holes: Tensor | None  # whether a step with a full covariance lacks some values, (L * B,); None if none does
     filled: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # of holes: which, E[x] and Cov at theta
 
     def sums(self, q: Tensor) -> Tensor:
@@ -391,9 +393,9 @@ class Emitted:
         return found
 
 
-def told(log_b: Tensor, z: Tensor | None, chunks: int) -> Tensor:
-    """Set log b_t (K, L * B) to minus infinity for every state other than a known one, from z (n, T)."""
-    return log_b if z is None else restricted(log_b, laid(z.to(log_b.dtype), chunks).flatten())
+def mask_known_states(log_b: Tensor, z: Tensor | None, chunks: int) -> Tensor:
+    """Set log b_t (K, L * B) to minus infinity for all states except the known ones, from z (n, T)."""
+    return log_b if z is None else restricted(log_b, arrange_chunks(z.to(log_b.dtype), chunks).flatten())
 
 
 def shares(counts: Tensor, before: Tensor, least: float) -> Tensor:

@@ -29,6 +29,7 @@ from torch.distributions import constraints as torch_constraints
 from priory import constraints
 from priory.core.errors import is_integer, require
 from priory.core.flat import Param
+from priory.core.linalg import cholesky
 from priory.latent.base import Expectation, Generated, Rows, Theta, warn_of_silent
 from priory.latent.frames import frame
 from priory.latent.gaussian_mixture import AT_FLOOR, LOG_TAU, raised
@@ -124,7 +125,7 @@ class LinearGaussian(SequenceModel):
         second = spread + mean[..., None] * mean[..., None, :]  # E[z_t z_t'], (n, T, k, k)
         pairs = cross + mean[:, 1:, :, None] * mean[:, :-1, None]  # E[z_t z_{t-1}']
         with_one = bordered(second, mean)
-        there = (~y.isnan()).to(self.dtype) * weight[..., None]  # (n, T, D), each as often as it counts
+        there = (~y.isnan()).to(self.dtype) * weight[..., None]  # (n, T, D), each multiplied by its weight
         known = y.nan_to_num(0.0)
         states = torch.cat([mean, torch.ones_like(mean[..., :1])], 2)
         moved = weight[:, 1:]
@@ -230,7 +231,8 @@ class LinearGaussian(SequenceModel):
         """Draw paths of the state, (n, T, k), and their observations."""
         length = self.steps_or(steps)
         draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=self.dtype, device=self.device)  # noqa: E731
-        first, moving = (torch.linalg.cholesky(theta[t]) for t in ("initial_covariance", "transition_noise"))
+        first = cholesky(theta["initial_covariance"], "covariance of the first state")
+        moving = cholesky(theta["transition_noise"], "covariance of the transition noise")
         states = [theta["initial_mean"] + draw(n, self.k) @ first.mT]
         for _ in range(length - 1):
             states.append(states[-1] @ theta["transition"].mT + draw(n, self.k) @ moving.mT)
@@ -262,14 +264,14 @@ class LinearGaussian(SequenceModel):
         least = [torch.linalg.eigvalsh(theta[name])[0] for name in ("initial_covariance", "transition_noise")]
         return bool(torch.stack([*least, self.standard(theta)[1].min()]).min() >= self.floor)
 
-    def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
+    def problems(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
         """Warn about columns whose noise variance is at the floor."""
         held = (self.standard(theta)[1] <= AT_FLOOR * self.floor).nonzero()[:, 0].tolist()
         if not held:
             return []
         which = f"column{'s' * (len(held) > 1)} {', '.join(map(str, held))}"
         return [
-            f"The state of {self!r} explains {which} whole: the noise is held at {self.floor:g} of the data's "
+            f"The state of {self!r} explains {which} completely: the noise is held at {self.floor:g} of the data's "
             "variance. Try a smaller state."
         ]
 

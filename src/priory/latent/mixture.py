@@ -49,7 +49,7 @@ class MixtureModel(Latent):
     samples: ClassVar[bool] = True
     soft: ClassVar[float] = 0.0  # share of each row that is spread over all components at initialisation
     shared: tuple[str, ...] = ()  # parameters that the components have in common
-    speaks: bool = True  # whether it warns about its rows; a hidden Markov model warns about its steps itself
+    warns_about_rows: bool = True  # whether it warns about its rows; a hidden Markov model warns about its steps itself
 
     def __init__(self, k: int, given: str | Sequence[str] = ()) -> None:
         name = type(self).__name__
@@ -83,13 +83,13 @@ class MixtureModel(Latent):
 
     def emit(self, theta: Theta, z: Tensor, generator: torch.Generator) -> Tensor:
         """Draw y (n, ...) from the component of each z (n,)."""
-        raise InputError(f"{self!r} can't make rows: it says y given x, and nothing of x. Use predict.")
+        raise InputError(f"{self!r} can't make rows: it is a model of y given x only. Use predict.")
 
     def base(self, rows: Rows) -> Tensor | None:
         """Return log h(y), (n,); None if it is zero."""
         return None
 
-    def sharp(self, theta: Theta) -> Tensor:
+    def narrow_components(self, theta: Theta) -> Tensor:
         """Return the indices of components so narrow that the sum over features loses digits."""
         return torch.empty(0, dtype=torch.long)
 
@@ -112,7 +112,7 @@ class MixtureModel(Latent):
         """Compute the responsibilities and their statistics by two matrix products."""
         features = self.features(rows)
         logits = self.weighted(theta).to(features.dtype) @ features
-        which = self.sharp(theta)
+        which = self.narrow_components(theta)
         if len(which):
             logits[which] = self.direct(theta, rows, which) + log_weights(theta)[which, None]
         found = assigned(logits, rows)
@@ -146,7 +146,7 @@ class MixtureModel(Latent):
         """
         features = self.features(rows)
         values = self.weighted(theta).to(features.dtype) @ features.clone()
-        which = self.sharp(theta) if careful else None
+        which = self.narrow_components(theta) if careful else None
         if which is not None and len(which):
             values[which] = self.direct(theta, rows, which) + log_weights(theta)[which, None]
         base = self.base(rows)
@@ -190,23 +190,27 @@ class MixtureModel(Latent):
 
     def warn_of(self, rows: int, silent: int = 0) -> None:
         """Warn about rows without a value, and if there are fewer rows than components."""
-        if not self.speaks:
+        if not self.warns_about_rows:
             return
         warn_of_silent(silent, f"the components of {self!r}")
         if rows < self.k:
-            warn(f"{self!r} has more components than there are rows, {rows}: some say the same, or nothing.")
+            warn(f"{self!r} has more components than there are rows, {rows}: some will be unused or equal.")
 
     def check_rows(self, rows: Rows) -> None:
         """Check that known z are indices of components."""
         check_known(rows.z, self.k, repr(self))
 
-    def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
+    def problems(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
         """Warn about components without rows."""
         empty = (theta["weights"] <= EMPTY_COMPONENT_ROWS).nonzero()[:, 0].tolist()
         if not empty:
             return []
-        which = f"Component{'s' * (len(empty) > 1)} {', '.join(map(str, empty))} of {self!r}"
-        return [f"{which} {'have' if len(empty) > 1 else 'has'} no rows: fewer components say the same."]
+        have = "have" if len(empty) > 1 else "has"
+        return [f"{self.named_components(empty)} {have} no rows: fewer components give the same density."]
+
+    def named_components(self, indices: Sequence[int]) -> str:
+        """Return the subject of a sentence about some components, such as "Components 0, 2 of GaussianMixture(3)"."""
+        return f"Component{'s' * (len(indices) > 1)} {', '.join(map(str, indices))} of {self!r}"
 
 
 def named_parts(given: str | Sequence[str], owner: str) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
     p(y | x) = sum_k g_k(x) N(y; b_k . (x, 1), v_k),      g(x) = softmax(f(x; w))
 
-f is linear, or a network. The experts' M-step is weighted least squares. The gate's has no closed form: its share of Q,
-sum_n q_n . log g(x_n; w), is a regression of classes on x with the responsibilities as labels. As a sum over rows it
-is known by its slope at w_t and by a matrix that is no less than its curvature (Boehning, 1992),
+f is linear, or a network. The experts' M-step is weighted least squares. The gate's M-step has no closed form: its part
+of Q, sum_n q_n . log g(x_n; w), is a classification of x with the responsibilities as labels. A quadratic function
+bounds it from below, given by its gradient s at w_t and a matrix H that bounds its curvature (Boehning, 1992),
 
     Q(w)  >=  Q(w_t) + s'(w - w_t) - (w - w_t)' H (w - w_t) / 2,      H = sum_n J_n' (I - 11'/K) J_n / 2,    J = df/dw
 
@@ -165,7 +165,7 @@ class MixtureOfExperts(Latent):
         """Compute the responsibilities, the experts' statistics and the gate's quadratic bound."""
         features = self.experts.features(rows)
         logits = self.experts.natural(theta) @ features
-        which = self.experts.sharp(theta)
+        which = self.experts.narrow_components(theta)
         if len(which):
             logits[which] = self.experts.direct(theta, rows, which)
         found = assigned(logits + self.log_gate(theta, rows), rows)
@@ -217,18 +217,18 @@ class MixtureOfExperts(Latent):
 
     def begin(self, rows: Rows, how: str, generator: torch.Generator) -> Theta:
         """Initialise the experts as a mixture of regressions, and the gate with its module's parameters."""
-        own = {GATE_PREFIX + name: p.detach().clone() for name, p in self.gate.named_parameters()}
-        found = own | self.experts.begin(rows, how, generator)
+        gate_params = {GATE_PREFIX + name: p.detach().clone() for name, p in self.gate.named_parameters()}
+        found = gate_params | self.experts.begin(rows, how, generator)
         return {name: found[name] for name in self.layout.names}
 
     def allows(self, theta: Theta) -> bool:
         """Whether all variances are above the floor."""
         return self.experts.allows(theta)
 
-    def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
+    def problems(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
         """Warn about experts without rows, and about experts whose variance is at the floor."""
         counts = statistics["sums"][:, -1]
-        sentences = self.experts.doubts(
+        sentences = self.experts.problems(
             theta | {"weights": torch.where(counts > EMPTY_COMPONENT_ROWS, counts, 0.0)}, statistics
         )
         return [sentence.replace(repr(self.experts), repr(self)) for sentence in sentences]

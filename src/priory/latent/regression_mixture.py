@@ -120,7 +120,7 @@ class RegressionMixture(MixtureModel):
         constant = -0.5 * (v.log() + LOG_TAU) - self.frame["y_scale"].log()
         return torch.cat([-0.5 / v, lines / v, once * lines[:, i] * lines[:, j] / v, constant], 1)
 
-    def sharp(self, theta: Theta) -> Tensor:
+    def narrow_components(self, theta: Theta) -> Tensor:
         """Components with little noise."""
         return (self.standard(theta)[1] < NARROW_VARIANCE).nonzero()[:, 0]
 
@@ -166,14 +166,14 @@ class RegressionMixture(MixtureModel):
         """Whether all variances are above the floor."""
         return bool((self.standard(theta)[1] >= self.floor).all())
 
-    def doubts(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
+    def problems(self, theta: Theta, statistics: Mapping[str, Tensor]) -> list[str]:
         """Warn about components without rows, and about components whose variance is at the floor."""
         _, variances = self.standard(theta)
         held = ((variances <= AT_FLOOR * self.floor) & (theta["weights"] > 0)).nonzero()[:, 0].tolist()
         if not held:
-            return super().doubts(theta, statistics)
-        which = f"Component{'s' * (len(held) > 1)} {', '.join(map(str, held))} of {self!r}"
-        sentence = (
-            f"{which} fits its rows exactly: its variance is held at {self.floor:g} of y's. Try fewer components."
+            return super().problems(theta, statistics)
+        fit = (
+            "fit their rows exactly: their variances are" if len(held) > 1 else "fits its rows exactly: its variance is"
         )
-        return [*super().doubts(theta, statistics), sentence]
+        sentence = f"{self.named_components(held)} {fit} held at {self.floor:g} of y's. Try fewer components."
+        return [*super().problems(theta, statistics), sentence]

@@ -46,7 +46,7 @@ class SequenceModel(Latent):
         return super().read(data, batch_size)
 
     def parts_of(self, data: Any) -> tuple[Any, ...]:
-        """The parts of data in memory; a list is one of sequences."""
+        """Return the parts of data in memory; a list is a list of sequences."""
         return (data,) if isinstance(data, list) else super().parts_of(data)
 
     def in_shapes(
@@ -63,7 +63,7 @@ class SequenceModel(Latent):
         return int(steps) if steps is not None else self.shapes[0][0]
 
     def prepare(self, batch: Batch) -> Batch:
-        """A batch in the model's type, on its device, with its checks; of any length in time."""
+        """Check a batch of sequences of any length, and convert it to the model's type and device."""
         self._check_parts(batch)
         assert self.shapes is not None
         y = batch[0]

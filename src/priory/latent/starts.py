@@ -36,9 +36,9 @@ def seeds(x: Tensor, k: int, how: str, generator: torch.Generator, weights: Tens
     named = torch.zeros(k, dtype=torch.bool)
     if known is not None:
         for j in range(k):
-            own = (known == j) & (weights > 0)
-            if bool(own.any()):
-                centres[j], named[j] = x[own].mean(0), True
+            known_rows = (known == j) & (weights > 0)
+            if bool(known_rows.any()):
+                centres[j], named[j] = x[known_rows].mean(0), True
                 far = torch.minimum(far, (x - centres[j]).square().sum(1))
     for j in (~named).nonzero()[:, 0].tolist():
         chance = weights if how == "random" or bool(torch.isinf(far).any()) else weights * far

@@ -34,7 +34,7 @@ def mean_log(
     cold: float,
     least: float,
 ) -> Tensor:
-    """E_q[log p(y, z)] where q is p^cold, (n,): h_t(j), that of the steps up to t given z_t = j, one after another."""
+    """Return E_q[log p(y, z)] for q ~ p^cold, (n,), by a recursion over h_t(j), its part up to t given z_t = j."""
     tilted = (cold * log_transitions).exp()
     h = log_initial[:, None] + log_b[:, 0]
     for t in range(1, log_b.shape[1]):

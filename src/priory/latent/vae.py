@@ -147,10 +147,10 @@ class VAE(Latent):
         log_prior = -0.5 * (z.square() + LOG_TAU).sum(-1)
         draws, n = noise.shape[:2]
         outputs = self.decode(theta, z.flatten(0, 1), y.shape[1:])
-        own = {
+        learnt = {
             name.removeprefix(LIKELIHOOD_PREFIX): t for name, t in theta.items() if name.startswith(LIKELIHOOD_PREFIX)
         }
-        every = self.likelihood.log_prob(outputs, y.repeat(draws, *[1] * (y.ndim - 1)), own)
+        every = self.likelihood.log_prob(outputs, y.repeat(draws, *[1] * (y.ndim - 1)), learnt)
         return every.reshape(draws, n) + log_prior - log_q
 
     def elbo(self, theta: Theta, y: Tensor, noise: Tensor) -> Tensor:
@@ -168,11 +168,11 @@ class VAE(Latent):
     def generate(self, theta: Theta, n: int, generator: torch.Generator, steps: int | None = None) -> Generated:
         """z from its prior, and y from the likelihood."""
         assert self.shapes is not None
-        own = {
+        learnt = {
             name.removeprefix(LIKELIHOOD_PREFIX): t for name, t in theta.items() if name.startswith(LIKELIHOOD_PREFIX)
         }
         z = self.noise(n, 1, generator)[0]
-        return Generated(self.likelihood.draw(self.decode(theta, z, torch.Size(self.shapes[0])), own, generator), z)
+        return Generated(self.likelihood.draw(self.decode(theta, z, torch.Size(self.shapes[0])), learnt, generator), z)
 
     def e_step(self, theta: Theta, rows: Rows) -> Expectation:
         """Return the ELBO per row, with `rows.draws` draws, and no statistics: the M-step follows gradients."""
@@ -184,8 +184,8 @@ class VAE(Latent):
         raise InputError(f"{self!r} has no closed M-step: fit it by AmortisedEM.")
 
     def _run(self, name: str, theta: Theta, inputs: Tensor) -> Tensor:
-        own = {n.removeprefix(name + "."): t for n, t in theta.items() if n.startswith(name + ".")}
-        return functional_call(getattr(self, name), own, (inputs,))
+        params = {n.removeprefix(name + "."): t for n, t in theta.items() if n.startswith(name + ".")}
+        return functional_call(getattr(self, name), params, (inputs,))
 
 
 def has_encoder(model: object) -> TypeIs[VAE]:

@@ -6,9 +6,9 @@ restarts share this mechanism), unless its field says otherwise:
 
     metadata "scratch"    every step overwrites it before reading it; never copied or stored
     metadata "fixed"      `init` makes it again when a fit resumes; never copied or stored
-    metadata "lead"       its leading shape comes after that many dimensions
+    metadata "lead"       number of dimensions before its leading shape
 
-`step` may overwrite the State that it is given. A State holds what the next step needs; what is only reported belongs
+`step` may overwrite its State. A State holds what the next step needs; values that are only reported belong
 to Info.
 """
 
@@ -83,7 +83,7 @@ class Info:
         draw: A draw to store, for samplers. Default: None.
         done: Whether the fit is finished. Default: False.
         counts: Names of metrics that are counts, whose sum the progress display shows instead of a recent mean.
-        unchecked: Names of metrics that may be infinite or NaN in a healthy fit; in any other, the fit stops.
+        unchecked: Names of metrics that may be infinite or NaN in a healthy fit; any other stops the fit if it is.
     """
 
     metrics: dict[str, Tensor | float]
@@ -95,13 +95,17 @@ class Info:
 
 @dataclass(frozen=True)
 class Plan:
-    """The rows that each step reads: all of `data`, or `early` before the step `turn`, with `held` held out."""
+    """The rows that each step reads: all of `data`, or `early` before the step `turn`, with `held` held out.
+
+    An `open_ended` fit has no length from the user, and a sampler may end it when its draws are enough.
+    """
 
     data: Data
     steps: int
     turn: int = 0
     early: Data | None = None
     held: Data | None = None
+    open_ended: bool = False
 
     def rows(self, step: int) -> Data:
         """Return the rows that this step reads."""
@@ -192,7 +196,7 @@ def check_traits(method: Method[Any], target: Target) -> None:
     owner, traits = type(method).__name__, method.traits
     if not traits.trains_buffers:
         written = ", ".join(target.buffers())
-        must = "have no buffers that training writes, as BatchNorm has: call net.eval() before Model"
+        must = "have no buffers that training writes, such as those of BatchNorm: call net.eval() before Model"
         require(not written, "model", owner, must, written)
     if not traits.empirical_priors:
         must = "be a distribution, as infer='variational' makes it"

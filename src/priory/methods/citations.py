@@ -1,4 +1,4 @@
-"""What to cite: `pr.cite(method)` prints BibTeX entries for a method, for a posterior, or for Priory itself.
+"""Citations: `pr.cite(method)` prints BibTeX entries for a method, for a posterior, or for Priory itself.
 
 `METHODS` names the entries of each method; `ENTRIES` holds them, as (type, fields).
 """
@@ -413,7 +413,7 @@ def cite(method: Any = None) -> str:
 
 
 def names_in(method: Any) -> Iterable[str]:
-    """The names of the classes that a method or a posterior's method is made of."""
+    """Return the class names of a method, or of a posterior's method, and of the methods inside it."""
     if method is None:
         return ()
     if isinstance(method, type):
@@ -422,6 +422,6 @@ def names_in(method: Any) -> Iterable[str]:
 
 
 def bibtex(key: str, kind: str, fields: dict[str, str]) -> str:
-    """One entry."""
+    """Format one BibTeX entry."""
     lines = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items())
     return f"@{kind}{{{key},\n{lines},\n}}"

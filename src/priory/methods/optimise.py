@@ -2,7 +2,7 @@
 
 Adam (Kingma and Ba 2015) is torch's fused kernel, called once per step for all parameters. The kernel is private; the
 public `torch.optim.adam.adam(..., fused=True)` gives the same bits, but groups and checks its tensors at each call,
-which takes as long as the kernel on small networks (least CPU time over repetitions, one thread):
+which takes as long as the kernel on small networks (smallest CPU time over repetitions, one thread):
 
     parameters                       kernel       public
     251                              5.6 us      13.9 us
@@ -54,7 +54,7 @@ class Adam:
         """Take one step down the gradient, in place."""
         gradient = gradient.contiguous()  # the kernel reads memory in order, whatever the strides
         rate = float(self.rates[min(self.step, len(self.rates) - 1)])
-        self.count += 1  # the kernel reads it for the bias correction and leaves it alone
+        self.count += 1  # the kernel reads it for the bias correction, and doesn't change it
         torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage] - what torch.optim itself calls
             [parameter],
             [gradient],
@@ -106,7 +106,7 @@ def rates(schedule: str | Callable[[Optimizer], LRScheduler], learning_rate: flo
     try:
         scheduler = schedule(optimizer)
     except TypeError as error:
-        must = f"The 'schedule' argument of {owner} must be a function of an optimizer alone."
+        must = f"The 'schedule' argument of {owner} must be a function of one argument, an optimizer."
         raise InputError(f"{must} It raised: {error}") from error
     if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
         kind = type(scheduler).__name__

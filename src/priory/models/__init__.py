@@ -1,1 +1,1 @@
-"""What is believed: `Model`, `Density`, and `Target`, the log joint in nats for the whole data."""
+"""Models: `Model`, `Density`, and `Target`, the log joint in nats for the whole data set."""

@@ -1,8 +1,8 @@
 """The model protocol: the interface that the fitting loop, `Target`, the methods and the file format use.
 
 `Model` (a network), `Density` (a log density) and the latent-variable models of `priory.latent` implement `BaseModel`.
-Code that works with a model never asks for its class. It uses the members below, and where only some models can do a
-thing, the model declares so in `capabilities`.
+Code that works with a model never checks its class. It uses the members below; what only some models support is
+declared in their `capabilities`.
 
 The life of a model in a fit:
 
@@ -43,8 +43,8 @@ class Capabilities:
         latent: It has hidden variables, an E-step and a complete-data log-likelihood, which EM needs.
         conjugate: It has a q(theta) in closed form, which variational EM needs.
         encoder: It has a network for q(z | y), which amortised EM trains.
-        separate_likelihood: Its log-likelihood is apart from its prior and has one value per row. False for a `Density`
-            that is one `log_prob`.
+        separate_likelihood: The log-likelihood is separate from the prior, with one value per row. False for a
+            `Density` that is one `log_prob`.
         batched: Its functions take leading dimensions themselves, without `vmap`.
     """
 
@@ -69,7 +69,7 @@ class BaseModel(ABC):
         dtype: The floating type of w.
         device: The device of w.
         learnt: The coordinates of w that belong to the likelihood, such as a noise scale.
-        no_slope: Why the model has no gradient; empty if it has one.
+        no_slope: The reason why the model has no gradient; empty if it has one.
     """
 
     layout: Layout

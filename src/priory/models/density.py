@@ -2,14 +2,16 @@
 
     log p(x, D) = log_prob(x)        or        log_prior(x) + sum_n log_likelihood(x, datum n)
 
-Methods work on unconstrained coordinates u with x = f(u) and the density p(f(u)) |det df/du|. Only MAP leaves the
+Methods work on unconstrained coordinates u with x = f(u) and the density p(f(u)) |det df/du|. Only MAP omits the
 determinant out, because the user wants the mode of the density over x.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,11 +19,24 @@ from torch import Tensor
 from priory.core.data import Batch, Data, check_finite, weighted_sum
 from priory.core.errors import InputError, require
 from priory.core.flat import Layout, Param
+from priory.core.tables import counted
 from priory.models.base import BaseModel, Capabilities
+from priory.models.named_prior import NamedPrior
+from priory.models.supports import evaluated_distributions, refuse_narrower_support
+from priory.network.failures import EVALUATION_ERRORS
 from priory.network.vectorise import Vectorised, value_and_grad
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 Params = dict[str, Tensor]
 MAX_TRIAL_STARTS = 64  # points that are tried if the density is zero at the origin
+SAME_VALUE = 1e-6  # relative difference of two evaluations that counts as rounding
+SIGNATURES = {  # what each function of a density must be, for messages
+    "log_prob": "function of one dict of parameters",
+    "log_prior": "function of one dict of parameters",
+    "log_likelihood": "function of one dict of parameters and the rows",
+}
 
 
 class Density(BaseModel):
@@ -33,7 +48,9 @@ class Density(BaseModel):
     Args:
         log_prob: The log joint density log p(x, D) up to a constant: takes the parameters, returns a scalar tensor.
         params: The parameters by name, with their shapes and supports.
-        log_prior: The log prior density: takes the parameters, returns a scalar tensor.
+        log_prior: The log prior density: takes the parameters, returns a scalar tensor. Or a dict with a distribution
+            of `torch.distributions` for each parameter, or a function of the parameters before it that returns one;
+            then `prior_draws` is exact.
         log_likelihood: The log-likelihood of each row: takes the parameters and a batch, returns one value per row,
             (n,).
         batched: Whether the functions accept leading dimensions (*B, ...) and need no `vmap`. Default: False.
@@ -58,7 +75,7 @@ class Density(BaseModel):
         log_prob: Callable[[Params], Tensor] | None = None,
         params: Mapping[str, Param] | None = None,
         *,
-        log_prior: Callable[[Params], Tensor] | None = None,
+        log_prior: Callable[[Params], Tensor] | Mapping[str, Any] | None = None,
         log_likelihood: Callable[[Params, Any], Tensor] | None = None,
         batched: bool = False,
         dtype: torch.dtype | None = None,
@@ -70,10 +87,16 @@ class Density(BaseModel):
             raise InputError(
                 "A Density must have either log_prob, or log_prior and log_likelihood, got another combination."
             )
+        functions = {"log_prob": log_prob, "log_prior": log_prior, "log_likelihood": log_likelihood}
+        for name, function in functions.items():
+            ok = function is None or callable(function) or (name == "log_prior" and isinstance(function, Mapping))
+            require(ok, name, "Density", f"be a {SIGNATURES[name]}", function)
         ok = isinstance(params, Mapping) and len(params) > 0 and all(isinstance(p, Param) for p in params.values())
         require(ok, "params", "Density", "be a dict from names to Param", params)
         assert params is not None
-        self.layout = Layout(params)
+        self.params, self.layout = dict(params), Layout(params)
+        if isinstance(log_prior, Mapping):
+            log_prior = NamedPrior(log_prior, self.layout, dtype or torch.float64, device)
         self.log_prob, self.log_prior, self.log_likelihood_of = log_prob, log_prior, log_likelihood
         self.batched, self.device = batched, torch.device(device)
         self.dtype = dtype or self._dtype_that_works()
@@ -81,18 +104,27 @@ class Density(BaseModel):
         self.learnt = slice(self.layout.size, self.layout.size)
         self._sum = Vectorised(self._factored, "This density")
         self._pointwise = Vectorised(self._values, "This density")
-        self.origin = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)  # the start of one vector
+        self.origin = self.layout.start(self.dtype, self.device)  # the start of one vector
         self.no_slope = ""  # the reason if there is no gradient
 
     def __repr__(self) -> str:
         return f"Density({', '.join(f'{b.name}: {b.shape}' for b in self.layout.blocks)})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to pickle a lambda or a local function, except by picklers that store code; `copy` takes any."""
+        functions = {"log_prob": self.log_prob, "log_prior": self.log_prior, "log_likelihood": self.log_likelihood_of}
+        for name, function in functions.items():
+            ok = "<" not in getattr(function, "__qualname__", "") or stores_code()
+            must = "be defined by def at the top level of a module to be pickled"
+            require(ok, name, "Density", must, "a lambda or a local function")
+        return super().__reduce_ex__(protocol)
 
     def _dtype_that_works(self) -> torch.dtype:
         function = self.log_prob if self.log_prob is not None else self.log_prior
         assert function is not None
         for dtype in (torch.float64, torch.float32):
             try:
-                function(self.layout.constrain(torch.zeros(self.layout.size, dtype=dtype, device=self.device)))
+                function(self.layout.constrain(self.layout.start(dtype, self.device)))
             except Exception:
                 continue
             return dtype
@@ -112,26 +144,25 @@ class Density(BaseModel):
         return tuple(t.to(self.device, self.dtype if t.is_floating_point() else None) for t in batch)
 
     def check(self, batch: Any, data: Data | None = None, drops: bool = False) -> None:
-        """Evaluate the functions once at the start of a fit: shapes, finite values, and whether there is a gradient.
+        """Evaluate the functions at the start of a fit: shapes, finite values, and whether there is a gradient.
 
-        The density may be zero at the origin; then random starts of chains are tried. It must be positive at one of
-        them and NaN at none: parameters with a restricted range need a support.
+        The density may be zero at the origin, or fail there; then random starts of chains are tried, one of which must
+        have a finite density.
+
+        Raises:
+            InputError: If a function fails or is not finite at every start, returns another shape, or differs between
+                two calls; or if a parameter was declared with a wider support than that of its distribution.
         """
         none = isinstance(batch, tuple) and not batch
-        require(self.log_prob is None or none, "data", "fit", "be None for a Density that is one log_prob", "some")
+        got = "data" if data is None else counted(data.num_data or 0, "row")
+        require(self.log_prob is None or none, "data", "fit", "be None for a Density that is one log_prob", got)
         require(
             self.log_prob is not None or not none, "data", "fit", "be given to a Density with a log_likelihood", None
         )
-        zero = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
-        values = self._tried(zero, batch)
-        wrong = next((name for name, value in values.items() if not bool(torch.isfinite(value).all())), None)
-        origin = zero if wrong is None else self._elsewhere(batch)
-        if wrong is not None and origin is None:
-            value = values[wrong].flatten()
-            where = {n: x.tolist() if x.numel() < 6 else "..." for n, x in self.layout.constrain(zero).items()}
-            got = value[~torch.isfinite(value)][:1].tolist()
-            require(False, wrong, "Density", f"be finite at the start {where}", got)
-        assert origin is not None
+        zero = self.layout.start(self.dtype, self.device)
+        self._refuse_narrower_support(zero, batch)
+        origin = self._first_start(zero, batch)
+        self._refuse_randomness(origin, batch)
         self.origin = origin
         own = lambda u: self._factored(u, batch, 1.0) + self.prior.log_prob_of_others(u, jacobian=False)  # noqa: E731
         try:
@@ -155,10 +186,9 @@ class Density(BaseModel):
                 value = function(*arguments)
             except Exception as error:
                 reason = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
-                names = ", ".join(params)
-                raise InputError(
-                    f"The '{name}' argument of Density must be a function of its parameters {names}. It raised {reason}"
-                ) from error
+                keys = f"the key{'s' * (len(params) > 1)} {', '.join(map(repr, params))}"
+                must = f"The '{name}' argument of Density must be a {SIGNATURES[name]}, here with {keys}."
+                raise InputError(f"{must} It raised {reason}") from error
             require(isinstance(value, Tensor), name, "Density", "return a tensor", type(value).__name__)
             shape, must = (), "return a single number"
             if name == "log_likelihood":
@@ -168,18 +198,49 @@ class Density(BaseModel):
             values[name] = value.detach()
         return values
 
-    def _elsewhere(self, batch: Any) -> Tensor | None:
-        """Return the first of several random starts with a finite density; None if there is none, or if one is NaN."""
-        first = None
-        for w in self.start(None, torch.Size([MAX_TRIAL_STARTS]), torch.Generator(self.device).manual_seed(0)):
+    def _first_start(self, zero: Tensor, batch: Any) -> Tensor:
+        """Return the origin, or else the first of several random starts, where the density is finite."""
+        starts = self.start(None, torch.Size([MAX_TRIAL_STARTS]), torch.Generator(self.device).manual_seed(0))
+        problem: InputError | None = None
+        for w in (zero, *starts):
             try:
-                value = torch.cat([value.reshape(-1) for value in self._tried(w, batch).values()])
-            except InputError:
-                return None
-            if bool(torch.isnan(value).any()):
-                return None
-            first = w if first is None and bool(torch.isfinite(value).all()) else first
-        return first
+                values = self._tried(w, batch)
+                wrong = next((name for name, value in values.items() if not bool(torch.isfinite(value).all())), None)
+                if wrong is None:
+                    return w
+                value = values[wrong].flatten()
+                where = {n: x.tolist() if x.numel() < 6 else "..." for n, x in self.layout.constrain(w).items()}
+                got = value[~torch.isfinite(value)][:1].tolist()
+                require(False, wrong, "Density", f"be finite at the start {where}", got)
+            except InputError as error:
+                if error.__cause__ is not None and not isinstance(error.__cause__, EVALUATION_ERRORS):
+                    raise
+                problem = problem or error
+        assert problem is not None
+        raise problem
+
+    def _refuse_narrower_support(self, w: Tensor, batch: Any) -> None:
+        """Raise an error for a parameter that was declared with a wider support than that of its distribution."""
+        params = self.layout.constrain(
+            w.clone().requires_grad_()
+        )  # so that bounds which are parameters can be told apart
+        with evaluated_distributions() as found, suppress(Exception):  # errors are reported by the trial evaluation
+            for function, *more in ((self.log_prob,), (self.log_prior,), (self.log_likelihood_of, batch)):
+                if function is not None:
+                    function(params, *more)
+        refuse_narrower_support(self.params, params, found)
+
+    def _refuse_randomness(self, w: Tensor, batch: Any) -> None:
+        """Raise an error if a function returns two values at the same parameters."""
+        first, second = self._tried(w, batch), self._tried(w, batch)
+        for name, value in first.items():
+            same = torch.isclose(value, second[name], rtol=SAME_VALUE, atol=SAME_VALUE, equal_nan=True)
+            if not bool(same.all()):
+                pair = " and ".join(f"{float(v[~same][0]):g}" for v in (value, second[name]))
+                raise InputError(
+                    f"The '{name}' argument of Density must be a function without randomness, got {pair} at the same "
+                    "parameters: draw random numbers once, outside of it."
+                )
 
     # Initialisation.
 
@@ -226,7 +287,7 @@ class Density(BaseModel):
         """Raise an error if the density has no gradient."""
         if self.no_slope:
             raise InputError(
-                f"The density must be differentiable in its parameters, but for RandomWalk. Got: {self.no_slope}"
+                f"The density must be differentiable in its parameters, except for RandomWalk. Got: {self.no_slope}"
             )
 
     def many(self, function: Vectorised, w: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -267,6 +328,16 @@ class Density(BaseModel):
         return {"layout": self.layout.signature(), "likelihood": "Density", "network": ""}
 
 
+def stores_code() -> bool:
+    """Whether `copy`, or a pickler that stores the code of functions and not their names, is among the callers."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").split(".")[0] in ("copy", "cloudpickle", "dill"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 class DensityPrior:
     """The prior of a density in unconstrained coordinates: log_prior(f(u)) + log |det df/du|.
 
@@ -291,12 +362,12 @@ class DensityPrior:
     def log_prob_of_others(self, w: Tensor, jacobian: bool = True) -> Tensor:
         """Return log p(u), because no part is Gaussian; without `jacobian`, the log density over x, (*B,)."""
         if self.density.log_prior is None:
-            own = w.new_zeros(w.shape[:-1])
+            log_prior = w.new_zeros(w.shape[:-1])
         elif w.ndim == 1 or self.density.batched:
-            own = self._log_prior(w)
+            log_prior = self._log_prior(w)
         else:
-            own = self._each.values(w.reshape(-1, w.shape[-1])).reshape(w.shape[:-1])
-        return own + self.density.layout.log_det(w) if jacobian else own
+            log_prior = self._each.values(w.reshape(-1, w.shape[-1])).reshape(w.shape[:-1])
+        return log_prior + self.density.layout.log_det(w) if jacobian else log_prior
 
     def typical_scale(self) -> Tensor:
         """Return a scale of one for every coordinate, (P,)."""

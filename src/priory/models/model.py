@@ -68,14 +68,14 @@ class Model(BaseModel):
         )
         self.net, self.likelihood = net, likelihood
         self.network = Network(net)
-        own = {f"likelihood.{name}": d for name, d in likelihood.declared.items()}
-        believed = read_prior(prior, list(self.network.params), self.network.skeleton, self.network.dtype)
-        precisions = declared(believed)
-        tail = {**{name: d.param for name, d in own.items()}, **precisions}
+        likelihood_params = {f"likelihood.{name}": d for name, d in likelihood.declared.items()}
+        priors_by_name = read_prior(prior, list(self.network.params), self.network.skeleton, self.network.dtype)
+        precisions = declared(priors_by_name)
+        tail = {**{name: d.param for name, d in likelihood_params.items()}, **precisions}
         clash = [name for name in tail if name in self.network.params]
         require(not clash, "net", "Model", "have no parameter of the likelihood's or the prior's name", clash)
         self.layout = Layout({**self.network.params, **tail})
-        by_name = {**believed, **{name: d.prior for name, d in own.items()}}
+        by_name = {**priors_by_name, **{name: d.prior for name, d in likelihood_params.items()}}
         self.prior = Prior(self.layout, by_name, self.network.initial)
         self.dtype, self.device = self.network.dtype, self.network.device
         # the likelihood's coordinates; the prior's come after them
@@ -98,8 +98,8 @@ class Model(BaseModel):
         network = self.network
         drawn = {name: network.initial[place] for name, place in network.place_of.items()}
         found = {"written": network.written, "modes": network.modes, "silent": network.silent, "quiet": network.quiet}
-        own = {"prior": self.prior, "example": self._example, "tensors": {**network.fixed(), **drawn}}
-        return restored, (type(self), self.net, self.likelihood, self._prior_argument, {**own, **found})
+        state = {"prior": self.prior, "example": self._example, "tensors": {**network.fixed(), **drawn}}
+        return restored, (type(self), self.net, self.likelihood, self._prior_argument, {**state, **found})
 
     @property
     def capabilities(self) -> Capabilities:
@@ -144,10 +144,10 @@ class Model(BaseModel):
         in memory are then checked again, because labels can only be compared with outputs of known shape.
         """
         require(len(batch) > 0, "data", "fit", "be inputs and targets, such as (X, y)", None)
-        self.network.silence(modules=drops)
+        self.network.disable_dropout(modules=drops)
         outputs, drew = self._try(batch)
         if drew and drops:
-            self.network.silence(modules=True, functions=True)
+            self.network.disable_dropout(modules=True, functions=True)
             outputs, drew = self._try(batch)
         if drew:
             raise InputError(
@@ -188,7 +188,7 @@ class Model(BaseModel):
                 where = f", column {column}," if columns.shape[1] > 1 else ""
                 warn(
                     f"The {name}{where} have mean {float(centre[column]):.3g} and standard deviation "
-                    f"{float(spread[column]):.3g}: standardise them, as priors and learning rates are made for unit "
+                    f"{float(spread[column]):.3g}: standardise them, because priors and learning rates assume unit "
                     "scale."
                 )
 
@@ -344,7 +344,7 @@ def restored(kind: type[Model], net: nn.Module, likelihood: Likelihood, prior: A
     Model.__init__(model, given, likelihood, prior)
     model.net, model.prior, model._example = net, state["prior"], state["example"]
     model.network.written = state["written"]
-    model.network.silence(state["silent"], state["quiet"])
+    model.network.disable_dropout(state["silent"], state["quiet"])
     return model
 
 

@@ -87,7 +87,7 @@ class Target:
         """Return the target of another model of the same data, under the prior of that model."""
         return replace(self, model=model, prior=model.prior)
 
-    def believed_model(self) -> BaseModel:
+    def model_with_prior(self) -> BaseModel:
         """Return the model with this target's prior: the model itself, or a copy if the prior was replaced."""
         return self.model if self.prior is self.model.prior else self.network_model("A prior").with_prior(self.prior)
 
@@ -157,7 +157,7 @@ class Target:
         """Whether precisions of the prior are set by empirical Bayes."""
         return bool(getattr(self.prior, "empirical", False))
 
-    def settled(self, family: Family) -> Target:
+    def with_empirical_precisions(self, family: Family) -> Target:
         """Return the target with its prior's precisions set by empirical Bayes under q; itself if there are none."""
         if not self.empirical:
             return self
@@ -166,7 +166,7 @@ class Target:
             raise InputError(
                 "A prior precision with infer='empirical' needs a q whose variances are known: use 'variational'."
             )
-        return replace(self, prior=self.prior.settled(*moments))
+        return replace(self, prior=self.prior.with_empirical_precisions(*moments))
 
     def scaled(self, factors: Mapping[str, Tensor]) -> Target:
         """Return the target with the prior's precisions multiplied by factors, by parameter: see `Prior.scaled`."""
@@ -236,6 +236,18 @@ class Target:
             value, gradient = value + (1 - b) * volume, gradient.add_(volume_gradient, alpha=1 - b)
         return value, gradient
 
+    def whole_log_joint_and_grad(self, w: Tensor, data: Data, rows: int = 1024) -> tuple[Tensor, Tensor]:
+        """Return the tempered log joint over all rows and its gradient, in blocks of `rows` rows: (*B,), (*B, P).
+
+        Each block is scaled to the whole data, so the blocks are averaged in proportion to their rows.
+        """
+        value, gradient, seen = torch.zeros_like(w[..., 0]), torch.zeros_like(w), 0
+        for block in data.blocks(rows):
+            n = len(block[0]) if block else 1
+            block_value, block_gradient = self.log_joint_and_grad(w, block)
+            value, gradient, seen = value + n * block_value, gradient + n * block_gradient, seen + n
+        return value / seen, gradient / seen
+
     def log_joint(self, w: Tensor, log_likelihood: Tensor, log_prior: Tensor) -> Tensor:
         """Return the tempered log joint a log p(D|w) + b log p(w) from its two parts at w, (*B,).
 
@@ -265,6 +277,10 @@ class Target:
         return summed(self.model.layout.log_det, w)
 
     # Initialisation.
+
+    def unread_share(self, rows: int) -> float:
+        """Return 1 - n/N, the share of the data that a batch of n rows leaves out; 0 for a density without rows."""
+        return 0.0 if self.num_data is None else 1 - rows / self.num_data
 
     def start(
         self, data: Data, shape: torch.Size, generator: torch.Generator, posterior: Posterior | None = None

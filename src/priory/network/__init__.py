@@ -6,8 +6,11 @@
                         shapes and layer types
     layer_chain         strategy for sequences of linear layers: one batched product per layer
     vectorise           strategy by vmap, for small dense networks and for densities: `Vectorised`
+    failures            NaN instead of an error, at the vectors where torch.linalg fails
     recorded_graph      strategy for samplers: a recorded graph of the whole log joint
+    operation_recorder  records the operations of a function
     graph_rules         rewrites a recorded graph with fewer operations
+    graph_slices        its rule for tensors that are read in slices, and `simplify_graph`, which applies all rules
     graph_function      turns a rewritten graph into a Python function
     layer_noise         `LayerNoise`: local reparameterisation and flipout of a network
     noisy_layers        their rules for one layer

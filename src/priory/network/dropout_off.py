@@ -1,6 +1,6 @@
 """Switches off dropout that a network calls as a function, such as `torch.nn.functional.dropout`.
 
-Dropout modules are switched off by their training flag (`Network.silence`); a function does not read that flag.
+Dropout modules are switched off by their training flag (`Network.disable_dropout`); a function does not read that flag.
 """
 
 from __future__ import annotations

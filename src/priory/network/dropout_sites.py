@@ -11,13 +11,13 @@ channel i. In a recurrent layer it applies to column i of each gate, and one fac
 dropout that a network contains, as a module or as a function (`priory.network.traced_dropout`), or from its layers if
 it contains none.
 
-**Why weights and not activations alone.** The loss of dropout as variational inference needs the map from units to
-weights: its penalty adds p / (1 - p) to the decay of exactly the weights behind a dropped unit, and learnt rates need
+**Why weights, and not only activations.** The loss of dropout as variational inference needs the map from units to
+weights: its penalty adds p / (1 - p) to the decay of the weights that read a dropped unit, and learnt rates need
 the gradient in a unit's factor. So the map (this file and `traced_dropout`, 455 lines) is needed in a fit, not only for
 `sample()`. Fits already mask activations, one mask per row (`priory.network.row_masks`); predictions draw weights,
 because many weight vectors go through a chain of layers together and dropout modules run once per draw:
 
-    least CPU time, one thread                      13-50-50-2     784-400-400-10
+    smallest CPU time, one thread                     13-50-50-2     784-400-400-10
     likelihood and gradient, row masks                  458 us             5.4 ms
     likelihood and gradient, torch's modules            345 us             4.7 ms
     likelihood and gradient, one draw of weights        434 us             5.0 ms
@@ -75,7 +75,7 @@ class DropoutUnits:
         sites: The dropout sites.
         unit: The unit of each coordinate, (P,); U for coordinates without a unit.
         site: The site of each unit, (U,).
-        places: For each site, where its weights lie in the flat vector.
+        places: For each site, the slices of the flat vector that hold its weights.
     """
 
     sites: tuple[DropoutSite, ...]
@@ -123,7 +123,7 @@ class DropoutUnits:
 
 
 def places_of(network: Network, sites: Sequence[DropoutSite]) -> tuple[tuple[slice, ...], ...]:
-    """Where the weights of each site lie in the flat vector."""
+    """Return the slices of the flat vector that hold the weights of each site."""
     return tuple(tuple(network.place_of[name] for name in site.parameters) for site in sites)
 
 

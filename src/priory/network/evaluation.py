@@ -22,7 +22,7 @@ from torch import Tensor
 
 from priory.core.data import weighted_sum
 from priory.network.layer_chain import SharedInputs, chain_outputs
-from priory.network.skeleton import MEMORY_LIMIT, SMALL_WORK, Network
+from priory.network.skeleton import MAX_VMAP_WORK, MEMORY_LIMIT, Network
 from priory.network.vectorise import Vectorised
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Evaluation:
         log_prob: log p(y_n | outputs) per row, (*B, n), as a function of outputs (*B, n, ...), targets (n, ...), the
             likelihood's learnt coordinates (*B, k) and an offset that is added to the arranged outputs, or None.
         size: The number of coordinates P of a vector.
-        learnt: Where the likelihood's learnt coordinates lie in a vector.
+        learnt: The slice of a vector that holds the likelihood's learnt coordinates.
     """
 
     def __init__(self, network: Network, log_prob: LogProb, size: int, learnt: slice) -> None:
@@ -61,7 +61,7 @@ class Evaluation:
             return self.layers
         if gradients:
             return self.vmap
-        small = network.dense and not buffers and rows * network.size <= SMALL_WORK
+        small = network.dense and not buffers and rows * network.size <= MAX_VMAP_WORK
         return self.vmap if small and vectors > 1 else self.plain
 
     def is_chain(self, inputs: Batch) -> bool:
@@ -70,7 +70,7 @@ class Evaluation:
         return bool(self.network.layer_chain) and len(inputs) == 1 and x.ndim == 2 and x.dtype == self.network.dtype
 
     def in_one_pass(self, inputs: Batch) -> bool:
-        """Whether gradients at many vectors come from one pass, rather than from a loop over them."""
+        """Whether gradients at many vectors are computed in one pass, rather than in a loop over them."""
         return self.strategy(inputs, 2, {}, gradients=True) is not self.plain
 
     # Outputs, values and gradients.
@@ -100,13 +100,14 @@ class Evaluation:
         together = draws == len(w)
         pieces = []
         for start in range(0, len(inputs[0]), rows):
-            some = tuple(x[start : start + rows] for x in inputs)
-            own = shared if together and rows == len(inputs[0]) else SharedInputs(shared.centre if together else None)
+            row_inputs = tuple(x[start : start + rows] for x in inputs)
+            one_block = together and rows == len(inputs[0])
+            block_state = shared if one_block else SharedInputs(shared.centre if together else None)
             parts = []
             for first in range(0, len(w), draws):
                 vectors = w[first : first + draws]
-                way = self.strategy(some, len(vectors), buffers, gradients=False)
-                parts.append(way.outputs(vectors, some, buffers, first, own))
+                way = self.strategy(row_inputs, len(vectors), buffers, gradients=False)
+                parts.append(way.outputs(vectors, row_inputs, buffers, first, block_state))
             pieces.append(parts[0] if together else torch.cat(parts))
         return torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0]
 
@@ -128,9 +129,9 @@ class Evaluation:
         if w.ndim == 1:
             return self.plain.value_and_grad(w, batch, factor, buffers, offset)
         flat = w.reshape(-1, w.shape[-1])
-        own = None if offset is None else offset.reshape(len(flat), *offset.shape[w.ndim - 1 :])
+        vector_offset = None if offset is None else offset.reshape(len(flat), *offset.shape[w.ndim - 1 :])
         way = self.strategy(batch[:-1], len(flat), buffers, gradients=True)
-        values, gradients = way.values_and_grads(flat, batch, factor, buffers, own)
+        values, gradients = way.values_and_grads(flat, batch, factor, buffers, vector_offset)
         return values.reshape(w.shape[:-1]), gradients.reshape(w.shape)
 
     def sum(
@@ -156,7 +157,7 @@ class Plain:
         """The outputs at vectors (S, P), (S, n, ...); vector i uses the buffers of member `first + i`."""
         network = self._of.network
         members = (network.member(buffers, first + i) for i in range(len(w)))
-        return torch.stack([network(v, inputs, own, train=False) for v, own in zip(w.unbind(0), members, strict=True)])
+        return torch.stack([network(v, inputs, b, train=False) for v, b in zip(w.unbind(0), members, strict=True)])
 
     def value_and_grad(
         self, w: Tensor, batch: Batch, factor: float | Tensor, buffers: Buffers, offset: Tensor | None
@@ -180,9 +181,9 @@ class Plain:
         """Sums over rows at vectors (S, P) and their gradients (S, P)."""
         values, gradients = torch.empty_like(w[:, 0]), torch.empty_like(w)
         for i, v in enumerate(w):
-            own = self._of.network.member(buffers, i)
-            moved = None if offset is None else offset[i]
-            values[i], gradients[i] = self.value_and_grad(v, batch, factor, own, moved)
+            member_buffers = self._of.network.member(buffers, i)
+            member_offset = None if offset is None else offset[i]
+            values[i], gradients[i] = self.value_and_grad(v, batch, factor, member_buffers, member_offset)
         return values, gradients
 
 

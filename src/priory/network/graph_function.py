@@ -9,13 +9,13 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from types import SimpleNamespace
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from torch.fx.node import Node
+from torch import Tensor, nn
+from torch.fx import Graph
+from torch.fx.node import Node, map_arg
 
 from priory.network.graph_rules import (
     aten,
@@ -27,16 +27,17 @@ from priory.network.graph_rules import (
     number,
     only_unit_dimensions,
     packet,
+    remove_unused,
     replace_node,
     result,
     same_float_type,
     shape,
 )
+from priory.network.operation_recorder import RecordedModule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch.fx import Graph, GraphModule
 
 BROADCASTING_OPS = (
     aten.mul,
@@ -59,26 +60,97 @@ TORCH_NAMES = {
 }
 
 
-def function(module: GraphModule, w: Tensor) -> Callable[[Tensor], Any]:
+def function(module: nn.Module, w: Tensor, value: bool = True) -> Callable[[Tensor], Any]:
     """The graph as a function of vectors in the memory layout of w.
 
-    Constants are attributes of a plain object: a module looks its buffers up by name at each call.
+    Args:
+        module: The graph, with its constants as attributes. It is left unchanged.
+        w: Vectors in the memory layout in which the function will be called.
+        value: Whether to return all outputs of the graph, or the first alone, without what only the others need.
     """
-    module, columns = deepcopy(module), not w.is_contiguous()
+    module, columns = copied(module, value), not w.is_contiguous()
     as_tensors(module)
     fuse(module)
     for node in list(module.graph.nodes):
         if node.op == "call_function" and not mutates(node):
             rename(module.graph, node, columns)
-    module.graph.eliminate_dead_code()
-    module.recompile()
-    names = [node.target for node in module.graph.nodes if node.op == "get_attr"]
-    constants: Any = SimpleNamespace(**{name: getattr(module, name).detach() for name in names})
-    forward = type(module).forward
-    return lambda w: forward(constants, w)
+    remove_unused(module.graph)
+    return generated(module)
 
 
-def fuse(module: GraphModule) -> None:
+def copied(module: Any, value: bool = True) -> RecordedModule:
+    """A copy of a graph that shares its constants; without `value`, with its first output alone."""
+    copy, graph = RecordedModule(), Graph()
+    nodes: dict[Node, Node] = {}
+    for node in module.graph.nodes:
+        if node.op == "output":
+            outputs = node.args[0] if value else node.args[0][0]
+            graph.output(map_arg(outputs, nodes.__getitem__))
+        else:
+            nodes[node] = graph.node_copy(node, nodes.__getitem__)
+        if node.op == "get_attr":
+            name = f"constant_{len(copy._buffers)}"
+            nodes[node].target = name
+            copy.register_buffer(name, getattr(module, node.target).detach())
+    copy.graph = graph
+    if not any(mutates(node) for node in graph.nodes):
+        remove_unused(graph)
+    return copy
+
+
+def generated(module: Any) -> Callable[[Tensor], Any]:
+    """The graph as a Python function with one line per operation.
+
+    Constants and operations are global names of the function. Results are local names, which are used again once a
+    result has been read for the last time, so that its memory is released.
+    """
+    last = {used: node for node in module.graph.nodes for used in node.all_input_nodes}
+    known: dict[str, Any] = {"__builtins__": {}}
+    given: dict[int, str] = {}
+    places: dict[Node, str] = {}
+    lines, free, count = ["def run(w):"], list[str](), 0
+
+    def bound(thing: Any) -> str:
+        if id(thing) not in given:
+            given[id(thing)] = f"g{len(known)}"
+            known[given[id(thing)]] = thing  # which also keeps the thing, so that its id stays its own
+        return given[id(thing)]
+
+    def written(argument: Any) -> str:
+        if isinstance(argument, Node):
+            return places[argument]
+        if isinstance(argument, (list, tuple)):
+            inner = "".join(f"{written(one)}, " for one in argument)
+            return f"[{inner}]" if isinstance(argument, list) else f"({inner})"
+        plain = (
+            argument is None
+            or isinstance(argument, (bool, int, str))
+            or (isinstance(argument, float) and isfinite(argument))
+        )
+        return repr(argument) if plain else bound(argument)
+
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            places[node] = "w"
+        elif node.op == "get_attr":
+            places[node] = bound(getattr(module, node.target))
+        elif node.op == "output":
+            lines.append(f"    return {written(node.args[0])}")
+        else:
+            arguments = [written(one) for one in node.args] + [f"{k}={written(v)}" for k, v in node.kwargs.items()]
+            read = {used for used in node.all_input_nodes if last[used] is node and used.op == "call_function"}
+            free += [places[used] for used in read]
+            if not free:
+                count += 1
+            places[node] = free.pop() if free else f"v{count}"
+            lines.append(f"    {places[node]} = {bound(node.target)}({', '.join(arguments)})")
+            if node not in last:  # the result of an operation that writes to its argument
+                free.append(places[node])
+    exec(compile("\n".join(lines), "<recorded graph>", "exec"), known)
+    return known["run"]
+
+
+def fuse(module: Any) -> None:
     """Fuse a sum and a product with no other use into one operation."""
     for node in list(module.graph.nodes):
         if packet(node) not in (aten.add, aten.sub) or node.kwargs or not same_float_type(node, *node.args):
@@ -104,7 +176,7 @@ def is_product(node: Any) -> bool:
     return packet(node) is aten.mul and not node.kwargs and len(node.users) == 1 and same_float_type(node, *node.args)
 
 
-def as_tensors(module: GraphModule) -> None:
+def as_tensors(module: Any) -> None:
     """Replace each number beside a tensor by a one-entry tensor with the same number of dimensions, which is faster."""
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.kwargs or result(node) is None:
@@ -139,7 +211,7 @@ def rename(graph: Graph, node: Node, columns: bool) -> None:
     elif node.kwargs:
         return
     elif columns and node.target is aten.cat.default and len(shape(node)) == 2 and given[1] in (1, -1):
-        pieces = [upright(graph, node, piece) for piece in given[0]]
+        pieces = [transposed(graph, node, piece) for piece in given[0]]
         node.target, node.args = Tensor.t, (call(graph, node, torch.cat, (pieces,), None),)
     elif name in TORCH_NAMES:
         node.target = getattr(torch, name)
@@ -147,8 +219,8 @@ def rename(graph: Graph, node: Node, columns: bool) -> None:
         node.target = getattr(Tensor, name)
 
 
-def upright(graph: Graph, before: Node, piece: Node) -> Node:
-    """A piece (K, n) transposed, (n, K)."""
+def transposed(graph: Graph, before: Node, piece: Node) -> Node:
+    """Insert the transpose of a node's result, (K, n) -> (n, K)."""
     first = piece.args[0] if only_unit_dimensions(piece) or piece.target is Tensor.view else None
     if first is not None and len(shape(first)) == 1:
         return call(graph, before, torch.unsqueeze, (first, 0), None)

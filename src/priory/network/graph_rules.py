@@ -1,8 +1,8 @@
 """Rewrites a recorded graph so that it has fewer operations and gives the same numbers.
 
 `make_fx` records every operation that autograd and vmap run. For a few hundred small vectors, calling an operation
-costs 2 microseconds and its arithmetic next to nothing, so the time is proportional to the number of operations. The
-rules change rounding alone: a result is infinite or NaN exactly where it was before, unless a factor beyond 1e8 makes
+costs 2 microseconds and its arithmetic almost nothing, so the time is proportional to the number of operations. The
+rules only change rounding: a result is infinite or NaN exactly where it was before, unless a factor beyond 1e8 makes
 it so.
 
     fold        computes once whatever depends on no input
@@ -11,8 +11,8 @@ it so.
     merge       computes once what is computed twice from the same arguments
     scale       rewrites (x c) d as x (c d), (x c) y as (x y) c and (x + c) + d as x + (c + d), for constants from 1e-8
                 to 1e8
-    gather      concatenates slices instead of adding zero-padded slices (the gradient of a vector that is read in
-    slices)
+    gather      concatenates slices instead of adding zero-padded slices, the gradient of a tensor that is read in
+                slices or entry by entry (`priory.network.graph_slices`)
 
 `priory.network.graph_function` then fuses products with sums and calls torch directly. The table leaves out each rule
 in turn, on the densities of `benchmarks/mcmc.py` at 256 chains. It gives the number of operations in the graph of
@@ -43,7 +43,6 @@ alone. Times are the least CPU time of 46 to 300 repeats. The network's times, a
 from __future__ import annotations
 
 import operator
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,7 +52,7 @@ from torch.fx.node import Node, map_arg
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch.fx import Graph, GraphModule
+    from torch.fx import Graph
 
 aten: Any = torch.ops.aten
 SHAPE_ONLY_OPS = (aten.ones_like.default, aten.zeros_like.default, aten.new_zeros.default, aten.new_ones.default)
@@ -69,22 +68,6 @@ IDENTITY_OPS = (
 )  # if the shape stays the same
 NEUTRAL_ELEMENTS = {aten.mul: 1, aten.div: 1, aten.pow: 1, aten.add: 0, aten.sub: 0}
 MODERATE_RANGE = 1e-8, 1e8  # absolute values of constants whose products neither overflow nor underflow
-
-
-def simplify_graph(module: GraphModule) -> None:
-    """Apply all rules to a graph, in place; a graph that writes to its tensors is left unchanged."""
-    graph = module.graph
-    graph.eliminate_dead_code()
-    if any(mutates(node) for node in graph.nodes):  # a constant may be written to
-        return
-    fold(module)
-    simplify(graph)
-    merge(graph)
-    scale(module)
-    gather(module)
-    simplify(graph)
-    merge(graph)
-    graph.eliminate_dead_code()
 
 
 def mutates(node: Node) -> bool:
@@ -159,11 +142,11 @@ def without_repetition(value: Any) -> Any:
 # Changes to a graph.
 
 
-def insert_constant(module: GraphModule, before: Node, value: Any) -> Any:
+def insert_constant(module: Any, before: Node, value: Any) -> Any:
     """Insert a constant before a node, and return it as an argument: a number as is, a tensor as a node."""
     if not isinstance(value, Tensor):
         return value
-    name = f"constant_{sum(1 for _ in module.named_buffers())}"
+    name = f"constant_{len(module._buffers)}"
     module.register_buffer(name, value.detach().contiguous())
     with module.graph.inserting_before(before):
         node = module.graph.get_attr(name)
@@ -185,11 +168,18 @@ def replace_node(graph: Graph, node: Node, other: Node) -> None:
     graph.erase_node(node)
 
 
+def remove_unused(graph: Graph) -> None:
+    """Remove operations and constants whose results are not used."""
+    for node in reversed(list(graph.nodes)):
+        if not node.users and node.op in ("call_function", "get_attr"):
+            graph.erase_node(node)
+
+
 # fold
 
 
-def fold(module: GraphModule) -> None:
-    """Compute once whatever depends on no input, or on the shape of an input alone."""
+def fold(module: Any) -> None:
+    """Compute once whatever depends on no input, or only on the shape of an input."""
     values: dict[Node, Any] = {}
     for node in module.graph.nodes:
         if node.op == "get_attr":
@@ -205,7 +195,7 @@ def fold(module: GraphModule) -> None:
         found = insert_constant(module, node, values[node])
         for user in [u for u in node.users if u not in values]:
             user.replace_input_with(node, found)
-    module.graph.eliminate_dead_code()
+    remove_unused(module.graph)
 
 
 def blank(node: Node) -> Tensor:
@@ -279,7 +269,7 @@ def merge(graph: Graph) -> None:
 # scale
 
 
-def scale(module: GraphModule) -> None:
+def scale(module: Any) -> None:
     """Bring constant factors together at the end of a product, and constant terms at the end of a sum."""
     factors: dict[Node, tuple[Node, Any]] = {}
     for node in list(module.graph.nodes):
@@ -293,11 +283,11 @@ def scale(module: GraphModule) -> None:
         found = term(node)
         if found is not None:
             join(module, node, found, terms, aten.add.Tensor, operator.add)
-    module.graph.eliminate_dead_code()
+    remove_unused(module.graph)
 
 
 def join(
-    module: GraphModule,
+    module: Any,
     node: Node,
     found: tuple[Node, Any],
     known: dict[Node, tuple[Node, Any]],
@@ -315,7 +305,7 @@ def join(
     replace_node(module.graph, node, fresh)
 
 
-def lift(module: GraphModule, node: Node, known: dict[Node, tuple[Node, Any]]) -> None:
+def lift(module: Any, node: Node, known: dict[Node, tuple[Node, Any]]) -> None:
     """Move constant factors inside a product or quotient to its end, if they have no other use."""
     value: Any = 1.0
     arguments = []
@@ -369,70 +359,3 @@ def keeps_shape_and_type(node: Node, base: Any, value: Any) -> bool:
     ):
         return False
     return shape(base) == shape(node) and (not isinstance(value, Tensor) or value.dtype == dtype(node))
-
-
-# gather
-
-
-def gather(module: GraphModule) -> None:
-    """Concatenate slices instead of adding zero-padded slices."""
-    for node in reversed(list(module.graph.nodes)):
-        if packet(node) is not aten.add or not node.users:
-            continue
-        slices, constants, rest = [], [], []
-        for one in summands(node, node):
-            kind = slices if slice_bounds(one) else constants if constant(one) is not None else rest
-            kind.append(one)
-        slices.sort(key=slice_bounds)
-        disjoint = all(slice_bounds(a)[1] <= slice_bounds(b)[0] for a, b in pairwise(slices))
-        if len(slices) >= 2 and disjoint:
-            whole = concatenated(module, node, slices, [constant(one) for one in constants])
-            for one in rest:
-                whole = call(module.graph, node, aten.add.Tensor, (whole, one), result(node))
-            replace_node(module.graph, node, whole)
-    module.graph.eliminate_dead_code()
-
-
-def summands(node: Any, root: Node) -> list[Any]:
-    """The terms of a sum, each with the shape and dtype of the sum."""
-    inside = node is root or (isinstance(node, Node) and len(node.users) == 1)
-    plain = inside and packet(node) is aten.add and not node.kwargs
-    if plain and all(shape(n) == shape(root) and same_float_type(root, n) for n in node.args):
-        return [leaf for n in node.args for leaf in summands(n, root)]
-    return [node]
-
-
-def slice_bounds(node: Any) -> Any:
-    """Start and end of a zero-padded slice of the last dimension, or None for any other node."""
-    if not isinstance(node, Node) or node.target is not aten.slice_backward.default or result(node) is None:
-        return None
-    _, sizes, dim, start, end, step = node.args
-    last, length = dim in (-1, len(sizes) - 1), sizes[-1]  # pyright: ignore - sizes are a list of integers
-    return (start, min(end, length)) if last and step == 1 and 0 <= start < end else None  # pyright: ignore
-
-
-def concatenated(module: GraphModule, node: Node, slices: list[Node], added: list[Tensor]) -> Node:
-    """Slices and constants concatenated to one tensor, with zeros in the gaps."""
-    like = result(node)
-    total: Tensor = sum(added, torch.zeros(like.shape, dtype=like.dtype, device=like.device))
-    pieces, done = [], 0
-    for one in slices:
-        start, end = slice_bounds(one)
-        if start > done:
-            pieces.append(insert_constant(module, node, total[..., done:start]))
-        piece, more = one.args[0], without_repetition(total[..., start:end])
-        if not is_all(more, 0):
-            piece = shifted(module, node, piece, more)
-        pieces.append(piece)
-        done = end
-    if done < like.shape[-1]:
-        pieces.append(insert_constant(module, node, total[..., done:]))
-    return call(module.graph, node, aten.cat.default, (pieces, like.ndim - 1), like)
-
-
-def shifted(module: GraphModule, before: Node, piece: Any, value: Any) -> Node:
-    """A piece with a constant added; a number is added before dimensions of size 1 are inserted."""
-    if number(value) and only_unit_dimensions(piece):
-        inner = shifted(module, before, piece.args[0], value)
-        return call(module.graph, before, aten.view.default, (inner, list(shape(piece))), result(piece))
-    return call(module.graph, before, aten.add.Tensor, (piece, insert_constant(module, before, value)), result(piece))

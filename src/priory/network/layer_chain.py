@@ -5,10 +5,10 @@ second half of the draws mirrors the first around a centre, w' = 2 c - w, the fi
 
     W x = C x + (W - C) x,      W' x = C x - (W - C) x
 
-and C x is computed once. Cost: draws x one pass, less almost half of the first layer for pairs.
+and C x is computed once. Cost: one pass per draw; for pairs, the first layer costs almost half.
 
-`chain_outputs` is the differentiable version. Small networks spend their time on calls of torch, and eight vectors need
-as many calls as one.
+`chain_outputs` is the differentiable version. For small networks the time goes into calling torch, and eight vectors
+need as many calls as one.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class LayerChain:
         return self._work
 
     def _through(self, w: Tensor, h: Tensor, layers: tuple[nn.Module, ...], work: list[Tensor], ours: bool) -> None:
-        """Run layers on h (S, width, n), each product into its own memory; activations in place if h is ours."""
+        """Run layers on h (S, width, n), each product into its own memory; with `ours`, h itself may be overwritten."""
         memory = iter(work)
         for layer in layers:
             if isinstance(layer, nn.Linear):

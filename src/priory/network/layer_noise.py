@@ -13,7 +13,7 @@ M + (r'_n r_n^T) S eps, which are a draw of q: value and gradients are unbiased,
 reparameterisation the activations of a row are Gaussian with the moments that q gives them, and independent, as those
 of a linear layer are: unbiased. At the positions of a convolution, or of a linear layer on a sequence, one draw of the
 weights gives *correlated* activations, and the paper's rule draws them as if they were independent: each has the right
-distribution, but the expectation of a function of several of them is biased. `LayerNoise.approximate` lists these
+distribution, but expectations of functions of several of them are biased. `LayerNoise.approximate` lists these
 layers. Both estimators are biased where batch normalisation mixes rows.
 
 **Layers without a rule** (norms, embeddings, recurrences, weights that are used twice, shared or parametrised) have
@@ -55,7 +55,7 @@ class LayerNoise:
     Which layers have a rule depends on their types and on a trial pass over the first batch (`examine`, which the first
     noisy pass calls if it has not been called): a layer must act once per pass, on one row per input, and its weights
     must be read nowhere else. During a pass the forward functions of the skeleton's layers are replaced; they are
-    restored afterwards, also when an exception is raised.
+    restored afterwards, even if an exception is raised.
 
     Args:
         network: The network.
@@ -99,7 +99,7 @@ class LayerNoise:
         These are the layers with several positions per row under local reparameterisation, as found on the first batch,
         and all layers if batch normalisation mixes rows.
         """
-        meet = self._rows_meet()
+        meet = self._mixes_rows()
         return tuple(n.name for n in self._layers if meet or (self.kind == "local" and n.positions > 1))
 
     @property
@@ -167,7 +167,7 @@ class LayerNoise:
         self._refused.update(why)
         self._layers = [layer for layer in self._layers if layer.name not in why]
 
-    def _rows_meet(self) -> bool:
+    def _mixes_rows(self) -> bool:
         self.network.set_mode(train=True)
         norms = (m for m in self.network.layers if isinstance(m, nn.modules.batchnorm._BatchNorm))
         return any(m.training or m.running_mean is None for m in norms)
@@ -214,7 +214,7 @@ class LayerNoise:
         if not self._examined:
             self.examine(inputs, buffers)
         if self._size != evaluation.size:
-            self._make_room(evaluation.size)
+            self._allocate(evaluation.size)
         if noise is not None:
             self._noise = noise
         elif self.kind == "flipout":
@@ -223,7 +223,7 @@ class LayerNoise:
         self._given = noise is not None
         w, forward = self._draw(m, scale, len(targets), generator)
         # without a buffer to add to, autograd hands over its gradient, which saves two passes over the weights
-        self.network.let_go_of_gradients()
+        self.network.clear_gradients()
         for second in self._seconds.values():
             second.grad = None
         with torch.enable_grad(), self.installed(forward):
@@ -236,7 +236,7 @@ class LayerNoise:
         inner = self._follow_back(scale)
         return total.detach(), self._toward, self._spread, inner
 
-    def _make_room(self, size: int) -> None:
+    def _allocate(self, size: int) -> None:
         """Allocate the work vectors (P,); the leaves of the second products are views of one of them."""
         like = self.network.initial
         self._size = size

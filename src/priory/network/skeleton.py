@@ -1,8 +1,8 @@
 """Runs a torch module at a flat vector of weights, without ever changing the module.
 
-`Network` keeps a skeleton of the module: a deep copy in which each trainable parameter is replaced by one whose data
-are a view of whichever vector is bound. Hooks, buffers and dicts are the skeleton's own, so nothing that happens here
-reaches the user's module, not even when an exception is raised.
+`Network` keeps a skeleton of the module: a deep copy in which the data of each trainable parameter are a view of the
+vector that is bound. The skeleton has its own hooks, buffers and dicts, so nothing that happens here changes the user's
+module, even if an exception is raised.
 
     network = Network(net)
     outputs = network(w, inputs, buffers, train=False)          one vector: bind it and run the skeleton
@@ -50,8 +50,8 @@ ELEMENTWISE_LAYERS = (
     *(nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish),
 )
 MEMORY_LIMIT = 1 << 29  # bytes of activations held at a time: 512 MiB
-SMALL_WORK = 1 << 17  # rows x parameters up to which vmap costs less than a loop for outputs
-BATCHED_WORK = 1 << 22  # rows x parameters of one vector above which the overhead of a loop is negligible
+MAX_VMAP_WORK = 1 << 17  # rows x parameters up to which vmap computes outputs faster than a loop
+MAX_BATCHED_WORK = 1 << 22  # rows x parameters per vector above which the overhead of a loop is negligible
 
 
 class Network:
@@ -107,7 +107,7 @@ class Network:
         stops = list(itertools.accumulate(leaf.numel() for leaf in self._leaves.values()))
         slices = (slice(stop - leaf.numel(), stop) for leaf, stop in zip(self._leaves.values(), stops, strict=True))
         self.drawn = {id(leaf) for leaf in self._leaves.values()}
-        self._places = list(zip(self._leaves.values(), slices, strict=True))  # where each parameter lies in the vector
+        self._places = list(zip(self._leaves.values(), slices, strict=True))  # slice of each parameter in the vector
         try:
             self.skeleton = copy.deepcopy(net, {id(p): self._leaves[name] for name, p in trainable.items()})
         except Exception as error:
@@ -160,12 +160,12 @@ class Network:
 
     @property
     def places(self) -> list[slice]:
-        """Where each parameter lies in the flat vector, in the order of `params`."""
+        """The slice of the flat vector that holds each parameter, in the order of `params`."""
         return [place for _, place in self._places]
 
     @property
     def place_of(self) -> dict[str, slice]:
-        """Where each parameter lies in the flat vector, by name."""
+        """The slice of the flat vector that holds each parameter, by name."""
         return dict(zip(self._leaves, self.places, strict=True))
 
     # One vector: the skeleton's parameters are views of it.
@@ -190,7 +190,7 @@ class Network:
             leaf.grad = grads[place].view(leaf.shape)
         self._grads = grads
 
-    def let_go_of_gradients(self) -> None:
+    def clear_gradients(self) -> None:
         """Clear the parameters' gradients, so that a backward pass allocates new ones."""
         for leaf, _ in self._places:
             leaf.grad = None
@@ -218,8 +218,8 @@ class Network:
     # Many vectors.
 
     def batches_well(self, rows: int) -> bool:
-        """Whether one batched pass beats a loop: a dense network with little work per vector."""
-        return self.dense and rows * self.size <= BATCHED_WORK
+        """Whether one batched pass is faster than a loop: a dense network with little work per vector."""
+        return self.dense and rows * self.size <= MAX_BATCHED_WORK
 
     def _find_layer_chain(self) -> tuple[nn.Module, ...]:
         """The layers of a plain sequence of linear maps and elementwise activations; empty for any other network."""
@@ -285,12 +285,12 @@ class Network:
 
     def member(self, buffers: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
         """The buffers of one member, by its index in the flattened leading shape; draws of a member share them."""
-        own = {}
+        member_buffers = {}
         for name, b in buffers.items():
             shape = self.given[name].shape
             flat = b.reshape((-1, *shape)) if b.ndim > len(shape) else b[None]
-            own[name] = flat[index % len(flat)]
-        return own
+            member_buffers[name] = flat[index % len(flat)]
+        return member_buffers
 
     def use_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Let the skeleton read, and in training mode write, these buffers; all other buffers are reset."""
@@ -303,13 +303,13 @@ class Network:
                 self._in_use[name] = buffer
 
     def _put_back(self) -> None:
-        """Copy buffers that a module replaced instead of writing in place into ours."""
+        """Copy buffers that a module replaced, instead of writing to them in place, into the bound buffers."""
         now = dict(self.skeleton.named_buffers())
         for name in self.written:
-            ours, theirs = self._in_use.get(name), now.get(name)
-            if ours is not None and theirs is not None and theirs is not ours:
-                ours.copy_(theirs.detach())
-                self._place(name, ours)
+            bound_buffer, new_buffer = self._in_use.get(name), now.get(name)
+            if bound_buffer is not None and new_buffer is not None and new_buffer is not bound_buffer:
+                bound_buffer.copy_(new_buffer.detach())
+                self._place(name, bound_buffer)
 
     def _place(self, name: str, buffer: Tensor) -> None:
         owner, _, key = name.rpartition(".")
@@ -323,7 +323,7 @@ class Network:
             module.training = train and self.modes[name] and not (self.silent and drops(module))
         self._mode = train
 
-    def silence(self, modules: bool, functions: bool = False) -> None:
+    def disable_dropout(self, modules: bool, functions: bool = False) -> None:
         """Disable dropout of modules and of functions in training mode too, or restore it."""
         self.silent, self.quiet, self._mode = modules, functions, None
         self.set_mode(train=False)
@@ -377,16 +377,23 @@ class Network:
             def count(_module: nn.Module, _args: object, output: object) -> None:
                 counted.extend(t.numel() for t in tensors(output))
 
-            few = tuple(x[:2] for x in inputs)
             handles = [layer.register_forward_hook(count) for layer in self.layers]
             try:
-                with torch.no_grad():
-                    self(self.initial, few, buffers, train=False)
+                self.at_two_rows(self.initial, inputs, buffers)
             finally:
                 for handle in handles:
                     handle.remove()
-            self._counted[key] = math.ceil(sum(counted) / max(1, few[0].shape[0]))
+            self._counted[key] = math.ceil(sum(counted) / max(1, min(2, len(inputs[0]))))
         return self._counted[key]
+
+    def at_two_rows(self, w: Tensor, inputs: tuple[Tensor, ...], buffers: Mapping[str, Tensor]) -> Tensor:
+        """The outputs for the first two rows, in evaluation mode and without gradient."""
+        with torch.no_grad():
+            try:
+                return self(w, tuple(x[:2] for x in inputs), buffers, train=False)
+            except Exception:
+                self(w, inputs, buffers, train=False)  # fails too, with the shapes of the given inputs in its message
+                raise
 
 
 def tensors(value: object) -> Iterator[Tensor]:

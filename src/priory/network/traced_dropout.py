@@ -2,8 +2,8 @@
 
 One pass is traced: `DropoutTrace` records the dropped unit of each entry of a tensor. A weight that reads the same
 units at every position takes their factors. Dropout of single entries of a sequence is not a factor on weights, so its
-units share one factor over all positions, with a warning. Dropout is refused if its output goes into anything but a
-layer, or into a weight that is also used elsewhere.
+units share one factor over all positions, with a warning. Dropout whose output goes into anything but a layer, or into
+a weight that is also used elsewhere, raises an error.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def sites_in_network(network: Network, inputs: Batch) -> list[DropoutSite]:
     """The sites and rates of the dropout that a network contains; empty if it contains none."""
     trace = DropoutTrace({id(leaf): name for name, leaf in network.leaves.items()}, len(inputs[0]))
     before = network.silent, network.quiet
-    network.silence(modules=True)  # dropout functions are caught by the trace itself
+    network.disable_dropout(modules=True)  # dropout functions are caught by the trace itself
     buffers = {name: b.clone() for name, b in network.given.items()}
     try:
         with torch.enable_grad(), trace:
             outputs = network(network.initial.clone(), inputs, buffers, train=True)
     finally:
-        network.silence(*before)
+        network.disable_dropout(*before)
     return trace.sites(outputs)
 
 

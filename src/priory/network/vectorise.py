@@ -3,7 +3,8 @@
 `torch.vmap` evaluates it in one pass. Gradients are traced once per shape with `make_fx`, because running the recorded
 graph takes a third to a half of the time of running vmap through grad each time. A function that vmap does not support
 is evaluated in a loop, with a warning. Distributions do not validate their arguments meanwhile (`unchecked`): outside
-its support a log density is NaN or -inf instead of an error.
+its support a log density is NaN or -inf instead of an error. A matrix that `torch.linalg` can't handle gives NaN at its
+own vector alone (`priory.network.failures`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from priory.core.errors import warn
+from priory.network.failures import failures_as_nan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,9 +49,13 @@ class Vectorised:
     def values(self, w: Tensor, *args: Any) -> Tensor:
         """fn for each row of w (S, P), stacked: (S, ...)."""
         if not self.loop:
+            many = vmap(self.fn, in_dims=(0, *[None] * len(args)))
             try:
                 with unchecked():
-                    return vmap(self.fn, in_dims=(0, *[None] * len(args)))(w, *args)
+                    try:
+                        return many(w, *args)
+                    except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
+                        return failures_as_nan(many)(w, *args)
             except (RuntimeError, TypeError, ValueError) as error:
                 self._fall_back(error, w, args)
         return torch.stack([self.fn(row, *args) for row in w])
@@ -94,7 +100,7 @@ class Vectorised:
         while len(self._traces) >= MAX_TRACES:
             self._traces.pop(next(iter(self._traces)))
         with unchecked():
-            self._traces[key] = make_fx(many)(w, *each, *tensors)
+            self._traces[key] = make_fx(failures_as_nan(many))(w, *each, *tensors)
 
     def _fall_back(self, error: Exception, w: Tensor, args: tuple[Any, ...]) -> None:
         self.fn(w[0], *args)  # an error of the function itself is raised here unchanged

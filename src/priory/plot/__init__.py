@@ -1,4 +1,4 @@
-"""Plots of a fit, of its predictions and of their calibration; each function returns matplotlib Axes.
+"""Plots of a fit, of its chains, of its predictions and of their calibration, as matplotlib Axes or Figures.
 
 Figures are made without pyplot, so no global state is opened or changed. In a notebook end the cell with
 `plot.predictive(...).figure`; in a script call `.figure.savefig(path)`. The colours are the palette of Okabe and Ito
@@ -15,19 +15,28 @@ import torch
 from torch import Tensor
 
 from priory import evaluate
-from priory.core.errors import extra, require
+from priory.core.errors import require
 from priory.evaluate.scores import matched, top_class
+from priory.plot.chains import energy, pair, rank, trace
+from priory.plot.style import (
+    BLUE,
+    COLOURS,
+    GREY,
+    INK,
+    SKY,
+    VERMILION,
+    _axes,
+    _cycle,
+    _list,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from priory.predictive import Prediction
 
-__all__ = ["COLOURS", "calibration", "history", "predictive"]
+__all__ = ["COLOURS", "calibration", "energy", "history", "pair", "predictive", "rank", "trace"]
 
-BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
-COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
-INK, GREY = "#222222", "#8a8a8a"
 MAX_INTERVALS = 120  # more intervals side by side cannot be distinguished
 MAX_POINTS = 1_000  # points per curve, about one per pixel of width
 HISTORY_TITLES = {
@@ -229,25 +238,6 @@ def _reliability(prediction: Prediction, y: Any, ax: Axes | None) -> Axes:
     return ax
 
 
-def _axes(ax: Axes | None, title: str, xlabel: str, ylabel: str) -> Axes:
-    """Style the given axes, or those of a new figure."""
-    if ax is None:
-        figure = extra("matplotlib.figure", "plot").Figure(figsize=(6.4, 4.0), dpi=120, layout="constrained")
-        return _axes(figure.subplots(), title, xlabel, ylabel)
-    ax.set_title(title, loc="left", fontsize=11, color=INK)
-    ax.set_xlabel(xlabel, fontsize=10)
-    ax.set_ylabel(ylabel, fontsize=10)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(color="#e6e6e6", linewidth=0.8)
-    ax.set_axisbelow(True)
-    for axis in (ax.xaxis, ax.yaxis):
-        form: Any = axis.get_major_formatter()
-        if hasattr(form, "set_useOffset"):  # full tick labels, without a common offset or factor
-            form.set_useOffset(False)
-            form.set_scientific(False)
-    return ax
-
-
 def _diagonal(ax: Axes, rows: int) -> None:
     """Plot the diagonal of perfect calibration and two standard errors of a frequency around it."""
     level = torch.linspace(0, 1, 101, dtype=torch.float64)
@@ -284,11 +274,6 @@ def _limit_height(ax: Axes, needed: list[float], everything: list[float]) -> Non
     ax.set_ylim(low - margin, high + margin)
 
 
-def _cycle(count: int) -> list[str]:
-    """The first `count` colours of the palette, repeated if necessary."""
-    return [COLOURS[k % len(COLOURS)] for k in range(count)]
-
-
 def _bands(prediction: Prediction, level: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """The ends of the interval, and within it those of a normal with the epistemic variance alone."""
     low, high = prediction.interval(level)
@@ -299,8 +284,3 @@ def _bands(prediction: Prediction, level: float) -> tuple[tuple[Tensor, Tensor],
 def _percent(level: float) -> str:
     """A probability as a percentage."""
     return f"{100 * level:g} %"
-
-
-def _list(values: Tensor) -> list[float]:
-    """A tensor as a list of numbers, so that matplotlib does not convert torch tensors by numpy."""
-    return values.tolist()

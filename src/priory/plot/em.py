@@ -22,9 +22,10 @@ from torch.distributions import Normal
 
 from priory.core.data import tensor_of
 from priory.core.errors import extra, is_integer, require
+from priory.core.tables import counted
 from priory.latent import GaussianMixture
-from priory.plot import BLUE, COLOURS, GREEN, GREY, INK, VERMILION, _axes, _list
 from priory.plot.em_turns import Turn, entries, summit, turns
+from priory.plot.style import BLUE, COLOURS, GREEN, GREY, INK, VERMILION, _axes, _list
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -233,7 +234,7 @@ def components(posterior: Any, data: Any, columns: tuple[int, int] = (0, 1), *, 
     colours = blended(q[some])
     if one:
         return _densities(pick[some, 0], colours, weights, means[:, 0], spread[:, 0, 0], ax)
-    title = f"{len(weights)} components, at one and two standard deviations"
+    title = f"{counted(len(weights), 'component')}, at one and two standard deviations"
     ax = _axes(ax, title, f"column {columns[0]}", f"column {columns[1]}")
     x, second = (_list(t) for t in pick[some].T)
     ax.scatter(x, second, s=14, c=colours, linewidths=0, alpha=0.8)
@@ -251,7 +252,7 @@ def components(posterior: Any, data: Any, columns: tuple[int, int] = (0, 1), *, 
 
 def _densities(y: Tensor, colours: list[Any], weights: Tensor, means: Tensor, spread: Tensor, ax: Axes | None) -> Axes:
     """Plot the densities of the components along one column, with the rows below the axis."""
-    ax = _axes(ax, f"{len(weights)} components, and the rows by responsibility", "y", "density")
+    ax = _axes(ax, f"{counted(len(weights), 'component')}, and the rows by responsibility", "y", "density")
     low, high = float(y.min()), float(y.max())
     grid = torch.linspace(low - 0.1 * (high - low), high + 0.1 * (high - low), 400, dtype=torch.float64)
     each = weights * Normal(means, spread.sqrt()).log_prob(grid[:, None]).exp()  # (G, K)

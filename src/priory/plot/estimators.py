@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from priory.plot import BLUE, GREY, INK, VERMILION, _axes
+from priory.plot.style import BLUE, GREY, INK, VERMILION, _axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ import torch
 
 from priory.core.errors import extra, require
 from priory.penalties.equivalence.result import Equivalence
-from priory.plot import BLUE, COLOURS, GREEN, GREY, INK, ORANGE, VERMILION, _axes, _list
+from priory.plot.style import BLUE, COLOURS, GREEN, GREY, INK, ORANGE, VERMILION, _axes, _list
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from priory.analysis.pruning import PruningCurve
 from priory.analysis.sweeps import SCORE_TITLES, TemperatureSweep
 from priory.core.errors import extra, require
-from priory.plot import BLUE, GREEN, GREY, INK, VERMILION, _axes, _list
+from priory.plot.style import BLUE, GREEN, GREY, INK, VERMILION, _axes, _list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

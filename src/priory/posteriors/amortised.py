@@ -47,13 +47,13 @@ class AmortisedPosterior(Posterior):
         return {name: t.clone() for name, t in self.latent.layout.constrain(self.w).items()}
 
     def evidence(self) -> Evidence:
-        """The importance-weighted bound on log p(y | theta*) of the fitted data, from 64 draws per row."""
+        """The importance-weighted bound on log p(y | theta*) of the data of the fit, from 64 draws per row."""
         if self.data is None:
             raise InputError("A posterior from a file has no data: use .log_likelihood(data).")
         total, variance = 0.0, 0.0
         for log_weights in self._log_weights(self.data, BOUND_DRAWS, 0):
             total += float(log_mean(log_weights).double().sum())
-            share = log_weights.softmax(0)  # of each draw in the mean, for the error by the delta method
+            share = log_weights.softmax(0)  # share of each draw in the mean, for the error by the delta method
             per_row = (share.square().sum(0) - 1 / BOUND_DRAWS) * BOUND_DRAWS / (BOUND_DRAWS - 1)
             variance += float(per_row.double().sum())
         return Evidence(total, "lower bound of the log-likelihood at theta", variance**0.5)
@@ -73,8 +73,10 @@ class AmortisedPosterior(Posterior):
             parts = [self.latent.encode(self.mean, rows["y"]) for rows in self.latent.blocks(data)]
         return torch.cat([m for m, _ in parts]), torch.cat([s for _, s in parts]).exp()
 
-    def log_likelihood(self, data: Any, samples: int = BOUND_DRAWS, seed: int = 0) -> Tensor:
-        """A lower bound on log p(y_n | theta*) per row: the ELBO for one draw, the importance-weighted bound for more.
+    def log_likelihood(  # pyright: ignore[reportIncompatibleMethodOverride] - of a point
+        self, data: Any, samples: int = BOUND_DRAWS, seed: int = 0
+    ) -> Tensor:
+        """Return a lower bound on log p(y_n | theta*) per row: the ELBO for one draw, a tighter bound for more.
 
         Args:
             data: Rows of y.
@@ -102,7 +104,7 @@ class AmortisedPosterior(Posterior):
             return self.latent.generate(self.mean, n, stream(seed, "generate", device=self.model.device))
 
     def _log_weights(self, data: Any, samples: int, seed: int) -> Iterator[Tensor]:
-        """log w_i of each block of rows, (samples, n)."""
+        """Yield log w_i of each block of rows, (samples, n)."""
         model, generator = self.latent, stream(seed, "predict", device=self.model.device)
         with torch.no_grad():
             for rows in model.blocks(data):
@@ -115,11 +117,11 @@ class AmortisedPosterior(Posterior):
 
     @classmethod
     def of_tensors(
-        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **options: Any
     ) -> AmortisedPosterior:
         return cls(target, tensors["w"])
 
 
 def log_mean(log_weights: Tensor) -> Tensor:
-    """The log of the mean of w over draws (S, n), (n,)."""
+    """Return the log of the mean of w over draws, (S, n) -> (n,)."""
     return log_weights.logsumexp(0) - math.log(len(log_weights))

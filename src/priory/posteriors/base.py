@@ -17,11 +17,15 @@ import torch
 from torch import Tensor
 
 from priory.core.data import Data, tensor_of
-from priory.core.errors import InputError, is_integer, require
+from priory.core.errors import InputError, is_integer, require, warn
 from priory.core.streams import stream
 from priory.core.tables import counted
+from priory.divergences.result import ComputesKL, Divergence
 from priory.models.base import has_network
-from priory.posteriors.status import CONVERGED, FEWEST_STEPS, NOT_IN_FILE, UNKNOWN, Status, of_history, worst
+from priory.posteriors.divergence import kl_from
+from priory.posteriors.frames import frame_of
+from priory.posteriors.pointwise import draws_of, pointwise, rows_of
+from priory.posteriors.status import CONVERGED, MIN_HISTORY_STEPS, NOT_IN_FILE, UNKNOWN, Status, of_history, worst
 from priory.posteriors.summaries import summarise
 from priory.predictive import Prediction, predict
 
@@ -29,9 +33,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from os import PathLike
 
+    from torch.distributions import Distribution
+
     from priory.core.data import Batch
     from priory.diagnostics import Summary
     from priory.models.target import Target
+    from priory.posteriors.status import HistoryWords
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,25 +62,25 @@ class Evidence:
         return self.value
 
 
-BLOCK_NUMBERS = 1 << 21  # draws x weights of a prediction at a time, so that they stay in the cache
+BLOCK_ELEMENTS = 1 << 21  # draws x weights of a prediction at a time, so that they stay in the cache
 KINDS: dict[str, type[Posterior]] = {}  # by the name of each kind in files
 
 
-def with_own_options(predict: Callable[P, R]) -> Callable[P, R]:
+def reject_unknown_options(predict: Callable[P, R]) -> Callable[P, R]:
     """Raise a clear error for options that only other posteriors take, such as the `link` of Laplace's predict."""
-    own = list(inspect.signature(predict).parameters)[2:]
+    allowed = list(inspect.signature(predict).parameters)[2:]
 
     @functools.wraps(predict)
     def checked(*args: P.args, **options: P.kwargs) -> R:
         for name, value in options.items():
-            must = f"be left out: {type(args[0]).__name__} takes {', '.join(own)}"
-            require(name in ("x", *own), name, "predict", must, repr(value))
+            must = f"be left out: {type(args[0]).__name__} takes {', '.join(allowed)}"
+            require(name in ("x", *allowed), name, "predict", must, repr(value))
         return predict(*args, **options)
 
     return checked
 
 
-class Posterior(ABC):
+class Posterior(ComputesKL, ABC):
     """A distribution over a model's parameters, given data. Methods return it from `fit`.
 
     Attributes:
@@ -93,10 +100,10 @@ class Posterior(ABC):
         if "kind" in vars(cls):
             KINDS[cls.kind] = cls
         if "predict" in vars(cls):
-            setattr(cls, "predict", with_own_options(vars(cls)["predict"]))  # noqa: B010 - its type stays the subclass's
+            setattr(cls, "predict", reject_unknown_options(vars(cls)["predict"]))  # noqa: B010 - its type stays the subclass's
 
     def __init__(self, target: Target, buffers: Mapping[str, Tensor] | None = None) -> None:
-        self.target, self.model = target, target.believed_model()
+        self.target, self.model = target, target.model_with_prior()
         self.buffers = {name: b.detach().clone() for name, b in (buffers or {}).items()}
         self.history: dict[str, Tensor] = {}
         self.method = ""
@@ -104,7 +111,8 @@ class Posterior(ABC):
         self.data: Data | None = None  # the data of the fit; not stored
         self._evidence: Evidence | None = None
         self._generator: torch.Generator | None = None
-        self._known: Status | None = None  # status given by the method, or by a file
+        self._given_status: Status | None = None  # status given by the method, or by a file
+        self.history_words: HistoryWords | None = None  # how the status speaks of the history's steps
         self.stopped: Status | None = None  # status given by the driver, of a fit that ended early
         self.warned = False  # whether a warning has already reported its status
 
@@ -112,44 +120,44 @@ class Posterior(ABC):
 
     @abstractmethod
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        """n draws of the flat vector, (n, P)."""
+        """Return n draws of the flat vector, (n, P)."""
 
     def draw_for_prediction(self, n: int, generator: torch.Generator) -> Tensor:
-        """n draws whose average is needed, (n, P): independent, or balanced where a posterior can."""
+        """Return n draws to average over, (n, P): independent, or antithetic pairs if the posterior has them."""
         return self.draw(n, generator)
 
     def starts(self, n: int, generator: torch.Generator) -> Tensor:
-        """n vectors for fits to start from, (n, P): draws, spread out as far as the posterior can."""
+        """Return n vectors from which other fits start, (n, P): draws, as spread out as possible."""
         return self.draw(n, generator)
 
-    def pieces(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
-        """Draws for one prediction in blocks of the given sizes; stored draws are taken without replacement."""
+    def draw_blocks(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
+        """Yield draws for one prediction in blocks of the given sizes; stored draws are taken without replacement."""
         return (self.draw_for_prediction(size, generator) for size in sizes)
 
     centre: Tensor | None = None  # centre of antithetic draws for predictions, if they are used
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that a file stores."""
+        """Return the tensors that a file stores."""
 
-    def own(self) -> dict[str, Any]:
-        """Further values that a file stores as JSON, passed to `of_tensors` as options."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the other values that a file stores, as JSON; `of_tensors` gets them as options."""
         return {}
 
     @classmethod
     @abstractmethod
     def of_tensors(
-        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **options: Any
     ) -> Posterior:
         """Restore the posterior from the tensors and values of a file."""
 
     @classmethod
-    def in_model_type(cls, tensors: Mapping[str, Tensor], own: Mapping[str, Any]) -> list[Tensor]:
-        """The tensors of a file whose dtype must be the model's: all, unless a subclass overrides this."""
+    def in_model_type(cls, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Tensor]:
+        """Return the tensors of a file whose dtype must be the model's: all, unless a subclass overrides this."""
         return list(tensors.values())
 
     def results(self) -> dict[str, Any]:
-        """Results computed after the fit that a file stores as JSON; `restore_results` reads them."""
+        """Return results computed after the fit, which a file stores as JSON; `restore_results` reads them."""
         return {"evidence": None if self._evidence is None else vars(self._evidence)}
 
     def restore_results(self, results: Mapping[str, Any]) -> None:
@@ -175,6 +183,10 @@ class Posterior(ABC):
         """
         raise InputError(f"The posterior of {self.method or type(self).__name__} has no density.")
 
+    def kl_to(self, p: Any, samples: int, seed: int) -> Divergence:
+        """Return KL(posterior || p); for the arguments see `priory.kl`."""
+        return kl_from(self, p, samples, seed)
+
     def evidence(self) -> Evidence:
         """Compute log p(D), or a bound on it or an estimate of it; `log_evidence` caches it."""
         raise InputError(
@@ -183,23 +195,29 @@ class Posterior(ABC):
 
     point: ClassVar[bool] = False  # whether all draws are equal
     stored_draws: int | None = None  # number of draws, for a posterior that is a set of draws
+    stored_w: Tensor | None = None  # those draws, (S, P)
+    relative_efficiency: float = 1.0  # effective draws per stored draw, which is 1 for independent draws
 
     def gaussian_coordinates(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation of each unconstrained coordinate, (P,) both; None if not Gaussian."""
+        """Return mean and standard deviation of each unconstrained coordinate, (P,) each; None if not Gaussian."""
         return None
 
-    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """The status from the method and from the history of the objective.
+    def gaussian_distribution(self) -> Distribution | None:
+        """Return the posterior of the unconstrained vector as a Gaussian of torch, of event shape (P,), if known."""
+        return None
 
-        Subclasses override it if they know more, as chains know R-hat, or if their history is not an objective.
-        `history` is that of the whole ensemble, for members that were fitted together.
+    def compute_status(self, history: Mapping[str, Tensor] | None = None) -> Status:
+        """Return the status from the method and from the history of the objective.
+
+        Subclasses override this if they have other diagnostics, such as the R-hat of chains, or if their history is not
+        that of an objective. Members that were fitted together get the `history` of the whole ensemble.
         """
-        found = of_history(self.history if history is None else history)
-        if self._known is None or found is UNKNOWN:
-            return self._known or found
-        return worst([self._known, found])
+        found = of_history(self.history if history is None else history, self.history_words)
+        if self._given_status is None or found is UNKNOWN:
+            return self._given_status or found
+        return worst([self._given_status, found])
 
-    def join(self) -> None:  # noqa: B027 - most posteriors are the same on every process
+    def join(self) -> None:
         """Gather the chains or members of all processes, in the order of the processes."""
 
     # Shared by all posteriors.
@@ -222,7 +240,7 @@ class Posterior(ABC):
 
     @property
     def log_evidence(self) -> Evidence:
-        """log p(D), or the method's bound on it or estimate of it; `.kind` tells which."""
+        """log p(D), or the method's bound on it or estimate of it; `.kind` says which."""
         if self._evidence is None:
             self._evidence = self.evidence()
         return self._evidence
@@ -246,7 +264,7 @@ class Posterior(ABC):
             generator = self._generator
         return self.model.layout.constrain(self.draw(n, generator))
 
-    @with_own_options
+    @reject_unknown_options
     def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
         """Predict the targets at new inputs.
 
@@ -263,74 +281,120 @@ class Posterior(ABC):
         inputs = self._inputs(x)
         assert has_network(self.model)
         generator = stream(seed, "predict", device=self.model.device)
-        wanted = 1 if self.point else int(samples)
-        few = max(2, 2 * (BLOCK_NUMBERS // (2 * self.model.layout.size)))  # an even number, for pairs
-        sizes = [min(few, wanted - start) for start in range(0, wanted, few)]
-        draws = self.pieces(sizes, generator)
-        with taking(inputs):
+        num_draws = 1 if self.point else int(samples)
+        block_size = max(2, 2 * (BLOCK_ELEMENTS // (2 * self.model.layout.size)))  # even, for antithetic pairs
+        sizes = [min(block_size, num_draws - start) for start in range(0, num_draws, block_size)]
+        draws = self.draw_blocks(sizes, generator)
+        with explain_input_errors(inputs):
             prediction = predict(
                 self.model, draws, inputs, self.buffers, self.target.event, int(seed), centre=self.centre
             )
         self._check_rows(inputs, len(prediction))
         return prediction
 
+    def log_likelihood(self, data: Any = None, samples: int | None = None, seed: int = 0) -> Tensor:
+        """Pointwise log-likelihood: log p(y_n | x_n, w) of each row at draws of the parameters.
+
+        Args:
+            data: Data in the form that `fit` takes. Default: None, the data of the fit; a posterior from a file has
+                none.
+            samples: Number of draws. Default: None, all stored draws, or 1,000 if none are stored. A point has one.
+            seed: Seed of the draws.
+
+        Returns:
+            The values in nats, (draw, row); all draws of `Chains` are (chain, draw, row). Weights of rows and the
+            temperature of the fit are not applied.
+
+        Raises:
+            InputError: If the likelihood has no terms per row, as for a `Density` that is one `log_prob`.
+        """
+        rows = rows_of(self, data, "log_likelihood")
+        generator = stream(seed, "log_likelihood", device=self.model.device)
+        return pointwise(self.target, draws_of(self, samples, generator, "log_likelihood"), rows, self.buffers)
+
+    def to_pandas(self, samples: int | None = None, seed: int = 0) -> Any:
+        """Draws of the constrained parameters as a pandas DataFrame (with the extra `plot`).
+
+        Args:
+            samples: Number of draws. Default: None, all stored draws, or 1,000 if none are stored. A point has one.
+            seed: Seed of the draws.
+
+        Returns:
+            One row per draw and one column per entry, such as "theta[0]". Entries that a support keeps constant are
+            left out. The index is `draw`; for all draws of `Chains` it is (`chain`, `draw`).
+        """
+        generator = stream(seed, "to_pandas", device=self.model.device)
+        return frame_of(self.model.layout, draws_of(self, samples, generator, "to_pandas"))
+
     def _inputs(self, x: Any) -> Batch:
-        """New inputs in the network's dtype; raises an error that explains what is wrong with x."""
+        """Convert new inputs to the network's dtype, and raise an error that says what is wrong with x."""
         if not has_network(self.model):
             raise InputError(
-                "A posterior over a Density has no network to predict with: use .sample() and your own function."
+                "A posterior over a Density has no network to predict with: use pr.generate(function, posterior)."
             )
         several = isinstance(x, tuple) or (isinstance(x, list) and len(x) > 0 and isinstance(x[0], Tensor))
         parts = tuple(x) if several else (x,)
         name = lambda i: f"Part {i} of the 'x' argument of predict" if len(parts) > 1 else "The 'x' argument of predict"  # noqa: E731
         inputs = tuple(tensor_of(part, name(i)) for i, part in enumerate(parts))
         rows, shapes = {len(t) for t in inputs}, [tuple(t.shape) for t in inputs]
-        require(len(rows) == 1 and min(rows) > 0, "x", "predict", "have rows, as many in each part", shapes)
+        require(
+            len(rows) == 1 and min(rows) > 0,
+            "x",
+            "predict",
+            "have one row or more, and equally many in each part",
+            shapes,
+        )
         for t in inputs:
-            odd = (~torch.isfinite(t)).reshape(len(t), -1).any(1)
+            bad_rows = (~torch.isfinite(t)).reshape(len(t), -1).any(1)
             got = "NaN" if bool(torch.isnan(t).any()) else "infinity"
-            require(not bool(odd.any()), "x", "predict", "be finite", f"{got} in row {int(odd.byte().argmax())}")
+            first = int(bad_rows.byte().argmax())
+            require(not bool(bad_rows.any()), "x", "predict", "be finite", f"{got} in row {first}")
         return self.model.prepare_inputs(inputs)
 
     def _check_rows(self, inputs: Batch, count: int) -> None:
-        """Raise an error if the network returns another number of rows than the inputs have."""
+        """Raise an error unless the network returned one row per input."""
         shapes = [tuple(t.shape) for t in inputs]
         require(count == len(inputs[0]), "x", "predict", "have a row for each prediction", shapes)
 
     @property
     def status(self) -> Status:
         """Whether the fit converged: `.name` is "converged", "doubtful" or "not_converged", `.reason` a sentence."""
-        return worst([self.judged(), *([self.stopped] if self.stopped else [])])
+        return worst([*([self.stopped] if self.stopped else []), self.compute_status()])
 
     def quick_status(self) -> Status:
-        """The status that `fit` warns about, without expensive computations.
+        """Return the status that `fit` warns about, without expensive computations.
 
         A history that is too short to estimate its noise counts as converged, because its length was intended.
         """
-        short = 0 < max((len(values) for values in self.history.values()), default=0) < FEWEST_STEPS
+        short = 0 < max((len(values) for values in self.history.values()), default=0) < MIN_HISTORY_STEPS
         return CONVERGED if short else self.status
 
     def know(self, status: Status, warned: bool = False) -> None:
         """Add a status given by the method; `warned` if a warning has already reported it."""
-        self._known = status if self._known is None else worst([self._known, status])
+        self._given_status = status if self._given_status is None else worst([self._given_status, status])
         self.warned = self.warned or warned
 
+    def doubt(self, sentence: str) -> None:
+        """Warn that the posterior is doubtful, and make the sentence the reason of its status."""
+        warn(sentence)
+        self.know(Status("doubtful", sentence), warned=True)
+
     def stored_status(self) -> dict[str, str] | None:
-        """The status that a file stores; None where it follows from the rest of the file."""
+        """Return the status that a file stores; None where the rest of the file determines it."""
         status = self.status
         return None if status is UNKNOWN else asdict(status)
 
-    def load_status(self, stored: Mapping[str, Any] | None, told: bool) -> None:
-        """Restore the status from a file; `told` is whether the file stores statuses at all."""
+    def load_status(self, stored: Mapping[str, Any] | None, has_status: bool) -> None:
+        """Restore the status from a file; `has_status` is False for older files, which store none."""
         if stored is not None:
-            self._known = Status(**stored)
-        elif not told and self.judged() is UNKNOWN:
-            self._known = NOT_IN_FILE
+            self._given_status = Status(**stored)
+        elif not has_status and self.compute_status() is UNKNOWN:
+            self._given_status = NOT_IN_FILE
 
     def summary(self) -> Summary:
-        """Means, standard deviations and quantiles (5, 50, 95 %) of every parameter, as a table.
+        """Return a table of means, standard deviations and quantiles (5, 50, 95 %) of every parameter.
 
-        Values are exact where closed forms are known, and otherwise estimated from draws with a fixed seed. A tensor
+        Values are exact where there are closed forms, and otherwise estimated from draws with a fixed seed. A tensor
         with more than 50 entries shows its first 10.
 
         Returns:
@@ -354,20 +418,20 @@ class Posterior(ABC):
         return f"{type(self).__name__}({size}, {data}, by {self.method}{self._status_text()})"
 
     def _status_text(self) -> str:
-        """The status as the end of a repr; empty where it is unknown."""
+        """Format the status for the end of a repr; empty where it is unknown."""
         status = self.status
         return "" if status is UNKNOWN else f", {status}"
 
 
-def chosen(stored: int, n: int, generator: torch.Generator) -> Tensor:
-    """Indices of n out of `stored` draws, (n,): without replacement if there are enough, otherwise with."""
+def choose_indices(stored: int, n: int, generator: torch.Generator) -> Tensor:
+    """Choose n indices of `stored` draws, (n,): without replacement if there are enough, otherwise with replacement."""
     if n <= stored:
         return torch.randperm(stored, generator=generator, device=generator.device)[:n]
     return torch.randint(stored, (n,), generator=generator, device=generator.device)
 
 
 @contextlib.contextmanager
-def taking(inputs: Batch) -> Iterator[None]:
+def explain_input_errors(inputs: Batch) -> Iterator[None]:
     """Raise a clear error if the network can't process the inputs."""
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,27 +11,30 @@ import torch
 from torch import Tensor
 
 from priory.core.data import Data, as_batch
-from priory.core.distributed import gather
+from priory.core.distributed import gather, rank
 from priory.core.errors import InputError, extra, require
 from priory.core.streams import stream
-from priory.diagnostics import bfmi, ess_bulk, ess_tail, mcse_mean, r_hat
+from priory.core.tables import counted
+from priory.diagnostics import bfmi, ess_bulk, ess_mean, ess_tail, mcse_mean, nested_r_hat, r_hat
+from priory.diagnostics.convergence import by_superchain
 from priory.diagnostics.flatness import name_of
 from priory.diagnostics.summary import Summary, labels
 from priory.models.base import has_network
-from priory.posteriors.base import Evidence, Posterior, chosen
+from priory.posteriors.base import Evidence, Posterior, choose_indices
+from priory.posteriors.frames import frame_of
 from priory.posteriors.status import CONVERGED, Status, worst
 from priory.posteriors.summaries import varying
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from priory.core.data import Batch
     from priory.models.target import Target
 
 MIN_WARNING_DRAWS, WARNING_R_HAT = 100, 1.1  # draws per chain and R-hat from which fit warns
-QUICK_NUMBERS = 1 << 20  # draws x coordinates that fit checks before it warns
-STATUS_NUMBERS = 1 << 22  # draws x coordinates that a status checks; of more, evenly spaced coordinates
-BLOCK_NUMBERS = 1 << 24  # predictions or likelihoods that are computed together
+QUICK_CHECK_ELEMENTS = 1 << 20  # draws x coordinates that `fit` checks to decide whether it warns
+STATUS_CHECK_ELEMENTS = 1 << 22  # draws x coordinates that a status checks; if there are more, some coordinates
+BLOCK_ELEMENTS = 1 << 24  # predictions or likelihoods that are computed together
 ARVIZ_NAMES = {"divergent": "diverging", "acceptance": "acceptance_rate", "steps": "n_steps"}
 
 
@@ -46,6 +50,8 @@ class Chains(Posterior):
         statistics: Statistics of each draw by name, (K, S): "energy", "acceptance", "divergent", "tree_depth", "steps",
             as far as the sampler has them.
         momenta: Whether the energy includes a kinetic energy. Without it, E-BFMI has no meaning.
+        superchains: Superchain of each chain, (K,) integers: chains of one superchain shared a start. There must be two
+            superchains or more, of the same number of chains. Default: None, there are no superchains.
     """
 
     kind: ClassVar[str] = "chains"
@@ -57,6 +63,7 @@ class Chains(Posterior):
         buffers: Mapping[str, Tensor] | None = None,
         statistics: Mapping[str, Tensor] | None = None,
         momenta: bool = True,
+        superchains: Tensor | Sequence[int] | None = None,
     ) -> None:
         super().__init__(target, buffers)
         self.momenta = momenta
@@ -66,7 +73,11 @@ class Chains(Posterior):
         require(finite(w), "w", "Chains", "be finite", "a draw that is not")
         on_disk = w.untyped_storage().filename is not None  # mapped from a file, possibly larger than the memory
         self.w = w.detach() if on_disk else w.detach().clone()
-        self._measured: Summary | None = None
+        self.superchains: Tensor | None = None
+        if superchains is not None:
+            by_superchain(superchains, len(w), "Chains")
+            self.superchains = torch.as_tensor(superchains).detach().long().cpu().clone()
+        self._draws_table: Summary | None = None
         self._summary: Summary | None = None
         self.statistics: dict[str, Tensor] = {}
         for name, t in (statistics or {}).items():
@@ -83,12 +94,14 @@ class Chains(Posterior):
         now: Tensor,
         buffers: Mapping[str, Tensor] | None = None,
         statistics: Mapping[str, Tensor] | None = None,
+        superchains: Tensor | None = None,
     ) -> Chains:
-        """Chains of the finite draws (K, S, P) at the start; without any, of the current position (K, P)."""
+        """Return chains of the draws (K, S, P) before the first non-finite one, or of the position `now`."""
         finite = 0 if draws is None else int(torch.isfinite(draws).all(-1).all(0).long().cumprod(0).sum())
         if draws is None or finite == 0:
-            return cls(target, now.unsqueeze(-2), buffers)
-        return cls(target, draws[:, :finite], buffers, {n: t[:, :finite] for n, t in (statistics or {}).items()})
+            return cls(target, now.unsqueeze(-2), buffers, superchains=superchains)
+        kept = {n: t[:, :finite] for n, t in (statistics or {}).items()}
+        return cls(target, draws[:, :finite], buffers, kept, superchains=superchains)
 
     # The draws.
 
@@ -107,21 +120,30 @@ class Chains(Posterior):
         """Draws of every parameter by name, (chain, draw, ...), in constrained parameters."""
         return self.model.layout.constrain(self.w)
 
-    def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        """n of all draws, (n, P): without replacement if there are enough, otherwise with replacement."""
-        return next(self.pieces([n], generator))
+    @property
+    def stored_w(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride] - read only
+        """All draws, chain after chain, (K S, P)."""
+        return self.w.flatten(0, 1)
 
-    def pieces(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
-        """Draws for one prediction in blocks of the given sizes, without replacement if there are enough."""
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        """Return n of all draws, (n, P): without replacement if there are enough, otherwise with replacement."""
+        return next(self.draw_blocks([n], generator))
+
+    def draw_blocks(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
+        """Yield draws for one prediction in blocks of the given sizes, without replacement if there are enough."""
         w = self.w.flatten(0, 1)
-        places = chosen(len(w), sum(sizes), generator).to(w.device)
-        return (w[some].to(self.model.device) for some in places.split(sizes))  # draws on disk are read on the CPU
+        indices = choose_indices(len(w), sum(sizes), generator).to(w.device)
+        return (w[block].to(self.model.device) for block in indices.split(sizes))  # draws on disk are read on the CPU
 
     def join(self) -> None:
         """Gather the chains of all processes, truncated to the same number of draws."""
         draws = int(gather(torch.tensor([self.num_draws], device=self.w.device)).min())
         self.w = gather(self.w[:, :draws])
         self.statistics = {name: gather(t[:, :draws]) for name, t in self.statistics.items()}
+        if self.superchains is not None:  # no two processes share a superchain
+            count = int(self.superchains.max() - self.superchains.min()) + 1
+            own = self.superchains - self.superchains.min() + rank() * count
+            self.superchains = gather(own.to(self.w.device)).cpu()
 
     @property
     def mean(self) -> dict[str, Tensor]:
@@ -134,8 +156,14 @@ class Chains(Posterior):
 
     @property
     def diagnostics(self) -> dict[str, dict[str, Tensor]]:
-        """R-hat, bulk and tail ESS and the standard error of the mean, each by parameter, in the parameter's shape."""
+        """R-hat, bulk and tail ESS and the standard error of the mean, each by parameter, in the parameter's shape.
+
+        Chains in superchains also have nested R-hat.
+        """
         measures = {"r_hat": r_hat, "ess_bulk": ess_bulk, "ess_tail": ess_tail, "mcse_mean": mcse_mean}
+        ids = self.superchains
+        if ids is not None:
+            measures["nested_r_hat"] = lambda x: nested_r_hat(x, ids)
         return {name: {p: measure(x) for p, x in self.draws.items()} for name, measure in measures.items()}
 
     @property
@@ -145,9 +173,10 @@ class Chains(Posterior):
         return torch.empty(0, 2, dtype=torch.long) if found is None else found.bool().nonzero()
 
     def summary(self) -> Summary:
-        """Mean, sd, quantiles and diagnostics of every entry of every parameter, computed once.
+        """Return a table of mean, sd, quantiles and diagnostics of every entry of every parameter, computed once.
 
         Entries that a support keeps constant, such as those above the diagonal of a Cholesky factor, are left out.
+        Chains in superchains have a column "nested_r_hat" beside "r_hat"; the status of short chains depends on it.
 
         Returns:
             A `Summary`: `print` it, or read `summary["r_hat"]`, `summary.row("theta[0]")`, `summary.to_dict()`.
@@ -158,8 +187,8 @@ class Chains(Posterior):
         return self._summary
 
     def _table(self) -> Summary:
-        """The summary without a status."""
-        if self._measured is None:
+        """Return the summary without a status."""
+        if self._draws_table is None:
             columns, names = [], []
             for block in self.model.layout.blocks:
                 x = self.draws[block.name]
@@ -167,62 +196,84 @@ class Chains(Posterior):
                 columns.append(flat if bool(free.all()) else flat[..., free])
                 names += [n for n, varies in zip(labels(block.name, x.shape[2:]), free.tolist(), strict=True) if varies]
             energy = self.statistics.get("energy") if self.momenta else None
-            self._measured = Summary.of(
+            self._draws_table = Summary.of(
                 names,
                 columns,
                 divergences=len(self.divergences) if "divergent" in self.statistics else None,
-                bfmi=None if energy is None else bfmi(energy),
+                bfmi=None if energy is None else bfmi(energy, self.superchains),
                 title=self.method,
+                superchains=self.superchains,
             )
-        return self._measured
+            if self.rate_note:
+                self._draws_table = replace(self._draws_table, remarks=[f"L{self.rate_note[1:]}."])
+        return self._draws_table
 
-    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """The status from R-hat and ESS of every entry, or of some of many coordinates, and from the sampler."""
-        return self._judged if self._known is None else worst([self._known, self._judged])
+    @property
+    def rate_note(self) -> str:
+        """A phrase with the learning rate that a sampler read from its target; empty if it read none."""
+        rate, halvings = self.history.get("learning_rate"), self.history.get("halvings")
+        if rate is None or halvings is None or not len(rate):
+            return ""
+        halved = f", halved {counted(round(float(halvings[-1])), 'time')}" if float(halvings[-1]) >= 0.5 else ""
+        return f"learning rate {float(rate[-1]):.2g}, read from the curvature in the burn-in{halved}"
+
+    def _status_text(self) -> str:
+        return (f", {self.rate_note}" if self.rate_note else "") + super()._status_text()
+
+    def compute_status(self, history: Mapping[str, Tensor] | None = None) -> Status:
+        """Return the status from the sampler, and from R-hat and ESS of all entries, or of some of very many."""
+        return self._draws_status if self._given_status is None else worst([self._given_status, self._draws_status])
 
     @cached_property
-    def _judged(self) -> Status:
+    def _draws_status(self) -> Status:
         """The status from the draws and their statistics."""
-        if self.num_draws < 4:
+        if self.num_draws < 4 and self.superchains is None:
             few = f"{self.num_draws} draws per chain say nothing about convergence: give the fit more steps."
             return Status("not_converged", few.replace("1 draws per chain say", "1 draw per chain says"))
-        table = self._table() if self.w.numel() <= STATUS_NUMBERS else self._some()
-        if bool(torch.isnan(table["r_hat"]).all()):
+        table = self._table() if self.w.numel() <= STATUS_CHECK_ELEMENTS else self._summary_of_some()
+        if bool(torch.isnan(table[table.agreement]).all()):
             return Status("not_converged", "No quantity varies: the chains have not moved. Try another start.")
         problem = table.disagreement or table.shortage
         if problem and has_network(self.model):
-            look = "Weights have symmetries that chains need not cross, so look at function_space(x)."
-            return Status("doubtful", f"{problem} {look}")
+            remedy = "Weights have symmetries that chains need not cross: check function_space(x) instead."
+            return Status("doubtful", f"{problem} {remedy}")
         if problem:
             return Status("not_converged", problem)
         return Status("doubtful", " ".join(table.trouble)) if table.trouble else CONVERGED
 
     def quick_status(self) -> Status:
-        """The sampler's status, or a status for a density whose chains clearly disagree in some coordinates."""
-        if self._known is not None or has_network(self.model) or self.num_draws < MIN_WARNING_DRAWS:
-            return self._known or CONVERGED
-        places = self._places(QUICK_NUMBERS)
-        reduction = r_hat(self.w[..., places])
-        worst_place = int(reduction.nan_to_num(nan=0.0).argmax())
-        if not float(reduction[worst_place]) > WARNING_R_HAT:
+        """Return the sampler's status, or "not_converged" for a density whose chains clearly disagree.
+
+        Chains in superchains are compared by nested R-hat, whose noise depends on the draws per superchain.
+        """
+        ids = self.superchains
+        per_start = 1 if ids is None else self.num_chains // len(ids.unique())
+        if self._given_status is not None or has_network(self.model) or per_start * self.num_draws < MIN_WARNING_DRAWS:
+            return self._given_status or CONVERGED
+        coordinates = self._spaced_coordinates(QUICK_CHECK_ELEMENTS)
+        w = self.w[..., coordinates]
+        r_hats = r_hat(w) if ids is None else nested_r_hat(w, ids)
+        worst_index = int(r_hats.nan_to_num(nan=0.0).argmax())
+        if not float(r_hats[worst_index]) > WARNING_R_HAT:
             return CONVERGED
-        name = name_of(self.target, int(places[worst_place]))
-        reason = f"R-hat is {float(reduction[worst_place]):.3g} for {name}: the chains disagree"
+        name = name_of(self.target, int(coordinates[worst_index]))
+        measure, who = ("R-hat", "chains") if ids is None else ("Nested R-hat", "superchains")
+        reason = f"{measure} is {float(r_hats[worst_index]):.3g} for {name}: the {who} disagree"
         return Status("not_converged", f"{reason}. Let them run longer, or reparameterise the model.")
 
-    def _places(self, numbers: int) -> Tensor:
-        """Evenly spaced coordinates, as many as keep all their draws within `numbers` values."""
-        few = max(1, numbers // (self.num_chains * self.num_draws))
-        return torch.linspace(0, self.w.shape[2] - 1, min(few, self.w.shape[2])).long().unique()
+    def _spaced_coordinates(self, max_elements: int) -> Tensor:
+        """Return evenly spaced coordinates, as many as have at most `max_elements` values in all their draws."""
+        count = max(1, max_elements // (self.num_chains * self.num_draws))
+        return torch.linspace(0, self.w.shape[2] - 1, min(count, self.w.shape[2])).long().unique()
 
-    def _some(self) -> Summary:
-        """The summary of evenly spaced coordinates, in unconstrained parameters: ranks are the same there."""
-        places = self._places(STATUS_NUMBERS)
-        names = [name_of(self.target, int(place)) for place in places]
-        return Summary.of(names, self.w[..., places], len(self.divergences))
+    def _summary_of_some(self) -> Summary:
+        """Return the summary of evenly spaced coordinates, unconstrained: monotone maps don't change ranks."""
+        coordinates = self._spaced_coordinates(STATUS_CHECK_ELEMENTS)
+        names = [name_of(self.target, int(coordinate)) for coordinate in coordinates]
+        return Summary.of(names, self.w[..., coordinates], len(self.divergences), superchains=self.superchains)
 
     def function_space(self, x: Any) -> Summary:
-        """Mean, sd, quantiles and diagnostics of the mean predictions at inputs x.
+        """Return a table of mean, sd, quantiles and diagnostics of the mean predictions at inputs x.
 
         The weights of a network have symmetries, so two chains may represent the same function at weights that never
         agree. Predictions have no such symmetries: use their R-hat and ESS to assess convergence.
@@ -239,17 +290,16 @@ class Chains(Posterior):
         parts = isinstance(x, tuple) or (isinstance(x, list) and isinstance(x[0], Tensor))
         inputs = model.prepare_inputs(as_batch(x if parts else (x,), "of x"))
         found, w = [], self.w.flatten(0, 1)
-        some = max(1, BLOCK_NUMBERS // max(1, len(inputs[0])))
+        block_size = max(1, BLOCK_ELEMENTS // max(1, len(inputs[0])))
         with torch.no_grad():
-            for start in range(0, len(w), some):
-                piece = w[start : start + some]
-                outputs = model.outputs(piece, inputs, self.buffers, self.target.event)
-                found.append(model.likelihood.mean(outputs, model.learnt_at(piece)))
+            for start in range(0, len(w), block_size):
+                block = w[start : start + block_size]
+                outputs = model.outputs(block, inputs, self.buffers, self.target.event)
+                found.append(model.likelihood.mean(outputs, model.learnt_at(block)))
         means = torch.cat(found).unflatten(0, self.w.shape[:2])
         names = labels("y", means.shape[2:])
-        return Summary.of(
-            names, means.reshape(*means.shape[:2], -1), title=f"{self.method}: mean predictions".lstrip(": ")
-        )
+        title = f"{self.method}: mean predictions".lstrip(": ")
+        return Summary.of(names, means.reshape(*means.shape[:2], -1), title=title, superchains=self.superchains)
 
     # Export.
 
@@ -258,7 +308,8 @@ class Chains(Posterior):
 
         The groups are posterior, sample_stats and log_likelihood (one value per row and draw, for `az.loo`). A network
         also has observed_data and posterior_predictive, for posterior predictive checks. A density that is a single
-        `log_prob` has no rows. Memory grows with draws x rows.
+        `log_prob` has no rows. Superchains are the variable `superchain` of constant_data, one value per chain. Memory
+        grows with draws x rows.
 
         Args:
             data: Data for the groups that need them. Default: None, the data of the fit; a posterior from a file has
@@ -273,20 +324,44 @@ class Chains(Posterior):
             groups["sample_stats"] = {ARVIZ_NAMES.get(n, n): as_array(t) for n, t in self.statistics.items()}
         rows = self.data if data is None else self.model.bind(data)[1]
         if rows is not None and rows.num_data is not None:
-            own = self.replicated(rows) if has_network(self.model) else {}
-            found = {"log_likelihood": self.pointwise(rows), **own}
-            groups |= {name: {"y": as_array(t)} for name, t in found.items()}
-        # from version 1 on the groups come as one dict
-        return az.from_dict(groups) if int(az.__version__.split(".")[0]) >= 1 else az.from_dict(**groups)
+            replicates = self.replicated(rows) if has_network(self.model) else {}
+            values = {"log_likelihood": self.log_likelihood(rows), **replicates}
+            groups |= {name: {"y": as_array(t)} for name, t in values.items()}
+        options = {}
+        if self.superchains is not None:
+            groups["constant_data"] = {"superchain": as_array(self.superchains)}
+            options = {"dims": {"superchain": ["chain"]}}
+        # from version 1 on, ArviZ takes all groups as one dict
+        one = int(az.__version__.split(".")[0]) >= 1
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "More chains")  # than draws: many short chains are intended
+            return az.from_dict(groups, **options) if one else az.from_dict(**groups, **options)
 
-    def pointwise(self, rows: Data) -> Tensor:
-        """log p(y_n | x_n, w) of every row at every draw, (chain, draw, row)."""
-        w = self.w.flatten(0, 1)
-        found = [self.target.pointwise(w, batch, self.buffers) for batch in self._blocks(rows)]
-        return torch.cat(found, -1).unflatten(0, self.w.shape[:2])
+    def log_likelihood(self, data: Any = None, samples: int | None = None, seed: int = 0) -> Tensor:
+        found = super().log_likelihood(data, samples, seed)
+        return found.unflatten(0, self.w.shape[:2]) if samples is None else found
+
+    def to_pandas(self, samples: int | None = None, seed: int = 0) -> Any:
+        if samples is not None:
+            return super().to_pandas(samples, seed)
+        return frame_of(self.model.layout, self.stored_w, self.num_chains)
+
+    @cached_property
+    def relative_efficiency(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - read only
+        """Effective draws per draw: the mean over all entries of all parameters of ESS / KS, as in ArviZ.
+
+        For a single chain it is 1, and for many coordinates it is estimated from evenly spaced ones.
+        """
+        total = self.num_chains * self.num_draws
+        if self.num_chains == 1:
+            return 1.0
+        few = self.w.numel() <= STATUS_CHECK_ELEMENTS
+        parts = list(self.draws.values()) if few else [self.w[..., self._spaced_coordinates(STATUS_CHECK_ELEMENTS)]]
+        sizes = torch.cat([ess_mean(x).reshape(-1) for x in parts])
+        return float(sizes.nan_to_num(nan=total).mean()) / total  # NaN is the ESS of a constant, which has no error
 
     def replicated(self, rows: Data) -> dict[str, Tensor]:
-        """The targets of a network's rows, (row, ...), and replicates of them per draw, (chain, draw, row, ...)."""
+        """Return the targets of the rows, (row, ...), and one replicate of them per draw, (chain, draw, row, ...)."""
         w, model, generator = self.w.flatten(0, 1), self.model, stream(self.seed, "replicated", device=self.w.device)
         assert has_network(model)
         observed, drawn = [], []
@@ -295,40 +370,42 @@ class Chains(Posterior):
                 outputs = model.outputs(w, tuple(inputs), self.buffers, self.target.event)
                 drawn.append(model.likelihood.draw(outputs, model.learnt_at(w), generator))
             observed.append(targets)
-        together = torch.cat(drawn, 1).unflatten(0, self.w.shape[:2])
-        return {"posterior_predictive": together, "observed_data": torch.cat(observed)}
+        replicates = torch.cat(drawn, 1).unflatten(0, self.w.shape[:2])
+        return {"posterior_predictive": replicates, "observed_data": torch.cat(observed)}
 
     def _blocks(self, rows: Data) -> Iterator[Batch]:
-        """One pass over rows, in blocks that keep one value per row and draw within the memory limit."""
-        return rows.blocks(max(1, BLOCK_NUMBERS // (self.num_chains * self.num_draws)))
+        """Yield the rows in blocks for which one value per row and draw fits into memory."""
+        return rows.blocks(max(1, BLOCK_ELEMENTS // (self.num_chains * self.num_draws)))
 
     def stored_status(self) -> dict[str, str] | None:
-        """The sampler's status; the rest follows from the draws."""
-        return None if self._known is None else asdict(self._known)
+        """Return the sampler's status; the draws determine the rest."""
+        return None if self._given_status is None else asdict(self._given_status)
 
-    def load_status(self, stored: Mapping[str, Any] | None, told: bool) -> None:
-        self._known = None if stored is None else Status(**stored)
+    def load_status(self, stored: Mapping[str, Any] | None, has_status: bool) -> None:
+        self._given_status = None if stored is None else Status(**stored)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"w": self.w, **{f"statistics.{name}": t.to(self.w.dtype) for name, t in self.statistics.items()}}
 
-    def own(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         types = {name: str(t.dtype).removeprefix("torch.") for name, t in self.statistics.items()}
-        return {"types": types, "momenta": self.momenta}
+        ids = {} if self.superchains is None else {"superchains": self.superchains.tolist()}
+        return {"types": types, "momenta": self.momenta, **ids}
 
     @classmethod
     def of_tensors(
-        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **options: Any
     ) -> Chains:
-        types = own["types"]
+        types = options["types"]
         statistics = {name: tensors[f"statistics.{name}"].to(getattr(torch, types[name])) for name in types}
-        return cls(target, tensors["w"], buffers, statistics, own.get("momenta", True))  # older files don't have it
+        momenta = options.get("momenta", True)  # older files don't have it
+        return cls(target, tensors["w"], buffers, statistics, momenta, options.get("superchains"))
 
 
 def finite(w: Tensor) -> bool:
     """Whether all draws (K, S, P) are finite, checked in blocks."""
-    rows = max(1, BLOCK_NUMBERS // w.shape[-1])
-    return all(bool(torch.isfinite(some).all()) for some in w.flatten(0, 1).split(rows))
+    rows = max(1, BLOCK_ELEMENTS // w.shape[-1])
+    return all(bool(torch.isfinite(block).all()) for block in w.flatten(0, 1).split(rows))
 
 
 def as_array(t: Tensor) -> Any:

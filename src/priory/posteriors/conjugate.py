@@ -12,8 +12,8 @@ from priory.core.errors import InputError, is_integer, require
 from priory.core.streams import stream
 from priory.latent.conjugate import has_conjugate_prior
 from priory.likelihoods import Gaussian
-from priory.posteriors.base import Evidence, Posterior
-from priory.posteriors.status import CONVERGED, Status, of_ascent, worst
+from priory.posteriors.base import Evidence
+from priory.posteriors.latent import FRAME_PREFIX, LatentPosterior, with_prefix, without_prefix
 from priory.predictive import Prediction
 
 if TYPE_CHECKING:
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from priory.latent.conjugate import Phi
     from priory.models.target import Target
 
-FRAME_PREFIX = "frame."  # in files, of values that the model derives from its data
 PHI_PREFIX = "q."  # in files, of the parameters of q
 
 
-class ConjugatePosterior(Posterior):
+class ConjugatePosterior(LatentPosterior):
     """A closed-form q(theta) of a conjugate latent-variable model.
 
     Args:
@@ -40,21 +39,12 @@ class ConjugatePosterior(Posterior):
     kind: ClassVar[str] = "conjugate"
 
     def __init__(self, target: Target, phi: Phi, bound: float, converged: bool) -> None:
-        super().__init__(target)
+        super().__init__(target, converged)
         model = target.model
         assert has_conjugate_prior(model)
         self.latent = model
         self.phi = {name: t.detach().clone() for name, t in phi.items()}
-        self.bound, self.converged = bound, converged
-
-    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """The status: whether the bound converged within the tolerance, and the model's doubts about the solution."""
-        found = of_ascent(self.converged, self.history if history is None else history)
-        return found if self._known is None else worst([found, self._known])
-
-    def quick_status(self) -> Status:
-        """Nothing that `fit` warns about: the user chose the cap on iterations, and `status` reports it."""
-        return CONVERGED
+        self.bound = bound
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         return self.latent.layout.unconstrain(self.latent.sample_q(self.phi, n, generator))
@@ -102,7 +92,7 @@ class ConjugatePosterior(Posterior):
     # Functions of data, computed in blocks of rows.
 
     def responsibilities(self, data: Any) -> Tensor:
-        """q(z_n = k) for each row of some data, (n, K)."""
+        """Return q(z_n = k) for each row of some data, (n, K)."""
         function = getattr(self.latent, "responsibilities_q", None)
         if function is None:
             raise InputError(f"{self.latent!r} has no responsibilities: its z is not one of K components.")
@@ -110,24 +100,24 @@ class ConjugatePosterior(Posterior):
             return torch.cat([function(self.phi, rows) for rows in self.latent.blocks(data)])
 
     def predict_labels(self, data: Any) -> Tensor:
-        """The most probable component of each row, (n,)."""
+        """Return the most probable component of each row, (n,)."""
         return self.responsibilities(data).argmax(1)
 
     def hidden(self, data: Any) -> dict[str, Tensor]:
-        """The distribution of z for each row of some data, by name: for mixtures the responsibilities."""
+        """Return the distribution of z for each row of some data, by name: for mixtures the responsibilities."""
         return {"responsibilities": self.responsibilities(data)}
 
     def generate(self, n: int, seed: int = 0) -> Generated:
-        """n rows of `log_predictive`'s density, and the z that each came from: `y, z = posterior.generate(100)`.
+        """Draw n rows of the predictive density, and the z of each: `y, z = posterior.generate(100)`.
 
-        Each row has a draw of theta of its own.
+        Each row has its own draw of theta.
         """
         require(is_integer(n, 1), "n", "generate", "be an integer >= 1", repr(n))
         with torch.no_grad():
             return self.latent.generate_q(self.phi, int(n), stream(seed, "generate", device=self.model.device))
 
     def log_predictive(self, data: Any, samples: int = 256, seed: int = 0) -> Tensor:
-        """Log predictive density of each row, log E_q[p(y_n | theta)]: in closed form if there is one, else by draws.
+        """Return the log predictive density of each row, log E_q[p(y_n | theta)], in closed form or from draws.
 
         Args:
             data: Rows of data.
@@ -179,19 +169,15 @@ class ConjugatePosterior(Posterior):
     # Files.
 
     def tensors(self) -> dict[str, Tensor]:
-        frame = {FRAME_PREFIX + name: t for name, t in self.latent.frame.items()}
-        return {**{PHI_PREFIX + name: t for name, t in self.phi.items()}, **frame}
+        return {**with_prefix(self.phi, PHI_PREFIX), **with_prefix(self.latent.frame, FRAME_PREFIX)}
 
-    def own(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"bound": self.bound, "converged": self.converged}
 
     @classmethod
     def of_tensors(
-        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **options: Any
     ) -> ConjugatePosterior:
-        model = target.model
-        assert has_conjugate_prior(model)
-        assert model.shapes is not None
-        part = lambda prefix: {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
-        same = model.in_shapes(model.shapes, model.dtype, model.device, **part(FRAME_PREFIX))
-        return cls(target.of_model(same), part(PHI_PREFIX), own["bound"], own["converged"])
+        return cls(
+            cls.framed(target, tensors), without_prefix(tensors, PHI_PREFIX), options["bound"], options["converged"]
+        )

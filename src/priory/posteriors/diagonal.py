@@ -60,7 +60,7 @@ class DiagonalGaussian(Variational):
             for block in self.model.layout.blocks
         }
 
-    def own(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -68,6 +68,6 @@ class DiagonalGaussian(Variational):
 
     @classmethod
     def of_tensors(
-        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **options: Any
     ) -> DiagonalGaussian:
         return cls(target, DiagonalFamily(tensors["loc"], tensors["log_scale"]), buffers)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from priory.core.errors import InputError, require
-from priory.posteriors.base import Evidence, Posterior, chosen
+from priory.posteriors.base import Evidence, Posterior, choose_indices
 from priory.posteriors.status import UNKNOWN, Status, of_history, of_k_hat, worst
 
 if TYPE_CHECKING:
@@ -52,20 +52,25 @@ class Draws(Posterior):
         """Number of draws, S."""
         return len(self.w)
 
-    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """The method's status, or without k-hat the history's, and k-hat."""
-        remedy = "the draws are not the posterior's, so use NUTS, or reparameterise the model"
+    @property
+    def stored_w(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride] - read only
+        """All draws, (S, P)."""
+        return self.w
+
+    def compute_status(self, history: Mapping[str, Tensor] | None = None) -> Status:
+        """Return the status from k-hat, and from the method or from the history."""
+        remedy = "the draws don't represent the posterior, so use NUTS, or reparameterise the model"
         found = of_history(self.history if history is None else history) if self.k_hat is None else UNKNOWN
-        return worst([self._known or found, of_k_hat(self.k_hat, remedy)])
+        return worst([self._given_status or found, of_k_hat(self.k_hat, remedy)])
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        """n of the draws, (n, P): without replacement if there are enough, otherwise with replacement."""
-        return next(self.pieces([n], generator))
+        """Return n of the draws, (n, P): without replacement if there are enough, otherwise with replacement."""
+        return next(self.draw_blocks([n], generator))
 
-    def pieces(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
-        """Draws for one prediction in blocks of the given sizes, without replacement if there are enough."""
-        places = chosen(len(self.w), sum(sizes), generator).to(self.w.device)
-        return (self.w[some] for some in places.split(sizes))
+    def draw_blocks(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
+        """Yield draws for one prediction in blocks of the given sizes, without replacement if there are enough."""
+        indices = choose_indices(len(self.w), sum(sizes), generator).to(self.w.device)
+        return (self.w[block] for block in indices.split(sizes))
 
     @property
     def mean(self) -> dict[str, Tensor]:
@@ -79,7 +84,7 @@ class Draws(Posterior):
 
     @classmethod
     def of_tensors(
-        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **options: Any
     ) -> Draws:
         k_hat = float(tensors["k_hat"]) if "k_hat" in tensors else None
         return cls(target, tensors["w"], buffers, k_hat)

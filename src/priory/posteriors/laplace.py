@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.distributions import MultivariateNormal
 
 from priory.constraints import gaussian_mean
 from priory.core.errors import InputError, is_integer, require
@@ -27,7 +28,7 @@ from priory.curvature.evidence import log_evidence
 from priory.curvature.layer_jacobians import LayerJacobians, picks
 from priory.models.base import has_network
 from priory.network.skeleton import MEMORY_LIMIT
-from priory.posteriors.base import Evidence, Posterior, taking
+from priory.posteriors.base import Evidence, Posterior, explain_input_errors
 from priory.posteriors.point import FACTOR_PREFIX
 from priory.posteriors.status import UNKNOWN, Status
 from priory.predictive import LINKS, Linearised, Prediction
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
 Through = Literal["linear", "network"]
 CURVATURE_PREFIX = "curvature."  # in files, of the curvature's tensors
 MAX_JOINT_OUTPUTS = 256  # outputs per row up to which a prediction uses their full covariance
-OUTPUT_BLOCK = 32  # beyond that, outputs whose backward passes run at a time
+OUTPUTS_PER_PASS = 32  # beyond that, outputs whose backward passes run together
 MEAN_DRAWS = 4096  # for the mean of a parameter without a closed form
+MAX_DENSE_COORDINATES = 1000  # of which the covariance is written out for a KL divergence
 
 
 class LaplacePosterior(Posterior):
@@ -59,8 +61,8 @@ class LaplacePosterior(Posterior):
         gaussian: The Gaussian, if it was already computed. Default: None.
         log_evidence: The evidence, if it was already computed. Default: None, computed when first needed.
         buffers: The network's buffers.
-        through: Default way of `predict`: "linear" or "network".
-        notes: What is coarser than the curvature's structure promises.
+        through: Default of `predict`: "linear" or "network".
+        notes: Where the curvature is coarser than its structure says, one sentence each.
     """
 
     kind: ClassVar[str] = "laplace"
@@ -95,14 +97,23 @@ class LaplacePosterior(Posterior):
 
     # The distribution.
 
-    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
+    def compute_status(self, history: Mapping[str, Tensor] | None = None) -> Status:
         """The method's status at the mode: the history belongs to the fit of the mode, or to one pass over the data."""
-        return self._known or UNKNOWN
+        return self._given_status or UNKNOWN
 
     def gaussian_coordinates(self) -> tuple[Tensor, Tensor]:
         scale = torch.zeros_like(self.w)
         scale[self.selection.places] = self.gaussian.variance().sqrt().to(scale.dtype)
         return self.w, scale
+
+    def gaussian_distribution(self) -> MultivariateNormal | None:
+        if not self.selection.size == self.model.layout.size <= MAX_DENSE_COORDINATES:
+            return None
+        eye = torch.eye(self.selection.size, dtype=torch.float64, device=self.w.device)
+        covariance, places = torch.empty_like(eye), self.selection.places
+        found = self.gaussian.solve(eye.to(self.w.dtype)).double()
+        covariance[places[:, None], places] = 0.5 * (found + found.mT)
+        return MultivariateNormal(self.w.double(), covariance)
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         return self._around(self.gaussian.draw(n, generator))
@@ -137,6 +148,7 @@ class LaplacePosterior(Posterior):
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
         """log q of the selected coordinates, as a density over the constrained parameters."""
         layout, places = self.model.layout, self.selection.places
+        layout.refuse_auxiliary("The posterior")
         w = layout.unconstrain(params)
         deviation = w[..., places] - self.w[places]
         value = 0.5 * (self.gaussian.log_det - self.selection.size * math.log(2 * math.pi))
@@ -148,10 +160,10 @@ class LaplacePosterior(Posterior):
         return torch.where(torch.isnan(w[..., places]).any(-1), -torch.inf, value)  # outside the support
 
     def evidence(self) -> Evidence:
-        """The Laplace approximation of the evidence, by one pass over the data when first needed or stored."""
+        """The Laplace approximation of the evidence, computed by one pass over the data when first needed or saved."""
         if self._value is None:
             if self.data is None:
-                raise InputError("The evidence needs the data of the fit, got a posterior that was made without them.")
+                raise InputError("The evidence needs the data of the fit, and this posterior was made without them.")
             log_likelihood = self.target.log_likelihood(self.w, self.data, self.buffers)
             self._value = float(log_evidence(self.target, self.w, self.gaussian, log_likelihood, self.selection))
         return Evidence(self._value, self._kind_of_evidence())
@@ -205,17 +217,17 @@ class LaplacePosterior(Posterior):
         require(is_integer(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         model = self.model
         labels = link == "samples" or model.likelihood.classes
-        must = f"be 'samples' for {model.likelihood!r}, which is over numbers"
+        must = f"be 'samples' for {model.likelihood!r}, whose targets are numbers"
         require(labels, "link", "predict", must, repr(link))
         mean, covariance = self._marginals(x)
         learnt = model.learnt_at(self.w)
-        found = Linearised.of(
+        distribution = Linearised.of(
             model.likelihood, mean, covariance, learnt, self.target.event, int(seed), int(samples), link
         )
-        return Prediction.of(found, model.prepare_targets)
+        return Prediction.of(distribution, model.prepare_targets)
 
     def outputs(self, x: Any, joint: bool = False, limit: int = MEMORY_LIMIT) -> tuple[Tensor, Tensor]:
-        """The Gaussian of the linearised outputs.
+        """Return mean and covariance of the linearised outputs, which are Gaussian.
 
         Args:
             x: New inputs.
@@ -228,17 +240,17 @@ class LaplacePosterior(Posterior):
         inputs = self._inputs(x)
         if joint:
             return self._jointly(inputs, limit)
-        found = [
+        parts = [
             (rows.outputs, self.gaussian.output_covariance(rows))
             for rows in self._jacobians(inputs).rows(inputs, limit=limit)
         ]
-        return torch.cat([mean for mean, _ in found]), torch.cat([covariance for _, covariance in found])
+        return torch.cat([mean for mean, _ in parts]), torch.cat([covariance for _, covariance in parts])
 
     def _marginals(self, x: Any, limit: int = MEMORY_LIMIT) -> tuple[Tensor, Tensor]:
-        """The mean of the outputs, (n, *rest), and the covariances that predictions need: see `Linearised.of`.
+        """Return the mean of the outputs, (n, *rest), and the covariances that predictions need: see `Linearised.of`.
 
-        For few outputs it is the full covariance. Otherwise it is one block for the last dimension, if that holds the
-        classes at a position, or the variances only. Blocks of outputs have their own forward and backward passes.
+        For few outputs that is the full covariance. Otherwise it is one block for the last dimension, if that holds the
+        classes at a position, or the variances only. Each block of outputs has its own forward and backward pass.
         """
         inputs = self._inputs(x)
         jacobians = self._jacobians(inputs)
@@ -246,25 +258,25 @@ class LaplacePosterior(Posterior):
         if outputs <= MAX_JOINT_OUTPUTS:
             return self.outputs(x, limit=limit)
         block = rest[-1] if len(rest) > len(self.target.event) else 1
-        wide, mean, pieces = max(block, OUTPUT_BLOCK // block * block), jacobians.w, []
-        for first in range(0, outputs, wide):
-            some = range(first, min(outputs, first + wide))
-            found = list(jacobians.rows(inputs, lambda f, _, some=some: picks(f, some), len(some), limit))
-            mean = torch.cat([rows.outputs for rows in found])
-            pieces += [torch.cat([blocks_of(self.gaussian.output_covariance(rows), block) for rows in found])]
-        covariance = torch.cat(pieces, 1)  # (n, places, block, block)
+        outputs_per_pass, mean, blocks = max(block, OUTPUTS_PER_PASS // block * block), jacobians.w, []
+        for first in range(0, outputs, outputs_per_pass):
+            span = range(first, min(outputs, first + outputs_per_pass))
+            parts = list(jacobians.rows(inputs, lambda f, _, span=span: picks(f, span), len(span), limit))
+            mean = torch.cat([rows.outputs for rows in parts])
+            blocks += [torch.cat([blocks_of(self.gaussian.output_covariance(rows), block) for rows in parts])]
+        covariance = torch.cat(blocks, 1)  # (n, positions, block, block)
         return mean, covariance.reshape(len(mean), *rest, *([block] if block > 1 else []))
 
     def _jointly(self, inputs: Batch, limit: int) -> tuple[Tensor, Tensor]:
-        """J Q^-1 J' between all inputs, with one block of J at a time on each side."""
+        """Return the mean of the outputs and J Q^-1 J' between all inputs, with one block of J per side at a time."""
         means, columns = [], []
         jacobians = self._jacobians(inputs)
-        few = lambda: (some for rows in jacobians.rows(inputs, limit=limit) for some in rows.chunks(limit))  # noqa: E731
-        for left in few():
+        chunks = lambda: (chunk for rows in jacobians.rows(inputs, limit=limit) for chunk in rows.chunks(limit))  # noqa: E731
+        for left in chunks():
             solved = self.gaussian.solve(left.dense())  # (a, C, p)
-            pieces = [torch.einsum("acp,bdp->acbd", solved, right.dense()) for right in few()]
+            blocks = [torch.einsum("acp,bdp->acbd", solved, right.dense()) for right in chunks()]
             means.append(left.outputs)
-            columns.append(torch.cat(pieces, 2))
+            columns.append(torch.cat(blocks, 2))
         return torch.cat(means), torch.cat(columns)
 
     def _jacobians(self, inputs: Batch) -> LayerJacobians:
@@ -273,18 +285,17 @@ class LaplacePosterior(Posterior):
     def _inputs(self, x: Any) -> Batch:
         prepared = super()._inputs(x)
         assert has_network(self.model)
-        first = tuple(t[:2] for t in prepared)
-        with taking(prepared), torch.no_grad():
-            outputs = self.model.network(self.w, first, self.buffers, train=False)
-        self._check_rows(first, len(outputs))
+        with explain_input_errors(prepared):
+            outputs = self.model.network.at_two_rows(self.w, prepared, self.buffers)
+        self._check_rows(tuple(t[:2] for t in prepared), len(outputs))
         return prepared
 
     # Files.
 
-    def own(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "structure": self.curvature.structure,
-            "curvature": self.curvature.own(),
+            "curvature": self.curvature.to_json(),
             "runs": runs(self.selection.places),
             "scale": self.scale,
             "log_evidence": self.log_evidence.value,
@@ -298,43 +309,45 @@ class LaplacePosterior(Posterior):
         return {"w": self.w, "precision": self.precision, **kept}
 
     @classmethod
-    def in_model_type(cls, tensors: Mapping[str, Tensor], own: Mapping[str, Any]) -> list[Tensor]:
-        """All tensors except the curvature, which may be in double precision whatever the model's dtype."""
+    def in_model_type(cls, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Tensor]:
+        """Return all tensors except those of the curvature, which may be in float64 whatever the model's dtype."""
         return [t for name, t in tensors.items() if not name.startswith(CURVATURE_PREFIX)]
 
     @classmethod
     def of_tensors(
-        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **options: Any
     ) -> LaplacePosterior:
         part = lambda prefix: {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
-        places = torch.cat([torch.arange(start, stop) for start, stop in own["runs"]])
+        places = torch.cat([torch.arange(start, stop) for start, stop in options["runs"]])
         selection = select(target.model, places)
-        curvature = STRUCTURES[own["structure"]].of_tensors(selection, part(CURVATURE_PREFIX), **own["curvature"])
+        curvature = STRUCTURES[options["structure"]].of_tensors(
+            selection, part(CURVATURE_PREFIX), **options["curvature"]
+        )
         return cls(
             target.scaled(part(FACTOR_PREFIX)),
             tensors["w"],
             curvature,
             tensors["precision"],
-            own["scale"],
-            log_evidence=own["log_evidence"],
+            options["scale"],
+            log_evidence=options["log_evidence"],
             buffers=buffers,
-            through=own["through"],
-            notes=own["notes"],
+            through=options["through"],
+            notes=options["notes"],
         )
 
 
 def blocks_of(covariance: Tensor, size: int) -> Tensor:
-    """The diagonal blocks of (n, C, C), as (n, C / size, size, size).
+    """Return the diagonal blocks of (n, C, C), as (n, C / size, size, size).
 
     >>> blocks_of(torch.arange(16).view(1, 4, 4), 2)[0].tolist()
     [[[0, 1], [4, 5]], [[10, 11], [14, 15]]]
     """
-    cut = covariance.unflatten(2, (-1, size)).unflatten(1, (-1, size))  # (n, places, size, places, size)
+    cut = covariance.unflatten(2, (-1, size)).unflatten(1, (-1, size))  # (n, positions, size, positions, size)
     return cut.diagonal(dim1=1, dim2=3).movedim(-1, 1)
 
 
 def runs(places: Tensor) -> list[list[int]]:
-    """Ascending integers as [start, stop) runs, the form in which files store coordinates.
+    """Convert ascending integers to [start, stop) runs, the form in which files store coordinates.
 
     >>> runs(torch.tensor([0, 1, 2, 5]))
     [[0, 3], [5, 6]]

@@ -2,7 +2,7 @@
 
     f(x) ~ N(theta' phi, phi' S phi),    phi = [h(x), 1]
 
-The other layers stay fixed. `update` gives the posterior after more rows, without the rows before.
+The other layers stay fixed. `update` returns the posterior after more rows, and doesn't need the earlier rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from priory.core.errors import is_integer, require
 from priory.curvature.last_layer import LastLayerGaussian, OutputLayer, newton, precision_root
 from priory.models.base import has_network
 from priory.models.model import rows_given
-from priory.posteriors.base import Evidence, Posterior, taking
+from priory.posteriors.base import Evidence, Posterior, explain_input_errors
 from priory.posteriors.status import UNKNOWN, Status
 from priory.predictive import LINKS, Linearised, Prediction
 
@@ -58,9 +58,9 @@ class LastLayerPosterior(Posterior):
         self.root = precision_root(belief.precision)
         self.covariance = torch.cholesky_inverse(self.root)
 
-    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """The method's status: Newton's method ends at the mode, so only the other layers can be in doubt."""
-        return self._known or UNKNOWN
+    def compute_status(self, history: Mapping[str, Tensor] | None = None) -> Status:
+        """Return the method's status: Newton's method reaches the mode, so only the other layers may be unconverged."""
+        return self._given_status or UNKNOWN
 
     def gaussian_coordinates(self) -> tuple[Tensor, Tensor]:
         scale = torch.zeros_like(self.w)
@@ -98,7 +98,7 @@ class LastLayerPosterior(Posterior):
         assert has_network(model)
         labels = link == "samples" or model.likelihood.classes
         require(labels, "link", "predict", f"be 'samples' for {model.likelihood!r}", repr(link))
-        with taking(inputs):
+        with explain_input_errors(inputs):
             phi, outputs = self.layer.features(model, self.w, inputs, self.buffers)
         k = self.layer.outputs
         s = self.covariance.view(k, -1, k, phi.shape[1])
@@ -112,7 +112,7 @@ class LastLayerPosterior(Posterior):
         return Prediction.of(found, model.prepare_targets)
 
     def update(self, data: Any) -> LastLayerPosterior:
-        """The posterior after more rows, with the same features: exact with Gaussian noise, in any number of updates.
+        """Return the posterior after more rows, with the same features; exact with Gaussian noise.
 
         Args:
             data: The new rows.
@@ -123,25 +123,25 @@ class LastLayerPosterior(Posterior):
         model = self.model
         assert has_network(model)
         rows = rows_given(data, "update").prepared(model.prepare)
-        with taking(inputs := rows.some(1)[:-1]):
+        with explain_input_errors(inputs := rows.some(1)[:-1]):
             self.layer.features(model, self.w, inputs, self.buffers)
         new = replace(self.target, num_data=rows.num_data)
         w, belief, gained = newton(new, self.layer, self.w, rows, self.belief, self.buffers)
         target = replace(self.target, num_data=(self.num_data or 0) + (rows.num_data or 0))
         found = LastLayerPosterior(target, w, belief, self.layer, self._value + gained, self.buffers)
-        found.method, found.seed, found._known = self.method, self.seed, self._known
+        found.method, found.seed, found._given_status = self.method, self.seed, self._given_status
         return found
 
     def evidence(self) -> Evidence:
         assert has_network(self.model)
         exact = self.model.likelihood.slope is not None
         t = self.target.temperature
-        what = "log p(D)" if t == 1 else f"the tempered log p(D), T = {t:g}, and no log p(D),"
+        what = "log p(D)" if t == 1 else f"the tempered log p(D), T = {t:g}, which is not log p(D),"
         kind = f"{what} of the last layer" if exact else f"Laplace estimate of {what} of the last layer"
         return Evidence(self._value, f"{kind}, given the other layers")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Find the layer in the unpickled network."""
+        """Restore the reference to the layer, in the unpickled network."""
         vars(self).update(state)
         network: Any = self.target.network_model("LastLayer").network
         self.layer = replace(self.layer, module=network.skeleton.get_submodule(self.layer.name))
@@ -149,21 +149,21 @@ class LastLayerPosterior(Posterior):
     def tensors(self) -> dict[str, Tensor]:
         return {"w": self.w, PRECISION_KEY: self.belief.precision, "places": self.layer.places}
 
-    def own(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         layer = self.layer
         return {"layer": layer.name, "outputs": layer.outputs, "biased": layer.biased, "log_evidence": self._value}
 
     @classmethod
-    def in_model_type(cls, tensors: Mapping[str, Tensor], own: Mapping[str, Any]) -> list[Tensor]:
-        """The weights: the precision is in double precision whatever the model's dtype."""
+    def in_model_type(cls, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Tensor]:
+        """Return the weights; the precision is in float64 whatever the model's dtype."""
         return [tensors["w"]]
 
     @classmethod
     def of_tensors(
-        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **options: Any
     ) -> LastLayerPosterior:
         assert has_network(target.model)
-        module: Any = target.model.network.skeleton.get_submodule(own["layer"])
-        layer = OutputLayer(own["layer"], module, tensors["places"], own["outputs"], own["biased"])
+        module: Any = target.model.network.skeleton.get_submodule(options["layer"])
+        layer = OutputLayer(options["layer"], module, tensors["places"], options["outputs"], options["biased"])
         belief = LastLayerGaussian(tensors["w"][layer.places].double(), tensors[PRECISION_KEY])
-        return cls(target, tensors["w"], belief, layer, own["log_evidence"], buffers)
+        return cls(target, tensors["w"], belief, layer, options["log_evidence"], buffers)

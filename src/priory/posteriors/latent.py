@@ -12,7 +12,7 @@ from priory.core.errors import is_integer, require
 from priory.core.streams import stream
 from priory.latent.base import has_latent
 from priory.posteriors.base import Evidence, Posterior
-from priory.posteriors.status import CONVERGED, Status, of_ascent, worst
+from priory.posteriors.status import Status, of_ascent, worst
 from priory.predictive import GaussianComponents, Prediction
 
 if TYPE_CHECKING:
@@ -24,7 +24,48 @@ if TYPE_CHECKING:
 FRAME_PREFIX = "frame."  # in files, of values that the model derives from its data
 
 
-class LatentPoint(Posterior):
+class LatentPosterior(Posterior):
+    """What the posteriors of EM and of variational EM share: the status of an ascent, and the model's frame in files.
+
+    Args:
+        target: Target of the fit, whose model is a latent-variable model.
+        converged: Whether the fit converged.
+    """
+
+    def __init__(self, target: Target, converged: bool) -> None:
+        super().__init__(target)
+        self.converged = converged
+
+    def compute_status(self, history: Mapping[str, Tensor] | None = None) -> Status:
+        """Return the status: whether the bound converged within the tolerance, and problems with the solution."""
+        found = of_ascent(self.converged, self.history if history is None else history)
+        return found if self._given_status is None else worst([found, self._given_status])
+
+    def quick_status(self) -> Status:
+        """Return the status, which is quick: whether the fit reached its tolerance before its cap on iterations."""
+        return self.status
+
+    @staticmethod
+    def framed(target: Target, tensors: Mapping[str, Tensor]) -> Target:
+        """Return the target of a file, whose model has the frame that the file stores."""
+        model = target.model
+        assert has_latent(model)
+        assert model.shapes is not None
+        same = model.in_shapes(model.shapes, model.dtype, model.device, **without_prefix(tensors, FRAME_PREFIX))
+        return target.of_model(same)
+
+
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return tensors with a prefix before each name."""
+    return {prefix + name: t for name, t in tensors.items()}
+
+
+def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names have a prefix, by the rest of the name."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+class LatentPoint(LatentPosterior):
     """A point estimate, delta(theta - theta*), with q(z) = p(z | y, theta*) for any y.
 
     Args:
@@ -38,27 +79,18 @@ class LatentPoint(Posterior):
     point: ClassVar[bool] = True
 
     def __init__(self, target: Target, theta: Theta, log_likelihood: float, converged: bool) -> None:
-        super().__init__(target)
+        super().__init__(target, converged)
         model = target.model
         assert has_latent(model)
         self.latent = model
         self.theta = {name: t.detach().clone() for name, t in theta.items()}
-        self.log_likelihood_at_theta, self.converged = log_likelihood, converged
-
-    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """The status: whether the bound converged within the tolerance, and the model's doubts about the solution."""
-        found = of_ascent(self.converged, self.history if history is None else history)
-        return found if self._known is None else worst([found, self._known])
-
-    def quick_status(self) -> Status:
-        """Nothing that `fit` warns about: the user chose the cap on iterations, and `status` reports it."""
-        return CONVERGED
+        self.log_likelihood_at_theta = log_likelihood
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         return self.latent.layout.unconstrain(self.theta).expand(n, -1)
 
     def sample(self, n: int = 1, seed: int | None = None) -> dict[str, Tensor]:
-        """theta, repeated n times, by name: a point has no other draws."""
+        """Return theta by name, repeated n times: all draws of a point are equal."""
         require(is_integer(n, 1), "n", "sample", "be an integer >= 1", n)
         return {name: t.expand(n, *t.shape).clone() for name, t in self.theta.items()}
 
@@ -106,7 +138,7 @@ class LatentPoint(Posterior):
         with torch.no_grad():
             return torch.cat([self.latent.most_likely(self.theta, rows) for rows in self.latent.blocks(data)])
 
-    def log_likelihood(self, data: Any) -> Tensor:
+    def log_likelihood(self, data: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride] - of a point
         """log p(y_n | theta*) for each row of some data, (n,)."""
         with torch.no_grad():
             return torch.cat([self.latent.e_step(self.theta, rows).log_likelihood for rows in self.latent.blocks(data)])
@@ -138,19 +170,14 @@ class LatentPoint(Posterior):
     # Files.
 
     def tensors(self) -> dict[str, Tensor]:
-        return {**self.theta, **{FRAME_PREFIX + name: t for name, t in self.latent.frame.items()}}
+        return {**self.theta, **with_prefix(self.latent.frame, FRAME_PREFIX)}
 
-    def own(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"log_likelihood": self.log_likelihood_at_theta, "converged": self.converged}
 
     @classmethod
     def of_tensors(
-        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **options: Any
     ) -> LatentPoint:
-        model = target.model
-        assert has_latent(model)
-        assert model.shapes is not None
-        frame = {name.removeprefix(FRAME_PREFIX): t for name, t in tensors.items() if name.startswith(FRAME_PREFIX)}
         theta = {name: t for name, t in tensors.items() if not name.startswith(FRAME_PREFIX)}
-        same = model.in_shapes(model.shapes, model.dtype, model.device, **frame)
-        return cls(target.of_model(same), theta, own["log_likelihood"], own["converged"])
+        return cls(cls.framed(target, tensors), theta, options["log_likelihood"], options["converged"])

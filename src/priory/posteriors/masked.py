@@ -78,27 +78,31 @@ class Masked(Posterior):
         with DropoutOff():
             return super().predict(x, samples=samples, seed=seed)
 
+    def log_likelihood(self, data: Any = None, samples: int | None = None, seed: int = 0) -> Tensor:
+        with DropoutOff():
+            return super().log_likelihood(data, samples, seed)
+
     def evidence(self) -> Evidence:
-        raise InputError(f"{self.method or 'Dropout'} gives no evidence: its masks have no density to compare.")
+        raise InputError(f"{self.method or 'Dropout'} gives no evidence: its masks have no density.")
 
     def tensors(self) -> dict[str, Tensor]:
         return {"loc": self.loc, "rates": self._rates, "unit": self.units.unit, "site": self.units.site}
 
-    def own(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"noise": self.noise, "sites": [site_kept(site) for site in self.units.sites]}
 
     @classmethod
     def of_tensors(
-        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **options: Any
     ) -> Masked:
-        sites = tuple(DropoutSite((name, *others), units) for name, units, *others in own["sites"])
+        sites = tuple(DropoutSite((name, *others), units) for name, units, *others in options["sites"])
         assert has_network(target.model)
         units = DropoutUnits(sites, tensors["unit"], tensors["site"], places_of(target.model.network, sites))
-        return cls(target, tensors["loc"], tensors["rates"], units, own["noise"], buffers)
+        return cls(target, tensors["loc"], tensors["rates"], units, options["noise"], buffers)
 
 
 def site_kept(site: DropoutSite) -> list[str | int]:
-    """A site as a file stores it: a weight, the number of its units, and the other weights that read them."""
+    """Return a site as a file stores it: a weight, the number of its units, and the other weights that read them."""
     first, *others = site.parameters
     return [first, site.units, *others]
 

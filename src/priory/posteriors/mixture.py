@@ -9,9 +9,11 @@ from torch import Tensor
 
 from priory.core.distributed import gather, world
 from priory.core.errors import InputError, is_integer, require
+from priory.core.streams import stream
 from priory.models.base import has_network
-from priory.posteriors.base import BLOCK_NUMBERS, KINDS, Evidence, Posterior, taking
+from priory.posteriors.base import BLOCK_ELEMENTS, KINDS, Evidence, Posterior, explain_input_errors
 from priory.posteriors.point import Point
+from priory.posteriors.pointwise import DEFAULT_DRAWS, rows_of
 from priory.posteriors.prior_function import PriorFunction, predicted
 from priory.posteriors.status import Status, of_members
 from priory.predictive import Prediction, predict
@@ -52,34 +54,34 @@ class Mixture(Posterior):
         self.weights = a / a.sum()
         self.one_model = all(same(self.model, member.model) for member in members)
 
-    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
+    def compute_status(self, history: Mapping[str, Tensor] | None = None) -> Status:
         """The worst status of the members; members that were fitted together share the history."""
-        if self._known is not None:
-            return self._known
+        if self._given_status is not None:
+            return self._given_status
         shared = history or self.history
-        return of_members([m.status if m.history or not shared else m.judged(shared) for m in self.members])
+        return of_members([m.status if m.history or not shared else m.compute_status(shared) for m in self.members])
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        """n draws, each from a member chosen by its weight, (n, P)."""
+        """Return n draws, (n, P), each from a member chosen by its weight."""
         return self._draw(torch.multinomial(self.weights, n, replacement=True, generator=generator), generator)
 
     def starts(self, n: int, generator: torch.Generator) -> Tensor:
-        """n draws, (n, P); with equal weights, from the members in turn, in random order."""
+        """Return n draws, (n, P); with equal weights, from the members in turn, in random order."""
         if not self._equal():
             return self.draw(n, generator)
         count, device = len(self.members), self.model.device
         order = torch.randperm(count, generator=generator, device=generator.device).to(device)
         return self._draw(order[torch.arange(n, device=device) % count], generator)
 
-    def _draw(self, chosen: Tensor, generator: torch.Generator) -> Tensor:
-        """One draw from each of the chosen members, (n,): (n, P)."""
+    def _draw(self, members_of_draws: Tensor, generator: torch.Generator) -> Tensor:
+        """Return one draw from each of the members with the given indices (n,), as (n, P)."""
         self._of_one_model("draws")
-        n = len(chosen)
+        n = len(members_of_draws)
         w = torch.empty(n, self.target.size, dtype=self.model.dtype, device=self.model.device)
         for k, member in enumerate(self.members):
-            mine = (chosen == k).nonzero().squeeze(1)
-            if len(mine):
-                w[mine] = member.draw(len(mine), generator)
+            own_draws = (members_of_draws == k).nonzero().squeeze(1)
+            if len(own_draws):
+                w[own_draws] = member.draw(len(own_draws), generator)
         return w
 
     def predict(self, x: Any, samples: int = 64, seed: int = 0) -> Prediction:
@@ -102,6 +104,30 @@ class Mixture(Posterior):
                 parts.append(member.predict(x, samples=max(1, round(samples * a)), seed=seed + k))
         return Prediction.average(parts, self.weights[self.weights > 0])
 
+    def log_likelihood(self, data: Any = None, samples: int | None = None, seed: int = 0) -> Tensor:
+        """Pointwise log-likelihood at draws of the members, each chosen by its weight and with its own buffers.
+
+        Args:
+            data: Data in the form that `fit` takes. Default: None, the data of the fit.
+            samples: Number of draws. Default: None, 1,000.
+            seed: Seed of the draws.
+
+        Returns:
+            The values in nats, (draw, row).
+        """
+        ok = samples is None or is_integer(samples, 1)
+        require(ok, "samples", "log_likelihood", "be an integer >= 1", repr(samples))
+        rows = rows_of(self, data, "log_likelihood")
+        generator = stream(seed, "log_likelihood", device=self.model.device)
+        chosen = torch.multinomial(self.weights, samples or DEFAULT_DRAWS, replacement=True, generator=generator)
+        counts = chosen.bincount(minlength=len(self.members)).tolist()
+        found = []
+        for member, count in zip(self.members, counts, strict=True):
+            if count:
+                drawn = member.log_likelihood(rows if data is None else data, count, seed + len(found))
+                found.append(drawn.expand(count, -1))  # a point has one draw
+        return torch.cat(found)
+
     def _alike(self) -> bool:
         """Whether the members are points of one network with equal weights."""
         first = type(self.members[0])
@@ -113,18 +139,18 @@ class Mixture(Posterior):
         return bool((self.weights == self.weights[0]).all())
 
     def _predict_points(self, x: Any, seed: int) -> Prediction:
-        """The prediction of members that are points, with as few calls of the network as possible."""
+        """Predict with members that are points, with as few calls of the network as possible."""
         require(is_integer(seed, -(2**63)), "seed", "predict", "be an integer", repr(seed))
         inputs, members, target = self._inputs(x), cast("Any", self.members), self.target
-        few = max(1, BLOCK_NUMBERS // target.size)
-        groups = [members[start : start + few] for start in range(0, len(members), few)]
+        block_size = max(1, BLOCK_ELEMENTS // target.size)
+        groups = [members[start : start + block_size] for start in range(0, len(members), block_size)]
         w = (torch.stack([member.w for member in group]) for group in groups)
         if isinstance(members[0], PriorFunction):
             a = (torch.stack([member.a for member in group]) for group in groups)
             prediction = predicted(target, w, a, inputs, {}, seed)
         else:
             assert has_network(self.model)
-            with taking(inputs):
+            with explain_input_errors(inputs):
                 prediction = predict(self.model, w, inputs, {}, target.event, seed)
         self._check_rows(inputs, len(prediction))
         return prediction
@@ -142,9 +168,7 @@ class Mixture(Posterior):
         return torch.logsumexp(each + self.weights.log(), -1)
 
     def evidence(self) -> Evidence:
-        raise InputError(
-            f"{self.method or 'A mixture'} gives no evidence: its weights come from elsewhere. Ask its members."
-        )
+        raise InputError(f"{self.method or 'A mixture'} gives no evidence: use that of its members.")
 
     def tensors(self) -> dict[str, Tensor]:
         found = {"weights": self.weights}
@@ -153,42 +177,42 @@ class Mixture(Posterior):
             found |= {f"{k}.{BUFFER_PREFIX}{name}": t for name, t in member.buffers.items()}
         return found
 
-    def own(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         self._of_one_model("file")
         methods = [member.method for member in self.members]
-        return {"members": [[member.kind, member.own()] for member in self.members], "methods": methods}
+        return {"members": [[member.kind, member.to_json()] for member in self.members], "methods": methods}
 
     @classmethod
-    def in_model_type(cls, tensors: Mapping[str, Tensor], own: Mapping[str, Any]) -> list[Tensor]:
+    def in_model_type(cls, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Tensor]:
         """The weights of the mixture, and the tensors of each member whose dtype must be the model's."""
         found = [tensors["weights"]]
-        for k, (kind, options) in enumerate(own["members"]):
-            mine, theirs = of_member(tensors, k)
-            found += [*KINDS[kind].in_model_type(mine, options), *theirs.values()]
+        for k, (kind, member_options) in enumerate(options["members"]):
+            member_tensors, member_buffers = of_member(tensors, k)
+            found += [*KINDS[kind].in_model_type(member_tensors, member_options), *member_buffers.values()]
         return found
 
     @classmethod
     def of_tensors(
-        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **options: Any
     ) -> Mixture:
         members = []
-        for k, (kind, options) in enumerate(own["members"]):
-            mine, theirs = of_member(tensors, k)
-            members.append(KINDS[kind].of_tensors(target, mine, theirs, **options))
-        for member, method in zip(members, own.get("methods", []), strict=False):  # older files don't have them
+        for k, (kind, member_options) in enumerate(options["members"]):
+            member_tensors, member_buffers = of_member(tensors, k)
+            members.append(KINDS[kind].of_tensors(target, member_tensors, member_buffers, **member_options))
+        for member, method in zip(members, options.get("methods", []), strict=False):  # older files don't have them
             member.method = method
         return cls(members, tensors["weights"])
 
     def join(self) -> None:
         """Gather the members of all processes, in the order of the processes."""
-        mine, others = self.members, []
+        gathered = []
         for process in range(world()):
-            for member in mine:
+            for member in self.members:
                 tensors = {name: gather(t[None])[process] for name, t in member.tensors().items()}
                 buffers = {name: gather(t[None])[process] for name, t in member.buffers.items()}
-                others.append(type(member).of_tensors(member.target, tensors, buffers, **member.own()))
-                others[-1].method = member.method
-        self.members = others
+                gathered.append(type(member).of_tensors(member.target, tensors, buffers, **member.to_json()))
+                gathered[-1].method = member.method
+        self.members = gathered
         self.weights = self.weights.repeat(world()) / world()
 
     def _of_one_model(self, what: str) -> None:
@@ -202,14 +226,15 @@ class Mixture(Posterior):
 
 
 def of_member(tensors: Mapping[str, Tensor], index: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors and the buffers of one member, from those of a file."""
-    own = {name[len(f"{index}.") :]: t for name, t in tensors.items() if name.startswith(f"{index}.")}
-    buffers = {name[len(BUFFER_PREFIX) :]: own.pop(name) for name in list(own) if name.startswith(BUFFER_PREFIX)}
-    return own, buffers
+    """Return the tensors and the buffers of one member, from those of a file."""
+    prefix = f"{index}."
+    both = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+    buffers = {name[len(BUFFER_PREFIX) :]: both.pop(name) for name in list(both) if name.startswith(BUFFER_PREFIX)}
+    return both, buffers
 
 
 def same(model: BaseModel, other: BaseModel) -> bool:
-    """Whether a vector means the same in both models: parameters, likelihood, network and fixed values agree."""
+    """Whether a parameter vector has the same meaning in both models: layout, likelihood, network, fixed tensors."""
     if model is other:
         return True
     if model.describe() != other.describe():

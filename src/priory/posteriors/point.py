@@ -43,7 +43,7 @@ class Point(Posterior):
         return self.model.layout.constrain(self.w)
 
     def evidence(self) -> Evidence:
-        raise InputError(f"{self.method or 'A point'} gives no evidence: a point has no volume.")
+        raise InputError(f"{self.method or 'A point'} gives no evidence: a point has no density.")
 
     def elbo(self, data: object = None, samples: int = 0, seed: int = 0) -> Evidence:
         """Raise an error: a point has no evidence, and no bound on it."""
@@ -54,7 +54,7 @@ class Point(Posterior):
 
     @classmethod
     def of_tensors(
-        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **options: Any
     ) -> Point:
         factors = {name[len(FACTOR_PREFIX) :]: t for name, t in tensors.items() if name.startswith(FACTOR_PREFIX)}
         return cls(target.scaled(factors), tensors["w"], buffers)

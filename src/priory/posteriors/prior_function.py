@@ -12,7 +12,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from priory.core.errors import InputError, is_integer, require
-from priory.posteriors.base import Posterior, taking
+from priory.posteriors.base import Posterior, explain_input_errors
 from priory.predictive import Prediction, predict
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class PriorFunction(Posterior):
-    """The network at `w` plus the network at `a`, which uses the buffers that the network was given with.
+    """The network at `w` plus the network at `a`; the latter uses the buffers that the network had before the fit.
 
     Args:
         target: Target of the fit.
@@ -48,7 +48,7 @@ class PriorFunction(Posterior):
 
         Args:
             x: New inputs: a tensor, an array, or a tuple for a network of several inputs.
-            samples: Not used: a point has one draw.
+            samples: Ignored, because there is one draw only.
             seed: Seed of the draws.
 
         Returns:
@@ -73,7 +73,7 @@ class PriorFunction(Posterior):
 
     @classmethod
     def of_tensors(
-        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **likelihood_mixture: Any
     ) -> PriorFunction:
         return cls(target, tensors["w"], tensors["a"], buffers)
 
@@ -81,17 +81,19 @@ class PriorFunction(Posterior):
 def predicted(
     target: Target, w: Iterable[Tensor], a: Iterable[Tensor], inputs: Batch, buffers: Buffers, seed: int
 ) -> Prediction:
-    """The mixture over sums of two functions, at vectors w and a, each (S, P) in one or several blocks."""
+    """Predict with the sums of two functions at vectors w and a, each (S, P) in one or several blocks."""
     model: Any = target.model
-    with taking(inputs):
+    with explain_input_errors(inputs):
         learnt = predict(model, w, inputs, buffers, target.event, seed)
         fixed = predict(model, a, inputs, {}, target.event, seed)
-    own: Any = learnt.distribution
-    return Prediction.of(dataclasses.replace(own, outputs=learnt.outputs + fixed.outputs), learnt.prepare)
+    likelihood_mixture: Any = learnt.distribution
+    return Prediction.of(
+        dataclasses.replace(likelihood_mixture, outputs=learnt.outputs + fixed.outputs), learnt.prepare
+    )
 
 
 def without_parameters() -> InputError:
-    """The error raised when weights are requested."""
+    """Return the error that is raised when weights are requested."""
     return InputError(
         "A network with a prior function added to it has no single parameter vector; use predict, or its 'w' and 'a'."
     )

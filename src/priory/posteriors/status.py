@@ -11,7 +11,7 @@ noise. The fit has not converged if the gain g from one sixth to the next
     - exceeds its noise: g > 3.93 standard errors, Student's t with 12 degrees of freedom at 1 in 1,000, so that a
       converged history is classified as not converged once in a thousand fits
     - is at least 0.1 nats, below which no posterior changes
-    - is at least 1 % of the total gain since the first sixth: a smaller gain is that of a learning rate which decays
+    - is at least 1 % of the total gain since the first sixth: a smaller gain comes from a learning rate that decays
       to zero, and the noise of the parameters with it.
 """
 
@@ -34,7 +34,7 @@ Name = Literal["converged", "doubtful", "not_converged"]
 NAMES: tuple[Name, ...] = ("converged", "doubtful", "not_converged")  # from the best to the worst
 MAX_K_HAT = 0.7
 HISTORY_PARTS, PART_BLOCKS = 6, 8  # parts of a history, and blocks of each part
-FEWEST_STEPS = HISTORY_PARTS * PART_BLOCKS  # with fewer, the noise of a history can't be estimated
+MIN_HISTORY_STEPS = HISTORY_PARTS * PART_BLOCKS  # with fewer, the noise of a history can't be estimated
 STUDENT_T = 3.930  # 2 (PART_BLOCKS - 2) = 12 degrees of freedom, one-sided at 1 in 1,000
 MIN_GAIN_NATS = 0.1  # nats
 MIN_NOISY_STEPS, MAX_NOISE_SHARE = 500, 0.05  # with fewer steps, more noise hides a trend
@@ -68,8 +68,10 @@ class Status:
 
 
 CONVERGED = Status("converged")
-UNKNOWN = Status("doubtful", "Nothing is known of how this posterior was fitted: fit the model again to find out.")
-NOT_IN_FILE = Status("doubtful", "The file does not say whether the fit converged: fit the model again to find out.")
+UNKNOWN = Status(
+    "doubtful", "How this posterior was fitted is unknown: fit the model again to find out whether it converges."
+)
+NOT_IN_FILE = Status("doubtful", "The file doesn't record whether the fit converged: fit the model again to find out.")
 
 
 def worst(statuses: Sequence[Status]) -> Status:
@@ -99,14 +101,29 @@ def of_k_hat(k_hat: float | None, remedy: str) -> Status:
 
 
 def of_cap(converged: bool, steps: int | None, owner: str) -> Status:
-    """The status of a method that ends by itself: whether it did, or reached its cap on steps."""
+    """Return the status of a method with a stopping rule: whether it stopped by the rule, or at its cap on steps."""
     if converged:
         return CONVERGED
-    after = "when its steps were used up" if steps is None else f"after {counted(steps, 'iteration')}"
+    after = "at its last step" if steps is None else f"after {counted(steps, 'iteration')}"
     return Status("not_converged", f"{owner} was still improving {after}: give the fit more steps.")
 
 
-def of_history(history: Mapping[str, Tensor]) -> Status:
+@dataclass(frozen=True)
+class HistoryWords:
+    """How the reason of a status names the steps of a history, and what the user can do to have more of them."""
+
+    owner: str = ""  # whose steps they are, after "100 steps"; empty if they are those of `fit`
+    remedy: str = "give the fit more steps"
+
+    def steps(self, count: int) -> str:
+        """Return the number of steps with its noun and its owner."""
+        return f"{counted(count, 'step')}{self.owner}"
+
+
+FIT_WORDS = HistoryWords()
+
+
+def of_history(history: Mapping[str, Tensor], words: HistoryWords | None = None) -> Status:
     """The status from the history of an objective.
 
     >>> of_history({"loss": torch.linspace(100, 0, 600)}).name
@@ -114,6 +131,7 @@ def of_history(history: Mapping[str, Tensor]) -> Status:
     >>> of_history({"loss": torch.exp(-torch.linspace(0, 60, 600))}).name
     'converged'
     """
+    words = words or FIT_WORDS
     name = next((name for name in OBJECTIVE_SIGNS if len(history.get(name, ()))), None)
     if name is None:
         return UNKNOWN
@@ -122,8 +140,8 @@ def of_history(history: Mapping[str, Tensor]) -> Status:
     n = len(values)
     if not bool(torch.isfinite(values).all()):
         return Status("not_converged", f"The {name} was not finite at some steps: try a smaller learning_rate.")
-    if n < FEWEST_STEPS:
-        return of_few(values, name, falls)
+    if n < MIN_HISTORY_STEPS:
+        return of_few(values, name, falls, words)
     width = n // HISTORY_PARTS
     each = width // PART_BLOCKS
     blocks = values[n - 2 * PART_BLOCKS * each :].reshape(2, PART_BLOCKS, each).mean(2)
@@ -133,49 +151,55 @@ def of_history(history: Mapping[str, Tensor]) -> Status:
     if gain > max(STUDENT_T * error, MIN_GAIN_NATS, MIN_GAIN_SHARE * total):
         return Status(
             "not_converged",
-            f"The {name} was still {falls} at the end of {n:,} steps, by {gain:.3g} nats over the last sixth of them: "
-            "give the fit more steps.",
+            f"The {name} was still {falls} at the end of {words.steps(n)}, by {gain:.3g} nats over the last sixth of "
+            f"them: {words.remedy}.",
         )
     if n < MIN_NOISY_STEPS and STUDENT_T * error > max(MIN_GAIN_NATS, MAX_NOISE_SHARE * total):
-        return too_few(n, name)
+        return too_few(n, name, words)
     return CONVERGED
 
 
-def too_few(steps: int, name: str) -> Status:
+def too_few(steps: int, name: str, words: HistoryWords) -> Status:
     """The status of a history that is too short for its noise."""
-    are = "1 step is" if steps == 1 else f"{steps} steps are"
-    return Status("doubtful", f"{are} too few to tell whether the {name} has settled: give the fit more steps.")
+    are = f"{words.steps(steps)} {'is' if steps == 1 else 'are'}"
+    return Status("doubtful", f"{are} too few to tell whether the {name} has converged: {words.remedy}.")
 
 
-def of_few(values: Tensor, name: str, falls: str) -> Status:
+def of_few(values: Tensor, name: str, falls: str, words: HistoryWords = FIT_WORDS) -> Status:
     """The status from an objective (n,) of so few steps that its noise can't be estimated."""
     n = len(values)
-    steps = f"{n} step" if n == 1 else f"{n} steps"
     third = n // 3
     gain = float(values[n - third :].mean() - values[n - 2 * third : n - third].mean()) if third else 0.0
     if gain > MIN_GAIN_NATS:
-        reason = f"The {name} was still {falls} at the end of {steps}, by {gain:.3g} nats over the last third of them"
-        return Status("not_converged", f"{reason}: give the fit more steps.")
-    return too_few(n, name)
+        end = f"the end of {words.steps(n)}, by {gain:.3g} nats over the last third of them"
+        return Status("not_converged", f"The {name} was still {falls} at {end}: {words.remedy}.")
+    return too_few(n, name, words)
 
 
 def of_callback(step: int, steps: int) -> Status | None:
     """The status of a fit that a callback ended; None at its last step."""
     if step >= steps:
         return None
-    return Status("doubtful", f"A callback ended the fit at step {step:,} of {steps:,}: leave it out to go on.")
+    return Status(
+        "doubtful", f"A callback ended the fit at step {step:,} of {steps:,}: leave out the callback to run all steps."
+    )
+
+
+def of_interrupt(step: int, steps: int) -> Status:
+    """Return the status of a fit that the user interrupted."""
+    return Status("not_converged", f"It was stopped by Ctrl-C after step {step:,} of {steps:,}: let it run to its end.")
 
 
 def of_nonfinite(name: str, step: int, good: int) -> Status:
     """The status of the last good state of a fit that reached a NaN or an infinity."""
-    what = f"The {name} was not finite at step {step:,}, and this is the state of step {good:,}"
+    what = f"The {name} was not finite at step {step:,}, so this is the state of step {good:,}"
     return Status("not_converged", f"{what}: try a smaller learning_rate, or data of about unit scale.")
 
 
 def of_ascent(converged: bool, history: Mapping[str, Tensor]) -> Status:
     """The status of EM: whether its bound converged; with minibatches or draws, the status from the history.
 
-    A small gain of one iteration may be one of many. Where the gains shrink slowly, their extrapolated sum is reported
+    A small gain may be followed by many more. Where the gains shrink slowly, their extrapolated sum is reported
     if it exceeds 0.1 nats.
     """
     bound = history.get("bound", torch.empty(0))
@@ -186,26 +210,26 @@ def of_ascent(converged: bool, history: Mapping[str, Tensor]) -> Status:
     left = remaining(bound) if "gap" in history else 0.0
     if left < MIN_GAIN_NATS:
         return CONVERGED
-    slow = f"The bound settled within its tolerance while it still rose slowly, with about {left:.2g} nats to come"
+    slow = f"The gain per iteration is below the tolerance, but about {left:.2g} nats of gains are still to come"
     return Status("doubtful", f"{slow}: lower the tolerance, or set accelerate=True.")
 
 
 def of_start(status: Status, what: str) -> Status:
-    """The status of a fit that starts from another fit; `what` begins the sentence, as "The mode comes"."""
+    """Return the status of a fit that starts from another fit; `what` begins the reason, such as "The mode comes"."""
     if status.name == "converged" or status is UNKNOWN:
         return CONVERGED
     return Status("doubtful", f"{what} from a fit that is {status}")
 
 
 def noise(blocks: Tensor) -> Tensor:
-    """Residuals of straight lines through the blocks of each row, (rows, blocks)."""
+    """Return the residuals of a straight line through the blocks of each row, (rows, blocks)."""
     time = torch.arange(blocks.shape[1], dtype=blocks.dtype) - (blocks.shape[1] - 1) / 2
     centred = blocks - blocks.mean(1, keepdim=True)
     return centred - (centred @ time / time.square().sum())[:, None] * time
 
 
 def remaining(bound: Tensor) -> float:
-    """The nats that a linearly converging bound (n,) still lacks, from its last three values (Aitken 1926)."""
+    """Return the distance of a linearly converging bound (n,) from its limit, in nats (Aitken 1926)."""
     if len(bound) < 4:
         return 0.0
     before, last = (float(step) for step in bound[-3:].double().diff())

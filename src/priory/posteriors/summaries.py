@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from priory.posteriors.base import Posterior
 
 MAX_DRAWS, MIN_DRAWS = 4096, 256  # where there is no closed form; fewer for many parameters
-MAX_NUMBERS = 1 << 26  # draws x parameters in all
-BLOCK_NUMBERS = 1 << 22  # draws x parameters at a time
+MAX_ELEMENTS = 1 << 26  # draws x parameters in total
+BLOCK_ELEMENTS = 1 << 22  # draws x parameters at a time
 MAX_ENTRIES, SHOWN_ENTRIES = 50, 10  # a longer tensor shows only its first entries
 
 
@@ -37,22 +37,22 @@ def summarise(posterior: Posterior) -> Summary:
     exact = closed_forms(posterior, means)
     drawn, count = {}, 0
     if len(exact) < len(layout.blocks):
-        wanted = {name: places for name, places in entries.items() if name not in exact}
+        wanted = {name: indices for name, indices in entries.items() if name not in exact}
         drawn, count = from_draws(posterior, wanted)
     rows: list[Tensor] = []
     names, remarks = [], []
     for block in layout.blocks:
-        places = entries[block.name]
+        indices = entries[block.name]
         all_names = labels(block.name, block.shape) if math.prod(block.shape) <= MAX_ENTRIES else first_labels(block)
-        names += [all_names[int(place)] for place in places]
+        names += [all_names[int(index)] for index in indices]
         if block.name in exact:
-            rows.append(torch.stack([column.reshape(-1)[places] for column in exact[block.name]], -1))
+            rows.append(torch.stack([column.reshape(-1)[indices] for column in exact[block.name]], -1))
         else:
-            mean = means[block.name].detach().double().cpu().reshape(-1)[places]
+            mean = means[block.name].detach().double().cpu().reshape(-1)[indices]
             rows.append(torch.cat([mean[:, None], drawn[block.name]], -1))
         size = math.prod(block.shape)
         if size > MAX_ENTRIES:
-            remarks.append(f"{block.name}: {len(places)} of {size:,} entries.")
+            remarks.append(f"{block.name}: {len(indices)} of {size:,} entries.")
     if count:
         some = "" if not exact else f" of {', '.join(name for name in layout.names if name not in exact)}"
         remarks.append(f"Standard deviations and quantiles{some} are those of {count:,} draws.")
@@ -97,18 +97,18 @@ def normal_quantile(q: float) -> float:
 def from_draws(posterior: Posterior, entries: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
     """The sd and the quantiles of entries of parameters, (n, 4) by name, and the number of draws."""
     size = posterior.model.layout.size
-    wanted = min(posterior.stored_draws or MAX_DRAWS, max(MIN_DRAWS, MAX_NUMBERS // size))
-    some, parts = max(1, BLOCK_NUMBERS // size), []
-    for index, start in enumerate(range(0, wanted, some)):
-        draws = posterior.sample(min(some, wanted - start), seed=index)
+    num_draws = min(posterior.stored_draws or MAX_DRAWS, max(MIN_DRAWS, MAX_ELEMENTS // size))
+    block_size, parts = max(1, BLOCK_ELEMENTS // size), []
+    for index, start in enumerate(range(0, num_draws, block_size)):
+        draws = posterior.sample(min(block_size, num_draws - start), seed=index)
         parts.append(
             {
                 name: draws[name]
                 .detach()
-                .reshape(len(draws[name]), -1)[:, places.to(draws[name].device)]
+                .reshape(len(draws[name]), -1)[:, indices.to(draws[name].device)]
                 .double()
                 .cpu()
-                for name, places in entries.items()
+                for name, indices in entries.items()
             }
         )
     found = {}
@@ -117,7 +117,7 @@ def from_draws(posterior: Posterior, entries: Mapping[str, Tensor]) -> tuple[dic
         ends = torch.quantile(x, x.new_tensor(SUMMARY_PROBABILITIES), 0)
         spread = x.std(0, correction=min(1, len(x) - 1))
         found[name] = torch.stack([spread, *ends], -1)
-    return found, wanted
+    return found, num_draws
 
 
 def shown_entries(block: Block) -> Tensor:
@@ -130,14 +130,14 @@ def shown_entries(block: Block) -> Tensor:
 def first_labels(block: Block) -> list[str]:
     """Names of the first entries of a long tensor."""
     names, strides = [], [math.prod(block.shape[i + 1 :]) for i in range(len(block.shape))]
-    for place in range(SHOWN_ENTRIES):
-        index = [place // stride % size for stride, size in zip(strides, block.shape, strict=True)]
+    for index in range(SHOWN_ENTRIES):
+        index = [index // stride % size for stride, size in zip(strides, block.shape, strict=True)]
         names.append(f"{block.name}[{', '.join(map(str, index))}]")
     return names
 
 
 def varying(bijector: Bijector) -> Tensor:
-    """Which entries of a parameter vary within its support, (n,): not those above a Cholesky factor's diagonal."""
+    """Return which entries of a parameter vary, (n,): those above a Cholesky factor's diagonal, for example, don't."""
     size = math.prod(bijector.shape)
     if bijector.elementwise:
         return torch.ones(size, dtype=torch.bool)

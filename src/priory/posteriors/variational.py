@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution, Independent, LowRankMultivariateNormal, MultivariateNormal, Normal
 
 from priory.core.data import Data
 from priory.core.errors import InputError, is_integer, require
@@ -81,16 +82,26 @@ class Variational(Posterior):
         self.family: Family = form.family(self.theta)
         self._k_hat: float | None = None
 
-    def judged(self, history: Mapping[str, Tensor] | None = None) -> Status:
+    def compute_status(self, history: Mapping[str, Tensor] | None = None) -> Status:
         """The status from the history of the bound, and from k-hat if it has been computed."""
         remedy = "q misses part of the posterior, so use a richer family or NUTS"
-        return worst([super().judged(history), of_k_hat(self._k_hat, remedy)])
+        return worst([super().compute_status(history), of_k_hat(self._k_hat, remedy)])
 
     def gaussian_coordinates(self) -> tuple[Tensor, Tensor] | None:
         if not isinstance(self.family, (DiagonalFamily, FullRankFamily, LowRankFamily)):
             return None
         mean, variance = self.family.moments()
         return mean, variance.sqrt()
+
+    def gaussian_distribution(self) -> Distribution | None:
+        q = self.family
+        if isinstance(q, DiagonalFamily):
+            return Independent(Normal(q.loc, q.scale), 1)
+        if isinstance(q, FullRankFamily):
+            return MultivariateNormal(q.loc, scale_tril=q.tril)
+        if isinstance(q, LowRankFamily):
+            return LowRankMultivariateNormal(q.loc, q.factor, (2 * q.log_diag).exp())
+        return None
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         with torch.no_grad():
@@ -106,6 +117,7 @@ class Variational(Posterior):
         return {name: exact.get(name, x.mean(0)) for name, x in draws.items()}
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
+        self.model.layout.refuse_auxiliary("The posterior")
         w = self.model.layout.unconstrain(params)
         value = self.family.log_prob(w) - self.model.layout.log_det(w)
         return torch.where(torch.isnan(w).any(-1), -torch.inf, value)  # outside the support
@@ -126,7 +138,7 @@ class Variational(Posterior):
             An `Evidence` with value, kind and standard error.
         """
         require(is_integer(samples, 4), "samples", "elbo", "be an integer >= 4", samples)
-        samples -= samples % 2  # they may come in pairs
+        samples -= samples % 2  # they may come in antithetic pairs
         rows, generator = self._rows(data, "elbo"), stream(seed, "elbo", device=self.model.device)
         values = torch.cat(list(self._bounds(rows, samples, generator)))
         error, draws = float(values.std() / len(values) ** 0.5), f"{samples} draws"
@@ -169,7 +181,7 @@ class Variational(Posterior):
 
     @property
     def precisions(self) -> dict[str, Tensor]:
-        """Precisions of a hierarchical prior under this q, by the name of their parameter."""
+        """Precisions of a hierarchical prior under this q, by parameter name."""
         moments = self.family.moments()
         if moments is None or not has_network(self.model):
             raise InputError("The precisions need a network's prior, and a q whose variances are known.")
@@ -177,27 +189,27 @@ class Variational(Posterior):
 
     @property
     def certificate(self) -> Certificate | None:
-        """Whether the penalty r(mu, scale) that q was trained with is Bayesian, and if not, why; None for a prior."""
+        """Whether the penalty r(mu, scale) on q corresponds to a prior, and if not, why; None if q had a prior."""
         found = self.equivalence
         return None if found is None else found.certificate
 
     @property
     def equivalence(self) -> Equivalence | None:
-        """Which prior the penalty on q is, as q was trained with it: T r at the temperature T; None for a prior."""
+        """The prior that the penalty on q, T r at temperature T, corresponds to; None if q had a prior."""
         others = self.target.prior.others if has_network(self.model) else []
         penalties = {id(d.penalty): d.penalty for _, d in others if isinstance(d, VariationalTerm)}
         if not penalties:
             return None
         one = len(penalties) == 1
-        require(one, "prior", "the model", "have one penalty on q for a certificate of the posterior", len(penalties))
+        require(one, "prior", "the model", "have one penalty on q, as a certificate needs", len(penalties))
         penalty = next(iter(penalties.values()))
-        family = getattr(self.family, "base", "gaussian")  # the only families that train with one
+        family = getattr(self.family, "base", "gaussian")  # only these families can be trained with a penalty
         return replace(penalty, factor=penalty.factor * self.target.temperature).equivalence(family)
 
     def evidence(self) -> Evidence:
         return self.elbo()
 
-    def own(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"form": self.form.describe()}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -212,9 +224,9 @@ class Variational(Posterior):
 
     @classmethod
     def of_tensors(
-        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **own: Any
+        cls, target: Target, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], **options: Any
     ) -> Variational:
-        return cls(target, form_of(own["form"], target.model.layout), tensors["theta"], buffers)
+        return cls(target, form_of(options["form"], target.model.layout), tensors["theta"], buffers)
 
     # Draws, a few at a time.
 
@@ -229,9 +241,11 @@ class Variational(Posterior):
         return source
 
     def _pieces(self, samples: int, generator: torch.Generator) -> Iterator[Tensor]:
-        few = max(1, min(MAX_BLOCK_DRAWS, (1 << 17) // (self.num_data or 1), (1 << 24) // self.model.layout.size))
-        for start in range(0, samples, few):
-            yield self.draw(min(few, samples - start), generator)
+        block_size = max(
+            1, min(MAX_BLOCK_DRAWS, (1 << 17) // (self.num_data or 1), (1 << 24) // self.model.layout.size)
+        )
+        for start in range(0, samples, block_size):
+            yield self.draw(min(block_size, samples - start), generator)
 
     def _bounds(self, rows: Data, samples: int, generator: torch.Generator) -> Iterator[Tensor]:
         """The contributions of each draw, or of each antithetic pair, to the bound."""
@@ -245,5 +259,5 @@ class Variational(Posterior):
         """log p(D|w) + log p(w) - log q(w), tempered as the fit was, in double precision, (S,)."""
         with torch.no_grad():
             log_likelihood = self.target.log_likelihood(w, rows, self.buffers)
-            cross, entropy = -self.target.settled(self.family).log_prior(w), -self.family.log_prob(w)
+            cross, entropy = -self.target.with_empirical_precisions(self.family).log_prior(w), -self.family.log_prob(w)
             return assemble(self.target, log_likelihood, cross, entropy, self.model.layout.log_det(w)).value.double()

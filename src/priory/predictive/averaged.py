@@ -1,8 +1,8 @@
 """The average of several predictions: p(y | x, D) = sum_k a_k p_k(y | x, D), with weights a_k that add up to one.
 
-Members of an ensemble, and posteriors that were stacked or averaged by their evidence, predict like this. Each part
-keeps its own form (a mixture over draws, a Gaussian in closed form). The variance is that within the parts plus that
-between their means:
+This is the prediction of an ensemble, and of posteriors that were stacked or averaged by their evidence. Each part p_k
+has its own representation (a mixture over draws, a Gaussian in closed form). The variance is the mean variance within
+the parts plus the variance between their means:
 
     epistemic = sum_k a_k (epistemic_k + (mean_k - mean)^2),    aleatoric = sum_k a_k aleatoric_k
 """
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, eq=False)
 class Averaged(PredictiveDistribution):
-    """The weighted average of distributions of y at the same n inputs. `Prediction.average` makes one.
+    """The weighted average of distributions of y at the same n inputs. `Prediction.average` returns one.
 
     Args:
         likelihood: The likelihood of the first part.
         event: Shape of one target.
-        parts: The distributions, of targets of one shape.
-        weights: Their weights, (K,), adding up to one.
+        parts: The distributions, all of targets of the same shape.
+        weights: Their weights, (K,), which sum to one.
     """
 
     likelihood: Likelihood
@@ -49,7 +49,7 @@ class Averaged(PredictiveDistribution):
 
     @cached_property
     def outputs(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Outputs behind every part, one part after the other, (S, n, ...)."""
+        """Draws of the network's outputs of all parts, concatenated, (S, n, ...)."""
         return torch.cat([part.outputs for part in self.parts])
 
     def _average(self, values: list[Tensor]) -> Tensor:
@@ -76,14 +76,13 @@ class Averaged(PredictiveDistribution):
 
     @cached_property
     def samples(self) -> Tensor:
-        """Draws of y, (S, n, *event), from each part in proportion to its weight."""
-        each = [part.samples for part in self.parts]
-        wanted = sum(len(draws) for draws in each)
-        at = (torch.arange(wanted, dtype=torch.float64) + 0.5) / wanted
-        part = torch.searchsorted(self.weights.double().cumsum(0).cpu(), at).clamp_max(len(each) - 1)
-        counts = torch.bincount(part, minlength=len(each)).tolist()
-        taken = [draws[torch.arange(n) % len(draws)] for draws, n in zip(each, counts, strict=True)]
-        return torch.cat(taken)
+        """Draws of y, (S, n, *event); the number of draws from each part is proportional to its weight."""
+        samples = [part.samples for part in self.parts]
+        num_draws = sum(map(len, samples))
+        quantiles = (torch.arange(num_draws, dtype=torch.float64) + 0.5) / num_draws
+        part_of_draw = torch.searchsorted(self.weights.double().cumsum(0).cpu(), quantiles).clamp_max(len(samples) - 1)
+        counts = torch.bincount(part_of_draw, minlength=len(samples)).tolist()
+        return torch.cat([draws[torch.arange(n) % len(draws)] for draws, n in zip(samples, counts, strict=True)])
 
     @property
     def mutual_information(self) -> Tensor:
@@ -91,10 +90,9 @@ class Averaged(PredictiveDistribution):
         return self.entropy - self._average(within)
 
     def normals(self) -> Normals | None:
-        found = [part.normals() for part in self.parts]
-        each = [normals for normals in found if normals is not None]
-        if len(each) < len(found):
+        normals = [normals for part in self.parts if (normals := part.normals()) is not None]
+        if len(normals) < len(self.parts):
             return None
-        weights = [torch.full_like(n.means, 1 / len(n.means)) if n.weights is None else n.weights for n in each]
+        weights = [torch.full_like(n.means, 1 / len(n.means)) if n.weights is None else n.weights for n in normals]
         shares = torch.cat([a * w for a, w in zip(self.weights, weights, strict=True)])
-        return Normals(torch.cat([n.means for n in each]), torch.cat([n.stds for n in each]), shares)
+        return Normals(torch.cat([n.means for n in normals]), torch.cat([n.stds for n in normals]), shares)

@@ -1,4 +1,4 @@
-"""A finite mixture of Gaussians for y at each input, as a mixture of regressions or of experts predicts it."""
+"""A finite mixture of Gaussians for y at each input: the prediction of a mixture of regressions or of experts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from priory.core.errors import InputError
 from priory.core.streams import stream
+from priory.core.tables import counted
 from priory.likelihoods import Gaussian
 from priory.predictive.distribution import Normals, PredictiveDistribution
 
@@ -28,7 +29,7 @@ class GaussianComponents(PredictiveDistribution):
         weights: Weights of the components at each input, (n, K).
         means: Means, (n, K).
         variances: Variances, (n, K).
-        draws: Number of `samples`.
+        draws: Number of draws of y in `samples`.
         seed: Seed of `samples`.
         likelihood: Likelihood of one component.
         event: Shape of one target.
@@ -43,7 +44,7 @@ class GaussianComponents(PredictiveDistribution):
     event: torch.Size = torch.Size()
 
     def describe(self) -> str:
-        return f"{self.means.shape[1]} components"
+        return counted(self.means.shape[1], "component")
 
     @property
     def example(self) -> Tensor:
@@ -59,7 +60,7 @@ class GaussianComponents(PredictiveDistribution):
 
     @cached_property
     def epistemic(self) -> Tensor:
-        """Zero: the parameters are a point."""
+        """Zero, because the parameters are a point estimate."""
         return torch.zeros_like(self.mean)
 
     @cached_property
@@ -88,7 +89,9 @@ class GaussianComponents(PredictiveDistribution):
 
     @property
     def mutual_information(self) -> Tensor:
-        raise InputError("A mixture of Gaussians is over numbers: it has no mutual information of labels.")
+        raise InputError(
+            "The prediction of a mixture of Gaussians is over real numbers, and only labels have a mutual information."
+        )
 
     def normals(self) -> Normals:
         return Normals(self.means.mT, self._stds.mT, self.weights.mT)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Normals(NamedTuple):
-    """A mixture of K Gaussians for each coordinate of y, in tensors (K, n, *event); weights of None are equal."""
+    """A mixture of K Gaussians for each entry of y, in tensors (K, n, *event); without weights they are equal."""
 
     means: Tensor
     stds: Tensor

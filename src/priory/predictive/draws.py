@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, eq=False)
 class MixtureOfDraws(PredictiveDistribution):
-    """p(y | x, D) from S draws of the network's outputs and of the likelihood's own parameters.
+    """p(y | x, D) from S draws of the network's outputs and of the likelihood's learnt parameters.
 
     Args:
         likelihood: p(y | f).
-        outputs: Outputs f at each draw, arranged for the targets, (S, n, ...).
+        outputs: Outputs f at each draw, with the targets' dimensions first, (S, n, ...).
         learnt: The likelihood's learnt parameters at each draw, by name, each (S, ...).
         event: Shape of one target.
         seed: Seed of `samples`.

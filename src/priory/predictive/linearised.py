@@ -1,26 +1,28 @@
-"""Predictions of a network that is linear in its weights around a point, under a Gaussian posterior of them.
+"""Predictions of a network linearised in its weights around a point, under a Gaussian posterior of the weights.
 
-(MacKay, 1992, "The evidence framework applied to classification networks".) Its outputs are Gaussian at each input,
+The outputs of the linearised network are Gaussian at each input (MacKay, 1992, "The evidence framework applied to
+classification networks"),
 
     f ~ N(m, V),    m = f(x; w*),    V = J Sigma J'
 
-With Gaussian noise p(y | x, D) = N(y; m, V + noise^2) exactly. For labels the integral of softmax(f) over N(m, V) has
-no closed form, and `link` chooses its approximation:
+With Gaussian noise, p(y | x, D) = N(y; m, V + noise^2) is exact. For labels, the integral of softmax(f) over N(m, V)
+has no closed form. `link` selects one of these approximations:
 
     "samples"  the mixture over draws of f
-    "probit"   softmax(m_c / sqrt(1 + pi V_cc / 8)), for yes or no sigmoid(m / sqrt(1 + pi V / 8)) (MacKay, 1992; Gibbs,
-               1998, for classes): each logit is drawn to zero as its variance grows; exact at V = 0
-    "extended" 1 / sum_l exp(-(m_c - m_l) / sqrt(1 + pi V_cl / 8)), made to add up to one, with V_cl the variance of
-               f_c - f_l (Daunizeau, 2017; Lu, Ie and Sha, 2020): like the softmax it depends on differences alone, and
-               for two classes it is the probit of their difference
-    "bridge"   the mean of a Dirichlet whose Laplace approximation in the softmax's basis has this mean and these
+    "probit"   softmax(m_c / sqrt(1 + pi V_cc / 8)), or sigmoid(m / sqrt(1 + pi V / 8)) for binary labels (MacKay, 1992;
+               Gibbs, 1998, for several classes): each logit shrinks towards zero as its variance grows; exact at V = 0
+    "extended" 1 / sum_l exp(-(m_c - m_l) / sqrt(1 + pi V_cl / 8)), normalised to sum to one, with V_cl the variance of
+               f_c - f_l (Daunizeau, 2017; Lu, Ie and Sha, 2020): like the softmax it depends only on differences of
+               logits, and for two classes it is the probit of their difference
+    "bridge"   the mean of the Dirichlet whose Laplace approximation in the softmax basis has this mean and these
                variances (Hobbhahn, Kristiadi and Hennig, 2022, "Fast predictive uncertainty for classification with
-               Bayesian deep networks"), with f first conditioned on sum_c f_c = 0, which no probability depends on:
+               Bayesian deep networks"). f is first conditioned on sum_c f_c = 0, which changes no probability:
 
                    alpha_c = (1 - 2/K + exp(m_c) sum_l exp(-m_l) / K^2) / V_cc
 
-               It recovers a Dirichlet's own mean. Where V is not about a Dirichlet's (V_cc falling as exp(-m_c)) it is
-               further from the integral than "probit", and for two classes it is sigmoid(m) whatever V is.
+               If f is the Laplace approximation of a Dirichlet, this is exactly that Dirichlet's mean. Where V_cc does
+               not fall about as exp(-m_c), as it does for a Dirichlet, the error is larger than that of "probit"; and
+               for two classes the result is sigmoid(m), whatever V is.
 """
 
 from __future__ import annotations
@@ -48,13 +50,28 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Linearised(PredictiveDistribution):
-    """p(y | x, D) where the network's outputs are Gaussian at each input. `Linearised.of` checks and makes one.
+    """p(y | x, D) for outputs of the network that are Gaussian at each input. Make one with `Linearised.of`.
 
-    With Gaussian noise that doesn't come from the network everything but `samples` is exact, and `log_prob` is the
-    joint density of the outputs of a row. With a closed `link` the probabilities are its own, `log_prob` is the
-    logarithm of their product over the labels of a row, and the spread of p (`epistemic`, `mutual_information`) is the
-    link's variance or entropy, split in the proportions of draws of f. Everything else is the mixture over those draws,
-    which are made when first needed.
+    There are three cases:
+
+    - Gaussian noise whose scale is not an output of the network: everything except `samples` is exact, and `log_prob`
+      is the joint density of the outputs of a row.
+    - Labels and a `link` in closed form: the link gives the probabilities, and `log_prob` is the log of their product
+      over the labels of a row. `epistemic` and `mutual_information` are the share of the link's variance or entropy
+      that the draws of f attribute to the spread of f.
+    - Otherwise: the mixture over draws of f.
+
+    Draws are made when they are first needed.
+
+    Args:
+        likelihood: p(y | f).
+        learnt: The likelihood's learnt parameters by name.
+        event: Shape of one target.
+        location: Mean m of the outputs, (n, *rest).
+        covariance: Covariance V of the outputs, in one of the shapes that `Linearised.of` accepts.
+        draws: Number of draws of f.
+        link: "samples", or for labels one of `LINKS`.
+        seed: Seed of all draws.
     """
 
     likelihood: Likelihood
@@ -78,31 +95,34 @@ class Linearised(PredictiveDistribution):
         samples: int = 64,
         link: str = "samples",
     ) -> Linearised:
-        """Make one from the moments of the arranged outputs and the likelihood's own parameters at a point.
+        """Check mean and covariance of the outputs, and wrap them.
 
-        A segmentation of 64 x 64 pixels into 10 classes needs 6.7 GB per row for the first form of the covariance,
-        1.6 MB for the second and 0.2 MB for the third, in single precision.
+        A segmentation of 64 x 64 pixels into 10 classes needs 6.7 GB per row for the first shape of the covariance,
+        1.6 MB for the second and 0.2 MB for the third, in float32.
 
         Args:
             likelihood: p(y | f).
             mean: Mean m of the outputs, (n, *rest).
-            covariance: Covariance V: (n, C, C) over all C outputs of a row; or (n, *rest, rest[-1]), one block for the
-                last dimension at each place before it (the classes of each pixel); or (n, *rest), variances alone.
-                Covariances that are left out are taken as zero.
+            covariance: Covariance V in one of three shapes: (n, C, C) for all C outputs of a row; (n, *rest, rest[-1])
+                for one block over the last dimension at each position (the classes of each pixel); or (n, *rest) for
+                the variances only. Covariances outside of the blocks are zero.
             learnt: The likelihood's learnt parameters by name.
             event: Shape of one target.
             seed: Seed of all draws.
             samples: Number of draws of f.
             link: "samples", or for labels one of `LINKS`.
 
+        Returns:
+            The predictive distribution.
+
         Raises:
-            InputError: If a shape, number or link can't be used.
+            InputError: If a shape, a value or the link is invalid.
         """
         require(is_integer(samples, 1), "samples", "Linearised", "be an integer >= 1", samples)
         known = ("samples", *LINKS)
         require(link in known, "link", "Linearised", f"be among {', '.join(known)}", repr(link))
         labels = link == "samples" or likelihood.classes
-        require(labels, "link", "Linearised", f"be 'samples' for {likelihood!r}, which is over numbers", repr(link))
+        require(labels, "link", "Linearised", f"be 'samples' for {likelihood!r}, whose targets are numbers", repr(link))
         rest = tuple(mean.shape[1:])
         shapes = [(len(mean), *shape) for shape in ((math.prod(rest),) * 2, (*rest, *rest[-1:]), rest)]
         fits = tuple(covariance.shape) in shapes
@@ -135,7 +155,7 @@ class Linearised(PredictiveDistribution):
 
     @cached_property
     def _blocks(self) -> tuple[Tensor, Tensor]:
-        """m and V as independent Gaussians (n, *places, B) and (n, *places, B, B)."""
+        """m and V as independent Gaussians, (n, *positions, B) and (n, *positions, B, B)."""
         m, v = self.location, self.covariance
         if v.shape == m.shape:
             return m.unsqueeze(-1), v[..., None, None]
@@ -164,7 +184,7 @@ class Linearised(PredictiveDistribution):
 
     @cached_property
     def _moderated(self) -> Tensor | None:
-        """Outputs at which the likelihood has the predictive's mean, (n, *rest), if they have a closed form."""
+        """Outputs at which the likelihood's mean is E[y | x, D], (n, *rest); None without a closed form."""
         if self._exact:
             return self.location
         return None if self.link == "samples" else LINKS[self.link](self)
@@ -181,35 +201,41 @@ class Linearised(PredictiveDistribution):
         """Var over f of E[y | f]: the part of the variance that more data would remove."""
         if self.likelihood.slope is not None:
             return self.likelihood.slope**2 * self._variances
-        found = self._mixture.epistemic
-        # draws and a closed form differ a little, and the parts of a variance must not be negative
-        return found if self._moderated is None else torch.minimum(found, self._total(self._moderated))
+        mixture_epistemic = self._mixture.epistemic
+        # draws and closed form differ slightly, and total - epistemic must not be negative
+        return (
+            mixture_epistemic
+            if self._moderated is None
+            else torch.minimum(mixture_epistemic, self._total_variance(self._moderated))
+        )
 
     @cached_property
     def aleatoric(self) -> Tensor:
-        """E over f of Var[y | f]: the part that more data would not remove."""
+        """E over f of Var[y | f]: the part of the variance that more data would not remove."""
         if self._moderated is None:
             return self._mixture.aleatoric
-        total = self._total(self._moderated)
+        total = self._total_variance(self._moderated)
         return total if self._exact else total - self.epistemic
 
-    def _total(self, outputs: Tensor) -> Tensor:
+    def _total_variance(self, outputs: Tensor) -> Tensor:
         return self.likelihood.variance(outputs, self.learnt)
 
     @property
     def mutual_information(self) -> Tensor:
         """H[E p] - E H[p], in nats, from 0 to the entropy.
 
-        With a closed link it is the link's entropy times the share that is disagreement in the entropy of the mixture
-        over draws. The link's entropy less the draws' mean entropy would agree with it on average, but is below zero
-        where the link is surer than the draws are, and noise of the order of the spread of f hides it where that is
-        small.
+        With a link in closed form it is the link's entropy, times the ratio of mutual information to entropy in the
+        mixture over draws of f. The link's entropy minus the mean entropy of the draws would agree on average. But that
+        difference is negative where the link's entropy is too low, and where f varies little its Monte Carlo noise is
+        larger than its value.
         """
-        found = self._mixture.mutual_information
+        mixture_information = self._mixture.mutual_information
         if self._moderated is None:
-            return found
-        whole = self.likelihood.entropy(self._mixture.mean, len(self.event))
-        share = torch.where(whole > 0, found.clamp_min(0) / whole, 0.0)  # below zero by rounding alone
+            return mixture_information
+        mixture_entropy = self.likelihood.entropy(self._mixture.mean, len(self.event))
+        share = torch.where(
+            mixture_entropy > 0, mixture_information.clamp_min(0) / mixture_entropy, 0.0
+        )  # negative only by rounding
         return share * self.entropy
 
     @cached_property
@@ -247,64 +273,66 @@ class Linearised(PredictiveDistribution):
 
 
 def probit(prediction: Linearised) -> Tensor:
-    """Logits m / sqrt(1 + pi V / 8): sigmoid(f) is close to the probit Phi(f sqrt(pi / 8)), whose mean is known."""
+    """Return logits m / sqrt(1 + pi V / 8), because sigmoid(f) is close to Phi(f sqrt(pi / 8)), whose mean is known."""
     return prediction.location * torch.rsqrt(1 + math.pi / 8 * prediction._variances)
 
 
 def extended(prediction: Linearised) -> Tensor:
-    """Logits -log sum_l exp(-(m_c - m_l) / sqrt(1 + pi V_cl / 8)); for yes or no, the probit."""
+    """Return logits -log sum_l exp(-(m_c - m_l) / sqrt(1 + pi V_cl / 8)); for binary labels, those of `probit`."""
     m = prediction.location
     if m.ndim == 1 + len(prediction.event):
         return probit(prediction)
     v = covariance_of_classes(m, prediction._blocks[1])
     variances = v.diagonal(dim1=-2, dim2=-1)
-    apart = variances.unsqueeze(-1) + variances.unsqueeze(-2) - 2 * v
-    differences = (m.unsqueeze(-1) - m.unsqueeze(-2)) * torch.rsqrt(1 + math.pi / 8 * apart.clamp_min(0))
+    difference_variances = variances.unsqueeze(-1) + variances.unsqueeze(-2) - 2 * v
+    differences = (m.unsqueeze(-1) - m.unsqueeze(-2)) * torch.rsqrt(1 + math.pi / 8 * difference_variances.clamp_min(0))
     return -torch.logsumexp(-differences, -1)
 
 
 def bridge(prediction: Linearised) -> Tensor:
-    """Logits log alpha of the Dirichlet, whose mean is their softmax; for yes or no, m itself."""
+    """Return logits log alpha of the Dirichlet, whose mean is their softmax; for binary labels, m."""
     m = prediction.location
     if m.ndim == 1 + len(prediction.event):
         return m
     v, classes = covariance_of_classes(m, prediction._blocks[1]), m.shape[-1]
-    variances, ones = v.diagonal(dim1=-2, dim2=-1), v.sum(-1)  # V_cc and V 1
-    size, rounding = variances.sum(-1, keepdim=True), 100 * classes * torch.finfo(v.dtype).eps
-    # Condition on sum_c f_c = 0. Where that is known already, or nothing is known of it, the mean is moved evenly.
-    total = ones.sum(-1, keepdim=True)  # 1' V 1
-    gain = torch.where(total > rounding * size, ones / total, torch.full_like(ones, 1 / classes))
-    centred, variances = m - gain * m.sum(-1, keepdim=True), variances - gain * ones
-    known = variances.amax(-1, keepdim=True) <= rounding * size  # no spread in the probabilities: they are softmax(m)
-    share = centred + torch.logsumexp(-centred, -1, keepdim=True) - 2 * math.log(classes)
-    rest = torch.full_like(share, 1 - 2 / classes).log()
-    log_alpha = torch.logaddexp(rest, share) - torch.maximum(variances, rounding * size).log()
-    return torch.where(known, m, log_alpha)
+    variances, row_sums = v.diagonal(dim1=-2, dim2=-1), v.sum(-1)  # V_cc and V 1
+    trace, rounding = variances.sum(-1, keepdim=True), 100 * classes * torch.finfo(v.dtype).eps
+    # Condition on sum_c f_c = 0. Where the variance of the sum is zero, subtract the mean of the logits instead.
+    total = row_sums.sum(-1, keepdim=True)  # 1' V 1
+    gain = torch.where(total > rounding * trace, row_sums / total, torch.full_like(row_sums, 1 / classes))
+    centred, variances = m - gain * m.sum(-1, keepdim=True), variances - gain * row_sums
+    certain = (
+        variances.amax(-1, keepdim=True) <= rounding * trace
+    )  # no variance in the probabilities: they are softmax(m)
+    log_ratio = centred + torch.logsumexp(-centred, -1, keepdim=True) - 2 * math.log(classes)
+    log_constant = torch.full_like(log_ratio, 1 - 2 / classes).log()
+    log_alpha = torch.logaddexp(log_constant, log_ratio) - torch.maximum(variances, rounding * trace).log()
+    return torch.where(certain, m, log_alpha)
 
 
 LINKS: dict[str, Callable[[Linearised], Tensor]] = {"probit": probit, "extended": extended, "bridge": bridge}
 
 
 def covariance_of_classes(m: Tensor, v: Tensor) -> Tensor:
-    """The covariance of the K logits at each place, (n, *places, K, K), for logits m (n, *places, K)."""
+    """Return the covariance of the K logits at each position, (n, *positions, K, K); m is (n, *positions, K)."""
     classes = m.shape[-1]
     if v.shape[-1] == 1 < classes:
         return torch.diag_embed(v.reshape(m.shape))
-    places = v.unflatten(-1, (-1, classes)).unflatten(-3, (-1, classes))  # (n, ..., a, K, b, K)
-    return places.diagonal(dim1=-4, dim2=-2).movedim(-1, -3).reshape(*m.shape, classes)
+    blocks = v.unflatten(-1, (-1, classes)).unflatten(-3, (-1, classes))  # (n, ..., a, K, b, K)
+    return blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3).reshape(*m.shape, classes)
 
 
 def factor_of(covariance: Tensor) -> Tensor:
-    """Lower factors of covariances (..., B, B) that may be singular."""
+    """Return lower triangular factors of covariances (..., B, B), which may be singular."""
     try:
         return cholesky(covariance, "covariance", semidefinite=True)
     except NotPositiveDefiniteError:
-        require(False, "covariance", "Linearised", "be positive semi-definite", "a negative direction")
+        require(False, "covariance", "Linearised", "be positive semi-definite", "a negative eigenvalue")
         raise
 
 
 def log_normal(deviation: Tensor, covariance: Tensor) -> Tensor:
-    """log N(deviation; 0, covariance): (..., B) and (..., B, B) -> (...)."""
+    """Return log N(deviation; 0, covariance), for (..., B) and (..., B, B): (...)."""
     factor = factor_of(covariance)
     z = torch.linalg.solve_triangular(factor, deviation.unsqueeze(-1), upper=False).squeeze(-1)
     log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)

@@ -96,15 +96,21 @@ class Prediction(ABC):
             The average, as a prediction.
         """
         require(len(parts) > 0, "parts", "Averaged", "be one prediction or more", "none")
-        each, first = [part.distribution for part in parts], parts[0]
-        same = all(len(p.example) == len(each[0].example) and p.event == first.event for p in each)
-        require(same, "parts", "Averaged", "be of the same inputs and targets", [tuple(p.example.shape) for p in each])
-        shapes = [tuple(p.mean.shape) for p in each]
-        alike = "predict means of one shape, as Bernoulli and Categorical don't"
+        distributions, first = [part.distribution for part in parts], parts[0]
+        same = all(len(p.example) == len(distributions[0].example) and p.event == first.event for p in distributions)
+        require(
+            same,
+            "parts",
+            "Averaged",
+            "be of the same inputs and targets",
+            [tuple(p.example.shape) for p in distributions],
+        )
+        shapes = [tuple(p.mean.shape) for p in distributions]
+        alike = "predict means of one shape, which Bernoulli and Categorical don't"
         require(len(set(shapes)) == 1, "parts", "Averaged", alike, shapes)
-        widest = max((p.example.dtype for p in each), key=lambda dtype: torch.finfo(dtype).bits)
-        weights = weights.to(each[0].example.device, widest)
-        return Prediction.of(Averaged(first.likelihood, first.event, tuple(each), weights), first.prepare)
+        widest = max((p.example.dtype for p in distributions), key=lambda dtype: torch.finfo(dtype).bits)
+        weights = weights.to(distributions[0].example.device, widest)
+        return Prediction.of(Averaged(first.likelihood, first.event, tuple(distributions), weights), first.prepare)
 
     def in_units(self, units: Units) -> Prediction:
         """Return the prediction in the original units of standardised targets.
@@ -268,7 +274,7 @@ class NumberPrediction(Prediction):
 
     @abstractmethod
     def _between(self, low: Tensor, high: Tensor) -> Tensor:
-        """Return the next value to try between two."""
+        """Return the next value to try in the interval from low to high."""
 
     @abstractmethod
     def _bracket(self, q: float) -> tuple[Tensor, Tensor]:
@@ -292,7 +298,7 @@ class NumberPrediction(Prediction):
         raise self._no_labels("mutual_information")
 
     def _no_labels(self, name: str) -> InputError:
-        return InputError(f"The '{name}' of a prediction needs labels: {self.likelihood!r} is over numbers.")
+        return InputError(f"The '{name}' of a prediction needs labels: the targets of {self.likelihood!r} are numbers.")
 
 
 @final
@@ -334,14 +340,16 @@ class CountPrediction(NumberPrediction):
 
 @final
 class ClassPrediction(Prediction):
-    """A prediction of labels: classes, yes or no, or several labels per row."""
+    """A prediction of labels: classes, binary labels, or several labels per row."""
 
     classes: ClassVar[bool] = True
 
     def quantile(self, q: float) -> Tensor:
-        """Labels have no quantiles."""
+        """Raise an error: labels have no quantiles."""
         require(isinstance(q, Real) and 0 < q < 1, "q", "quantile", "lie between 0 and 1", q)
-        raise InputError(f"{self.likelihood!r} is over labels: it has probabilities, and no quantiles.")
+        raise InputError(
+            f"The targets of {self.likelihood!r} are labels: use 'probs', because labels have no quantiles."
+        )
 
     @property
     def probs(self) -> Tensor:
@@ -390,6 +398,6 @@ def predict(
         for w in draws:
             outputs.append(model.outputs(w, inputs, buffers, event, limit, shared))
             learnt.append(model.learnt_at(w))
-        own = {name: torch.cat([found[name] for found in learnt]) for name in learnt[0]}
-        whole = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
-        return Prediction.of_draws(model.likelihood, whole, own, event, model.prepare_targets, seed)
+        all_learnt = {name: torch.cat([values[name] for values in learnt]) for name in learnt[0]}
+        all_outputs = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+        return Prediction.of_draws(model.likelihood, all_outputs, all_learnt, event, model.prepare_targets, seed)

@@ -6,7 +6,7 @@ over millions of them take a few passes. All other priors are evaluated through 
 have precision 0 and contribute nothing.
 
 A `Hierarchical` prior learns a precision: either as a coordinate beside the weights, or, by empirical Bayes, as a
-number in the vector of precisions, which `settled` replaces.
+number in the vector of precisions, which `with_empirical_precisions` replaces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent, LogNormal, Normal, constraints
+from torch.distributions import Distribution, Independent, LogNormal, Normal, TransformedDistribution, constraints
 
 from priory.core.errors import InputError, require
 from priory.core.flat import Param
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from priory.core.flat import Block, Layout
 
 FLAT = "flat"
-Belief = Distribution | Hierarchical | str  # prior of one named parameter; the string is FLAT
+ParameterPrior = Distribution | Hierarchical | str  # prior of one named parameter; the string is FLAT
 
 
 @runtime_checkable
-class Believes(Protocol):
+class NetworkPrior(Protocol):
     """Protocol of objects that set the prior of each parameter of a network: a penalty, an edge of chaos."""
 
-    def beliefs(self, net: nn.Module, dtype: torch.dtype) -> Mapping[str, Belief]:
+    def priors_of(self, net: nn.Module, dtype: torch.dtype) -> Mapping[str, ParameterPrior]:
         """Return the prior of every trainable parameter, by name."""
         ...
 
@@ -64,7 +64,7 @@ class Prior:
         improper: Whether log p(w) is known up to a constant only.
     """
 
-    def __init__(self, layout: Layout, by_name: Mapping[str, Belief], like: Tensor) -> None:
+    def __init__(self, layout: Layout, by_name: Mapping[str, ParameterPrior], like: Tensor) -> None:
         self.layout = layout
         self.hierarchical: list[tuple[Block, Hierarchical]] = []
         self.loc = like.new_zeros(layout.size)
@@ -98,7 +98,7 @@ class Prior:
             self.precision[block.start : block.stop] = scale**-2
             log_normaliser -= float((scale.double().log() + 0.5 * math.log(2 * math.pi)).sum())
         self.centred = not bool(self.loc.any())
-        self.empirical = [(block, believed) for block, believed in self.hierarchical if believed.empirical]
+        self.empirical = [(block, distribution) for block, distribution in self.hierarchical if distribution.empirical]
         self._fixed = (self.precision, log_normaliser)  # before empirical Bayes
         self.log_normaliser: float | Tensor = log_normaliser
         self.factors: dict[str, Tensor] = {}  # by which `scaled` has multiplied the precisions
@@ -127,15 +127,15 @@ class Prior:
         # split once: the gradient is assembled in one pass, whereas each slice alone would allocate a whole vector
         cut = w.split([block.stop - block.start for block in self.layout.blocks], -1)
         pieces = dict(zip(self.layout.names, cut, strict=True))
-        for block, believed in self.others:
+        for block, distribution in self.others:
             piece = pieces[block.name]
-            if isinstance(believed, Hierarchical):
+            if isinstance(distribution, Hierarchical):
                 log_precision = pieces[precision_name(block.name)].squeeze(-1)
-                total = total + believed.log_prob(piece, log_precision, jacobian)
+                total = total + distribution.log_prob(piece, log_precision, jacobian)
                 continue
             u = piece.reshape((*w.shape[:-1], *block.bijector.free_shape))
             x = block.bijector.forward(u)
-            values = believed.log_prob(x.flatten(w.ndim - 1) if flattens(believed, block) else x)
+            values = distribution.log_prob(x.flatten(w.ndim - 1) if flattens(distribution, block) else x)
             total = total + values.flatten(w.ndim - 1).sum(-1) if values.ndim >= w.ndim else total + values
             if jacobian and not block.bijector.identity:
                 total = total + block.bijector.log_det(u, x)
@@ -160,7 +160,7 @@ class Prior:
             keep: Function from a parameter's block and prior to whether it is kept.
         """
         other = copy.copy(self)
-        other.others = [(block, believed) for block, believed in self.others if keep(block, believed)]
+        other.others = [(block, distribution) for block, distribution in self.others if keep(block, distribution)]
         return other
 
     # Learnt precisions.
@@ -171,7 +171,7 @@ class Prior:
         Args:
             like: Tensor whose data type and device the result takes.
         """
-        starts = [math.log(believed.start) for _, believed in self.hierarchical if not believed.empirical]
+        starts = [math.log(distribution.start) for _, distribution in self.hierarchical if not distribution.empirical]
         return torch.tensor(starts, dtype=like.dtype, device=like.device)
 
     def precisions(self, mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
@@ -182,13 +182,13 @@ class Prior:
             variance: Variances of q(w), (*B, P).
         """
         found = {}
-        for block, believed in self.hierarchical:
+        for block, distribution in self.hierarchical:
             m, v = (t[..., block.start : block.stop] for t in (mean, variance))
             square = torch.linalg.vecdot(m, m) + v.sum(-1)
-            found[precision_name(block.name)] = believed.precision(m.shape[-1], square)
+            found[precision_name(block.name)] = distribution.precision(m.shape[-1], square)
         return found
 
-    def settled(self, mean: Tensor, variance: Tensor) -> Prior:
+    def with_empirical_precisions(self, mean: Tensor, variance: Tensor) -> Prior:
         """Return the prior with the precisions that empirical Bayes sets under q.
 
         Args:
@@ -268,18 +268,18 @@ class Prior:
     def typical_scale(self) -> Tensor:
         """Return a standard deviation per coordinate, 1 where the prior has none, (P,)."""
         scale = torch.where(self.precision > 0, self.precision, torch.ones_like(self.precision)).rsqrt()
-        for block, believed in self.others:
-            if isinstance(believed, Hierarchical):
+        for block, distribution in self.others:
+            if isinstance(distribution, Hierarchical):
                 at = self.layout[precision_name(block.name)]
-                scale[block.start : block.stop] = believed.start**-0.5
+                scale[block.start : block.stop] = distribution.start**-0.5
                 # standard deviation of log tau given w
-                scale[at.start] = (believed.shape + 0.5 * (block.stop - block.start)) ** -0.5
+                scale[at.start] = (distribution.shape + 0.5 * (block.stop - block.start)) ** -0.5
                 continue
             try:
-                variance = believed.variance
+                variance = distribution.variance
             except NotImplementedError:
                 continue
-            if block.bijector.identity and bool(torch.isfinite(variance).all()) and not flattens(believed, block):
+            if block.bijector.identity and bool(torch.isfinite(variance).all()) and not flattens(distribution, block):
                 scale[block.start : block.stop] = variance.sqrt().expand(block.shape).reshape(-1)
         return scale
 
@@ -337,7 +337,8 @@ def moved(distribution: Distribution, like: Tensor) -> Distribution:
     """Return the distribution with the dtype and device of `like`, if it can be rebuilt from its parameters."""
     if isinstance(distribution, Independent):
         return Independent(moved(distribution.base_dist, like), distribution.reinterpreted_batch_ndims)
-    names = [name for name in distribution.arg_constraints if name in vars(distribution)]
+    derived = isinstance(distribution, TransformedDistribution)  # such as HalfNormal, whose parameters are properties
+    names = [name for name in distribution.arg_constraints if derived or name in vars(distribution)]
     if not names:
         return distribution
     try:
@@ -347,7 +348,7 @@ def moved(distribution: Distribution, like: Tensor) -> Distribution:
         return distribution
 
 
-def read_prior(spec: Any, names: Sequence[str], net: nn.Module, dtype: torch.dtype) -> dict[str, Belief]:
+def read_prior(spec: Any, names: Sequence[str], net: nn.Module, dtype: torch.dtype) -> dict[str, ParameterPrior]:
     """Return the prior of each parameter, by name.
 
     Args:
@@ -373,28 +374,23 @@ def read_prior(spec: Any, names: Sequence[str], net: nn.Module, dtype: torch.dty
             for name in matched:
                 chosen.setdefault(name, value)
         missing = [name for name in names if name not in chosen]
-        require(
-            not missing,
-            "prior",
-            "Model",
-            "cover every parameter, for example with a last '*'",
-            f"none for {missing}",
-        )
+        must = "cover every parameter, for example with a last '*'"
+        require(not missing, "prior", "Model", must, f"none for {missing}")
     else:
         chosen = dict.fromkeys(names, spec)
-    by_name: dict[str, Belief] = {}
-    read: dict[int, Mapping[str, Belief]] = {}  # by identity: a rule for all parameters is evaluated once
+    by_name: dict[str, ParameterPrior] = {}
+    read: dict[int, Mapping[str, ParameterPrior]] = {}  # by identity: a rule for all parameters is evaluated once
     for name, value in chosen.items():
         if id(value) not in read:
             if isinstance(value, str) and value in RULES:
                 read[id(value)] = by_rule(value, net, dtype)
-            elif isinstance(value, Believes) and not isinstance(value, type):
-                read[id(value)] = value.beliefs(net, dtype)
+            elif isinstance(value, NetworkPrior) and not isinstance(value, type):
+                read[id(value)] = value.priors_of(net, dtype)
         by_name[name] = read[id(value)][name] if id(value) in read else _one(value)
     return {name: by_name[name] for name in names}
 
 
-def declared(by_name: Mapping[str, Belief]) -> dict[str, Param]:
+def declared(by_name: Mapping[str, ParameterPrior]) -> dict[str, Param]:
     """Return the parameters that a prior adds to the model: the precisions that are coordinates.
 
     Args:
@@ -402,12 +398,12 @@ def declared(by_name: Mapping[str, Belief]) -> dict[str, Param]:
     """
     return {
         precision_name(name): Param((), constraints.positive)
-        for name, believed in by_name.items()
-        if isinstance(believed, Hierarchical) and not believed.empirical
+        for name, distribution in by_name.items()
+        if isinstance(distribution, Hierarchical) and not distribution.empirical
     }
 
 
-def _one(value: Any) -> Belief:
+def _one(value: Any) -> ParameterPrior:
     """Return the prior of one parameter given by the user."""
     if isinstance(value, Hierarchical):
         return value

@@ -101,7 +101,7 @@ class EdgeOfChaos:
         """Variance of the prior of a bias; 1 if sigma_b is 0."""
         return self.sigma_b**2 or 1.0
 
-    def beliefs(self, net: nn.Module, dtype: torch.dtype) -> dict[str, Normal]:
+    def priors_of(self, net: nn.Module, dtype: torch.dtype) -> dict[str, Normal]:
         """Return the prior of each trainable parameter, by name.
 
         Args:

@@ -42,8 +42,8 @@ class Hierarchical:
             - "variational" (default): it is a parameter of the model, "prior.0.weight.precision" for "0.weight", which
               every method samples or approximates like a weight. Point estimates keep it at shape / rate.
             - "empirical": it is a number that each step sets to its optimum under the mean and the variance of q.
-              Bounds are on log p(D | precision). Methods without these moments keep it at shape / rate, or at 1 without
-              a Gamma.
+              Bounds are on log p(D | precision). Samplers and `SVGD`, which have no such moments, refuse it; point
+              estimates keep it at shape / rate, or at 1 without a Gamma.
 
     Example:
         >>> Hierarchical(shape=2.0, rate=1.0).start

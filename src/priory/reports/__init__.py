@@ -80,7 +80,7 @@ def comparison_page(comparison: Comparison, title: str = "Comparison of methods"
     links = ", ".join(f'<a href="#{_anchor(place)}">{escape(name)}</a>' for place, name in enumerate(names))
     parts = [
         f"<header><h1>{escape(title)}</h1>",
-        f'<p class="lead">{escape(comparison.verdict)}</p>',
+        f'<p class="lead">{escape(f"{comparison.verdict} {comparison.worse_than_baseline}".strip())}</p>',
         f'<p class="soft">In detail: {links}, '
         '<a href="#done">what was done</a>, <a href="#glossary">glossary</a>.</p></header>',
         "<main>",
@@ -113,8 +113,8 @@ def _key(comparison: Comparison) -> str:
 
 def _used(term: str, comparison: Comparison) -> bool:
     """Whether a term of the glossary applies to this comparison."""
-    other = {"RMSE"} if "accuracy" in comparison.columns else {"accuracy"}
-    return term not in other and (term != "(no inputs)" or comparison.baseline is not None)
+    scores = {"RMSE": "rmse", "accuracy": "accuracy", "calibration": "calibration"}
+    return scores.get(term, "nll") in comparison.columns and (term != "(no inputs)" or comparison.baseline is not None)
 
 
 def _histories(comparison: Comparison) -> str:
@@ -133,7 +133,7 @@ def _method(comparison: Comparison, row: dict[str, Any], place: int) -> str:
     head = f'<section><h2 id="{_anchor(place)}">{escape(name)}</h2>'
     if row["error"] is not None:
         return f'{head}<p class="failed-note">This method failed: {escape(row["error"])}</p></section>'
-    prediction, y = comparison.predictions[name], comparison.targets
+    prediction, y = comparison.predictions.get(name), comparison.targets
     numbers = f'<div class="numbers">{"".join(_numbers(comparison, row, prediction, y))}</div>'
     figures = f'<div class="figures">{"".join(_figures(comparison, name, prediction, y))}</div>'
     status = f'<p class="soft">Status: {escape(str(comparison.posteriors[name].status))}</p>'
@@ -145,6 +145,10 @@ def _numbers(comparison: Comparison, row: dict[str, Any], prediction: Any, y: Te
     base = comparison.baseline or {}
     text = dict(zip(comparison.columns, comparison.cells()[comparison.rows.index(row)], strict=True))
     cards = [number(text["nll"], "NLL, nats per row; lower is better", _against_baseline(row, base))]
+    seconds = f"and {row['predict_seconds']:.2g} s to predict {counted(len(y), 'row')}"
+    times = number(f"{row['fit_seconds']:.3g} s", "to fit", seconds)
+    if prediction is None:
+        return [*cards, times]
     if prediction.classes:
         wrong = round((1 - row["accuracy"]) * y.numel())
         reading = f"Wrong on {wrong} of {counted(y.numel(), 'row')}"
@@ -162,9 +166,7 @@ def _numbers(comparison: Comparison, row: dict[str, Any], prediction: Any, y: Te
             _calibration_text(row, prediction, y),
         )
     )
-    seconds = f"and {row['predict_seconds']:.2g} s to predict {counted(len(y), 'row')}"
-    cards.append(number(f"{row['fit_seconds']:.3g} s", "to fit", seconds))
-    return cards
+    return [*cards, times]
 
 
 def _against_baseline(row: dict[str, Any], base: dict[str, Any]) -> str:
@@ -223,6 +225,8 @@ def _figures(comparison: Comparison, name: str, prediction: Any, y: Tensor) -> l
         alt = f"Curve of the fit of {name}, step by step."
         caption = f"Every step (faint) and the running mean; far outliers are cut off.{_jump_note(posterior)}"
         figures.append(picture(plot.history(posterior), alt, caption))
+    if prediction is None:
+        return figures
     ax = plot.calibration(prediction, y)
     caption = "The dashed line is perfect calibration; the grey band is the sampling error of these rows. "
     caption += "Below: overconfident. Above: underconfident."

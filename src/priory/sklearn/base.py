@@ -163,13 +163,9 @@ class MixtureEstimator(LatentEstimator):
         check_is_fitted(self)
         owner = f"{type(self).__name__}.sample"
         require(is_integer(n_samples, 1), "n_samples", owner, "be an integer >= 1", repr(n_samples))
-        rows, labels = self._generate(int(n_samples))
+        rows, labels = (t.numpy() for t in self._posterior().generate(int(n_samples), seed=self._seed()))
         order = np.argsort(labels, kind="stable")
         return rows[order], labels[order]
-
-    def _generate(self, n: int) -> tuple[Array, Array]:
-        """Sample n rows and their components, in any order."""
-        raise NotImplementedError
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
@@ -188,6 +184,11 @@ def precision_cholesky(covariances: Array, kind: str) -> Array:
         return 1 / np.sqrt(covariances)
     lower = np.linalg.cholesky(covariances)
     return np.swapaxes(np.linalg.solve(lower, np.broadcast_to(np.eye(lower.shape[-1]), lower.shape)), -1, -2)
+
+
+def precisions_of(root: Array, kind: str) -> Array:
+    """scikit-learn's `precisions_` from its `precisions_cholesky_`."""
+    return root @ np.swapaxes(root, -1, -2) if kind in ("full", "tied") else root**2
 
 
 def positive(spread: Array, matrices: bool) -> bool:

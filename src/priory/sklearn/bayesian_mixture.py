@@ -20,7 +20,16 @@ from priory.core.errors import require
 from priory.methods import VariationalEM
 from priory.models.target import Target
 from priory.posteriors import ConjugatePosterior
-from priory.sklearn.base import START_METHODS, Array, MixtureEstimator, arrays, positive, precision_cholesky, tensors
+from priory.sklearn.base import (
+    START_METHODS,
+    Array,
+    MixtureEstimator,
+    arrays,
+    positive,
+    precision_cholesky,
+    precisions_of,
+    tensors,
+)
 
 COVARIANCE_TYPES = ("full", "diag")
 WEIGHT_PRIORS = ("dirichlet_process", "dirichlet_distribution")
@@ -203,8 +212,8 @@ class BayesianGaussianMixture(MixtureEstimator):
         self.mean_precision_ = phi["beta"].reshape(each)
         self.degrees_of_freedom_ = phi["nu"].reshape(each)
         self.covariances_ = (phi["scatter"] / phi["nu"][..., None, None]).reshape(shape)
-        root = self.precisions_cholesky_ = precision_cholesky(self.covariances_, self.covariance_type)
-        self.precisions_ = root @ np.swapaxes(root, -1, -2) if self.covariance_type == "full" else root**2
+        self.precisions_cholesky_ = precision_cholesky(self.covariances_, self.covariance_type)
+        self.precisions_ = precisions_of(self.precisions_cholesky_, self.covariance_type)
         self.lower_bounds_ = [float(value) for value in posterior.history["bound"]]
         self.lower_bound_ = posterior.bound
         self.log_evidence_ = posterior.log_evidence_of_labels.value
@@ -214,11 +223,6 @@ class BayesianGaussianMixture(MixtureEstimator):
         shape = ((self.n_features_in_,),)
         model = self._model().in_shapes(shape, phi["means"].dtype, torch.device("cpu"), **tensors(self._frame))
         return ConjugatePosterior(Target(model, None), phi, self.lower_bound_, self.converged_)
-
-    def _generate(self, n: int) -> tuple[Array, Array]:
-        """Sample n rows and their components from the posterior predictive density."""
-        y, z = self._posterior().generate(n, seed=self._seed())
-        return y.numpy(), z.numpy()
 
 
 def weighted_moments(X: Array, weights: Array | None) -> tuple[Array, Array]:

@@ -28,7 +28,16 @@ from priory.latent.expectation import expect
 from priory.methods import EM
 from priory.models.target import Target
 from priory.posteriors import LatentPoint
-from priory.sklearn.base import START_METHODS, Array, MixtureEstimator, arrays, positive, precision_cholesky, tensors
+from priory.sklearn.base import (
+    START_METHODS,
+    Array,
+    MixtureEstimator,
+    arrays,
+    positive,
+    precision_cholesky,
+    precisions_of,
+    tensors,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -244,9 +253,7 @@ class GaussianMixture(MixtureEstimator):
         found = arrays(theta)
         self.weights_, self.means_, self.covariances_ = found["weights"], found["means"], found["covariances"]
         self.precisions_cholesky_ = precision_cholesky(self.covariances_, self.covariance_type)
-        crossed = self.covariance_type in ("full", "tied")
-        root = self.precisions_cholesky_
-        self.precisions_ = root @ np.swapaxes(root, -1, -2) if crossed else root**2
+        self.precisions_ = precisions_of(self.precisions_cholesky_, self.covariance_type)
 
     def _theta(self) -> Theta:
         return tensors({"weights": self.weights_, "means": self.means_, "covariances": self.covariances_})
@@ -256,10 +263,6 @@ class GaussianMixture(MixtureEstimator):
         shape = ((self.n_features_in_,),)
         model = self._model().in_shapes(shape, theta["means"].dtype, torch.device("cpu"), **tensors(self._frame))
         return LatentPoint(Target(model, None), theta, self.lower_bound_, self.converged_)
-
-    def _generate(self, n: int) -> tuple[Array, Array]:
-        y, z = self._posterior().generate(n, seed=self._seed())
-        return y.numpy(), z.numpy()
 
     def _n_parameters(self) -> int:
         check_is_fitted(self)

@@ -37,7 +37,7 @@ from priory.posteriors import Mixture, Posterior
 from priory.testing.exact import Coin, GaussianMean
 
 MEMBER_SHAPES = (torch.Size(), torch.Size([3]), torch.Size([2, 3]))
-STEPS = 12
+FIT_STEPS = 12
 BATCH_SIZE = 7  # rows; of 20, so that the last batch is smaller
 
 
@@ -119,13 +119,13 @@ def trains_or_refuses_buffers(method: Method[Any]) -> None:
     if not method.traits.trains_buffers:
         refusal = ""
         try:
-            fit(model, data, method, steps=STEPS, progress=False)
+            fit(model, data, method, steps=FIT_STEPS, progress=False)
         except InputError as error:
             refusal = str(error)
         assert "buffers that training writes" in refusal, "A network with batch normalisation was not refused."
         return
     before = {name: b.clone() for name, b in model.net.named_buffers()}
-    posterior = fit(model, data, method, steps=STEPS, progress=False)
+    posterior = fit(model, data, method, steps=FIT_STEPS, progress=False)
     for member in posterior.members if isinstance(posterior, Mixture) else [posterior]:
         trained = [name for name, b in member.buffers.items() if not torch.equal(b, before[name])]
         assert trained, "The buffers of the network were not trained."
@@ -150,14 +150,14 @@ def keeps_members_apart(method: Method[Any], problem: Problem = classification) 
     for sound, poisoned in zip(whole, broken, strict=True):
         for name, value in numbers(sound).items():
             same = torch.allclose(value[[0, 2]], numbers(poisoned)[name][[0, 2]], rtol=1e-5, atol=1e-5)
-            assert same, f"'{name}' of a sound member changed with a broken one beside it."
+            assert same, f"'{name}' of a member changed because another member has NaN."
 
 
 def gives_the_same_bits_for_the_same_seed(method: Method[Any], problem: Problem = classification) -> None:
     """Two fits with the same seed give identical posteriors."""
     model, data = problem()
     first, second = (
-        fit(model, data, method, steps=STEPS, batch_size=BATCH_SIZE, seed=3, progress=False) for _ in range(2)
+        fit(model, data, method, steps=FIT_STEPS, batch_size=BATCH_SIZE, seed=3, progress=False) for _ in range(2)
     )
     same(first, second)
 
@@ -165,13 +165,13 @@ def gives_the_same_bits_for_the_same_seed(method: Method[Any], problem: Problem 
 def resumes_with_the_same_bits(method: Method[Any], problem: Problem = classification) -> None:
     """A fit that was interrupted and resumed gives the same posterior as one that was not interrupted."""
     model, data = problem()
-    options: dict[str, Any] = {"steps": STEPS, "batch_size": BATCH_SIZE, "progress": False}
+    options: dict[str, Any] = {"steps": FIT_STEPS, "batch_size": BATCH_SIZE, "progress": False}
     whole = fit(model, data, method, **options)
     with tempfile.TemporaryDirectory() as folder:
         keep = Checkpoint(Path(folder) / "fit", every=5)
 
         def interrupt(progress: Any) -> None:
-            if progress.step >= STEPS // 2:
+            if progress.step >= FIT_STEPS // 2:
                 raise KeyboardInterrupt
 
         try:
@@ -186,7 +186,7 @@ def leaves_the_module_alone(method: Method[Any]) -> None:
     """A fit doesn't change the user's network."""
     model, data = classification()
     before = copy.deepcopy(model.net.state_dict())
-    fit(model, data, method, steps=STEPS, progress=False).predict(data[0])
+    fit(model, data, method, steps=FIT_STEPS, progress=False).predict(data[0])
     for name, value in model.net.state_dict().items():
         assert torch.equal(value, before[name]), f"'{name}' of the network changed."
     assert all(p.grad is None for p in model.net.parameters()), "A gradient was left on the network."
@@ -196,7 +196,7 @@ def names_and_shapes_its_draws(method: Method[Any]) -> None:
     """Draws and means have the names, shapes and type of the network's parameters, and include learnt parameters."""
     for dtype in (torch.float32, torch.float64):
         model, data = regression(dtype)
-        posterior = fit(model, data, method, steps=STEPS, progress=False)
+        posterior = fit(model, data, method, steps=FIT_STEPS, progress=False)
         draws, mean = posterior.sample(5), posterior.mean
         wanted = {**{n: tuple(p.shape) for n, p in model.net.named_parameters()}, "likelihood.noise": ()}
         assert {n: tuple(t.shape) for n, t in draws.items()} == {n: (5, *s) for n, s in wanted.items()}
@@ -209,7 +209,7 @@ def predicts_in_the_shape_of_the_targets(method: Method[Any]) -> None:
     """Predictions have the shape of the targets, and their variance is the sum of its two parts."""
     model, data = regression(torch.float64)
     for y in (data[1], data[1][:, None]):
-        prediction = fit(model, (data[0], y), method, steps=STEPS, progress=False).predict(data[0], samples=8)
+        prediction = fit(model, (data[0], y), method, steps=FIT_STEPS, progress=False).predict(data[0], samples=8)
         assert prediction.mean.shape == y.shape
         assert torch.equal(prediction.variance, prediction.epistemic + prediction.aleatoric)
         assert prediction.log_prob(y).shape == (len(y),)
@@ -218,17 +218,17 @@ def predicts_in_the_shape_of_the_targets(method: Method[Any]) -> None:
 def survives_a_round_trip_through_a_file(method: Method[Any], problem: Problem = classification) -> None:
     """A loaded posterior is identical to the one that was saved."""
     model, data = problem()
-    posterior = fit(model, data, method, steps=STEPS, progress=False)
+    posterior = fit(model, data, method, steps=FIT_STEPS, progress=False)
     with tempfile.TemporaryDirectory() as folder:
         posterior.save(Path(folder) / "posterior")
         same(posterior, load(Path(folder) / "posterior", model))
 
 
-def records_one_number_a_step(method: Method[Any], problem: Problem = classification) -> None:
+def records_one_value_per_step(method: Method[Any], problem: Problem = classification) -> None:
     """The history has one finite value per step for each metric, among them the method's objective."""
     steps = prepared(method, *problem())[1].steps  # with those of a warm-up
     model, data = problem()
-    history = fit(model, data, method, steps=STEPS, progress=False).history
+    history = fit(model, data, method, steps=FIT_STEPS, progress=False).history
     assert {"loss", "bound", "acceptance"} & history.keys(), f"The history has only {list(history)}."
     for name, values in history.items():
         assert values.shape == (steps,), f"'{name}' has the shape {tuple(values.shape)} after {steps} steps."
@@ -246,7 +246,7 @@ def finds_the_mean_of_a_gaussian(method: Method[Any], steps: int | None = None) 
 def stays_inside_the_support(method: Method[Any]) -> None:
     """Draws of a constrained parameter lie in its support."""
     exact = Coin.make(0)
-    p = fit(exact.density(), exact.data, method, steps=STEPS, progress=False).sample(50)["p"]
+    p = fit(exact.density(), exact.data, method, steps=FIT_STEPS, progress=False).sample(50)["p"]
     assert bool(((p > 0) & (p < 1)).all())
 
 
@@ -262,7 +262,7 @@ CLAUSES: tuple[Callable[..., None], ...] = (
     names_and_shapes_its_draws,
     predicts_in_the_shape_of_the_targets,
     survives_a_round_trip_through_a_file,
-    records_one_number_a_step,
+    records_one_value_per_step,
     finds_the_mean_of_a_gaussian,
     stays_inside_the_support,
 )
@@ -295,7 +295,7 @@ def prepared(method: Method[Any], model: Any, data: Any) -> tuple[Target, Plan]:
     """Return the target of a small problem, and the method's plan for it."""
     model, rows = model.bind(data, BATCH_SIZE)
     target = make_target(model, rows, drops=method.traits.draws_masks)
-    return target, method.plan(target, rows, STEPS, 0)
+    return target, method.plan(target, rows, FIT_STEPS, 0)
 
 
 def run(
@@ -309,7 +309,7 @@ def run(
     generator = stream(0, "contract", "noise")
     state = method.init(target, plan, generator, shape)
     infos: list[Info] = []
-    while len(infos) < STEPS:
+    while len(infos) < FIT_STEPS:
         for batch in [rows] if method.traits.reads == "pass" else rows.batches(0, len(infos)):
             state, info = method.step(target, state, batch, generator)
             infos.append(info)

@@ -1,4 +1,4 @@
-"""EM: where it ends, by which ways, what it tells on the way, and how it resumes."""
+"""EM: the maximum it reaches with every option, the metrics it reports, and resuming from a checkpoint."""
 
 import dataclasses
 from pathlib import Path
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Gamma, Normal
 
+import priory as pr
 from priory.core.errors import InputError, PrioryWarning
 from priory.core.flat import Param
 from priory.core.streams import stream
@@ -36,7 +37,7 @@ from priory.models.model import Model
 from priory.posteriors.latent import LatentPoint
 
 
-def started(
+def make_run(
     model: Latent, data: Any, method: EM, steps: int = 200, seed: int = 0, batch_size: int | None = None
 ) -> Run:
     model, rows = model.meet(data, batch_size)
@@ -45,64 +46,64 @@ def started(
 
 
 def fitted(model: Latent, data: Any, method: EM | None = None, **options: Any) -> LatentPoint:
-    run = started(model, data, method or EM(), **options)
+    run = make_run(model, data, method or EM(), **options)
     run.run(False, [])
     posterior = run.posterior()
     assert isinstance(posterior, LatentPoint)
     return posterior
 
 
-def lecture(rows: int = 300, apart: float = 2.5) -> tuple[Tensor, Tensor]:
-    """y from two Gaussians, and z that says from which."""
+def two_gaussians(rows: int = 300, distance: float = 2.5) -> tuple[Tensor, Tensor]:
+    """Return y drawn from two Gaussians, and the component z of each row."""
     generator = torch.Generator().manual_seed(0)
     z = (torch.rand(rows, generator=generator) < 0.4).long()
-    return torch.randn(rows, generator=generator, dtype=torch.float64) * (1 + z) / 2 + apart * z, z
+    return torch.randn(rows, generator=generator, dtype=torch.float64) * (1 + z) / 2 + distance * z, z
 
 
-def test_the_lectures_problem_with_z_observed_and_then_hidden():
-    y, z = lecture(2000, apart=4.0)
-    seen = fitted(GaussianMixture(2, given="z"), (y, z), steps=3)
+def test_two_gaussians_are_fitted_with_z_observed_and_with_z_hidden():
+    y, z = two_gaussians(2000, distance=4.0)
+    observed = fitted(GaussianMixture(2, given="z"), (y, z), steps=3)
     for k in range(2):
-        assert float(seen.mean["means"][k]) == pytest.approx(float(y[z == k].mean()), rel=1e-10)
-        assert float(seen.mean["covariances"][k]) == pytest.approx(float(y[z == k].var(correction=0)), rel=1e-10)
+        assert float(observed.mean["means"][k]) == pytest.approx(float(y[z == k].mean()), rel=1e-10)
+        assert float(observed.mean["covariances"][k]) == pytest.approx(float(y[z == k].var(correction=0)), rel=1e-10)
     hidden = fitted(GaussianMixture(2), y, EM(restarts=3, tolerance=1e-10))
     order = hidden.mean["means"].argsort()
-    # hidden z cost little where the clouds are apart: a tenth of a standard deviation, 3 standard errors of 800 rows
-    torch.testing.assert_close(hidden.mean["means"][order], seen.mean["means"], atol=0.1, rtol=0)
+    # The components are well separated, so hiding z costs little: 0.1 is 3 standard errors of the mean of 800 rows.
+    torch.testing.assert_close(hidden.mean["means"][order], observed.mean["means"], atol=0.1, rtol=0)
     assert hidden.converged
     assert hidden.method == "EM(restarts=3, tolerance=1e-10)"
 
 
-def test_the_end_is_a_place_without_slope():
-    y, _ = lecture()
+def test_the_gradient_is_zero_at_the_result():
+    y, _ = two_gaussians()
     posterior = fitted(GaussianMixture(2), y, EM(tolerance=1e-15), steps=3000)
-    slope = score(posterior.latent, posterior.theta, posterior.latent.meet(y)[1])
-    assert float(slope.abs().max()) < 1e-4
+    gradient = score(posterior.latent, posterior.theta, posterior.latent.meet(y)[1])
+    assert float(gradient.abs().max()) < 1e-4
 
 
-def test_every_way_ends_at_the_same_maximum():
-    y, _ = lecture(100)
+def test_all_options_reach_the_same_maximum():
+    y, _ = two_gaussians(100)
     plain = fitted(GaussianMixture(2), y, EM(tolerance=1e-8), steps=1000)
-    fast = fitted(GaussianMixture(2), y, EM(tolerance=1e-8, accelerate=True), steps=1000)
-    warm = fitted(GaussianMixture(2), y, EM(tolerance=1e-8, annealing=(3.0, 2.0, 1.5)), steps=1000)
-    steep = fitted(GaussianMixture(2), y, EM(tolerance=1e-8, gradient_steps=1), steps=1000)
-    climbing = fitted(GaussianMixture(2), y, EM(tolerance=1e-8, gradient_steps=10), steps=1000)
-    for other in (fast, warm, steep, climbing):
+    accelerated = fitted(GaussianMixture(2), y, EM(tolerance=1e-8, accelerate=True), steps=1000)
+    annealed = fitted(GaussianMixture(2), y, EM(tolerance=1e-8, annealing=(3.0, 2.0, 1.5)), steps=1000)
+    one_gradient_step = fitted(GaussianMixture(2), y, EM(tolerance=1e-8, gradient_steps=1), steps=1000)
+    ten_gradient_steps = fitted(GaussianMixture(2), y, EM(tolerance=1e-8, gradient_steps=10), steps=1000)
+    for other in (accelerated, annealed, one_gradient_step, ten_gradient_steps):
         assert other.log_evidence.value == pytest.approx(plain.log_evidence.value, abs=1e-4)
-    for other in (fast, steep, climbing):
+    for other in (accelerated, one_gradient_step, ten_gradient_steps):
         assert float(other.history["bound"].diff().min()) >= -1e-10 * abs(plain.log_evidence.value)
-    assert len(fast.history["bound"]) < 0.5 * len(plain.history["bound"])
+    assert len(accelerated.history["bound"]) < 0.5 * len(plain.history["bound"])
 
 
-def test_the_history_is_the_textbooks_picture():
-    y, _ = lecture()
-    run = started(GaussianMixture(2), y, EM(tolerance=0.0))
+def test_the_metrics_are_the_expected_log_joint_the_divergence_and_the_bound():
+    y, _ = two_gaussians()
+    run = make_run(GaussianMixture(2), y, EM(tolerance=0.0))
     model, method, rows = run.target.model, run.method, run.plan.data
     assert isinstance(model, GaussianMixture)
     for _ in range(4):
         before = {name: t[0].clone() for name, t in run.state.theta.items()}
         run.state, info = method.step(run.target, run.state, rows, run.generator)
-        (there,) = expect(model, [before], rows.blocks(100))
+        (previous,) = expect(model, [before], rows.blocks(100))
         after = {name: t[0] for name, t in run.state.theta.items()}
         q = model.log_joint(before, model.rows((y,))).softmax(0)
         entropy = -(q * q.log()).sum()
@@ -111,12 +112,12 @@ def test_the_history_is_the_textbooks_picture():
         torch.testing.assert_close(info.metrics["Q"], (q * joint).sum(), rtol=1e-10, atol=1e-9)
         torch.testing.assert_close(info.metrics["gap"], divergence, rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(info.metrics["bound"], joint.logsumexp(0).sum(), rtol=1e-10, atol=1e-9)
-        assert float(there.bound) <= float(info.metrics["Q"] + entropy) <= float(info.metrics["bound"])
+        assert float(previous.bound) <= float(info.metrics["Q"] + entropy) <= float(info.metrics["bound"])
 
 
-def test_e_and_m_steps_by_hand_are_an_iteration():
-    y, _ = lecture()
-    run = started(GaussianMixture(2), y, EM())
+def test_an_iteration_equals_an_e_step_followed_by_an_m_step():
+    y, _ = two_gaussians()
+    run = make_run(GaussianMixture(2), y, EM())
     model, rows = run.target.model, run.plan.data
     assert isinstance(model, Latent)
     theta = {name: t[0].clone() for name, t in run.state.theta.items()}
@@ -128,9 +129,9 @@ def test_e_and_m_steps_by_hand_are_an_iteration():
         torch.testing.assert_close(run.state.theta[name][0], t, rtol=1e-9, atol=1e-9)
 
 
-def test_the_best_restart_is_kept_and_a_restart_is_a_member_of_its_own():
-    y, _ = lecture()
-    run = started(GaussianMixture(4), y, EM(restarts=5, start="random", tolerance=1e-9), steps=40)
+def test_the_restart_with_the_highest_bound_is_kept():
+    y, _ = two_gaussians()
+    run = make_run(GaussianMixture(4), y, EM(restarts=5, start="random", tolerance=1e-9), steps=40)
     run.run(False, [])
     best = run.posterior()
     assert best.log_evidence.value == float(run.state.bound.max())
@@ -138,8 +139,8 @@ def test_the_best_restart_is_kept_and_a_restart_is_a_member_of_its_own():
     assert float(best.history["bound"].diff().min()) >= -1e-10 * abs(best.log_evidence.value)
 
 
-def test_members_lead_every_tensor_of_the_state():
-    y, _ = lecture()
+def test_members_and_restarts_are_the_leading_dimensions_of_the_state():
+    y, _ = two_gaussians()
     model, rows = GaussianMixture(2).meet(y)
     target, method = make_target(model, rows), EM(restarts=2, accelerate=True)
     state = method.init(target, Plan(rows, 5), stream(0, "test"), torch.Size([3]))
@@ -152,12 +153,12 @@ def test_members_lead_every_tensor_of_the_state():
 
 
 @pytest.mark.parametrize("accelerate", [False, True])
-def test_a_member_goes_its_way_as_it_would_alone(accelerate: bool):
-    y, _ = lecture()
+def test_a_member_follows_the_same_path_as_a_single_fit(accelerate: bool):
+    y, _ = two_gaussians()
     model, rows = GaussianMixture(2).meet(y)
     target, method = make_target(model, rows), EM(restarts=2, start="random", accelerate=accelerate)
 
-    def of(value: Any, member: int) -> Any:
+    def select(value: Any, member: int) -> Any:
         if isinstance(value, dict):
             return {name: t[member].clone() for name, t in value.items()}
         return value[member].clone() if isinstance(value, Tensor) else value
@@ -165,24 +166,24 @@ def test_a_member_goes_its_way_as_it_would_alone(accelerate: bool):
     state = method.init(target, Plan(rows, 5), stream(1, "test"), torch.Size([3]))
     assert state.bound.unique().numel() == 6
     fields = [field.name for field in dataclasses.fields(state)]
-    alone = [dataclasses.replace(state, **{f: of(getattr(state, f), m) for f in fields}) for m in range(3)]
+    single = [dataclasses.replace(state, **{f: select(getattr(state, f), m) for f in fields}) for m in range(3)]
     for _ in range(4):
         state, info = method.step(target, state, rows, stream(0, "test"))
         for member in range(3):
-            alone[member], told = method.step(target, alone[member], rows, stream(0, "test"))
+            single[member], single_info = method.step(target, single[member], rows, stream(0, "test"))
             for name in fields:
-                wanted = getattr(alone[member], name)
-                torch.testing.assert_close(of(getattr(state, name), member), wanted, rtol=1e-10, atol=1e-10)
-            for name, value in told.metrics.items():
-                torch.testing.assert_close(of(info.metrics[name], member), value, rtol=1e-10, atol=1e-10)
+                wanted = getattr(single[member], name)
+                torch.testing.assert_close(select(getattr(state, name), member), wanted, rtol=1e-10, atol=1e-10)
+            for name, value in single_info.metrics.items():
+                torch.testing.assert_close(select(info.metrics[name], member), value, rtol=1e-10, atol=1e-10)
 
 
-def test_minibatches_come_near_to_the_maximum_and_all_rows_at_rate_one_are_plain_em():
-    y, _ = lecture(4000)
-    whole = fitted(GaussianMixture(2), y, EM(tolerance=1e-8))
+def test_minibatches_approach_the_maximum_and_blend_statistics_at_the_stated_rate():
+    y, _ = two_gaussians(4000)
+    full_data = fitted(GaussianMixture(2), y, EM(tolerance=1e-8))
     online = fitted(GaussianMixture(2), y, EM(online=0.7), steps=400, batch_size=100)
-    gap = float(whole.log_likelihood(y).sum() - online.log_likelihood(y).sum())
-    assert 0 <= gap < 4.0  # of 4,000 rows: as near as the maximum itself is to the truth (5 parameters, 2.5 nats)
+    gap = float(full_data.log_likelihood(y).sum() - online.log_likelihood(y).sum())
+    assert 0 <= gap < 4.0  # nats of 4,000 rows; the maximum exceeds the truth by 2.5 on average (5 parameters)
     assert len(online.history["bound"]) == 400
     start = {"weights": [0.5, 0.5], "means": [0.0, 1.0], "covariances": [1.0, 1.0]}
     first = {name: torch.tensor(values).double() for name, values in start.items()}
@@ -194,51 +195,51 @@ def test_minibatches_come_near_to_the_maximum_and_all_rows_at_rate_one_are_plain
     state = method.init(target, Plan(rows, 5), stream(0, "test"))
     assert state.bound.item() == pytest.approx(float(found.bound), rel=1e-10)
     after, _ = method.step(target, state, (y,), stream(0, "test"))
-    moved = model.m_step(found.statistics, first)
-    (next_,) = expect(model, [moved], rows.blocks(4000))
-    blend = (1 - rate) * found.statistics["sums"] + rate * next_.statistics["sums"]
+    after_one_step = model.m_step(found.statistics, first)
+    (second_step,) = expect(model, [after_one_step], rows.blocks(4000))
+    blend = (1 - rate) * found.statistics["sums"] + rate * second_step.statistics["sums"]
     torch.testing.assert_close(after.statistics["sums"][0], blend, rtol=1e-9, atol=1e-9)
 
 
-def test_draws_of_z_lead_near_the_maximum():
-    y, _ = lecture(2000)
-    whole = fitted(GaussianMixture(2), y, EM(tolerance=1e-8))
+def test_monte_carlo_e_steps_approach_the_maximum():
+    y, _ = two_gaussians(2000)
+    full_data = fitted(GaussianMixture(2), y, EM(tolerance=1e-8))
     drawn = fitted(GaussianMixture(2), y, EM(draws=20), steps=60)
-    assert abs(whole.log_evidence.value - drawn.log_evidence.value) < 2.0
+    assert abs(full_data.log_evidence.value - drawn.log_evidence.value) < 2.0
     assert not drawn.converged
 
 
-def test_weighted_rows_are_fitted_as_repeated_ones():
-    y, _ = lecture(60)
-    times = 1 + torch.arange(60) % 3
+def test_a_row_weight_equals_that_many_repetitions():
+    y, _ = two_gaussians(60)
+    repeats = 1 + torch.arange(60) % 3
     start = {"weights": [0.5, 0.5], "means": [0.0, 2.0], "covariances": [1.0, 1.0]}
     method = EM(tolerance=0.0, start={name: torch.tensor(values).double() for name, values in start.items()})
-    weighted = fitted(GaussianMixture(2, given="weights"), (y, times), method, steps=20)
-    repeated = fitted(GaussianMixture(2), y.repeat_interleave(times), method, steps=20)
+    weighted = fitted(GaussianMixture(2, given="weights"), (y, repeats), method, steps=20)
+    repeated = fitted(GaussianMixture(2), y.repeat_interleave(repeats), method, steps=20)
     for name, t in repeated.mean.items():
         torch.testing.assert_close(weighted.mean[name], t, rtol=1e-9, atol=1e-9)
     assert weighted.log_evidence.value == pytest.approx(repeated.log_evidence.value, rel=1e-10)
 
 
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-5])
-def test_the_tolerance_is_a_row_so_that_repeated_rows_end_where_one_of_each_does(tolerance: float):
-    y, _ = lecture(100)
+def test_the_tolerance_is_per_row_so_repeating_all_rows_gives_the_same_iterations(tolerance: float):
+    y, _ = two_gaussians(100)
     start = {"weights": [0.5, 0.5], "means": [0.0, 2.0], "covariances": [1.0, 1.0]}
     method = EM(tolerance=tolerance, start={name: torch.tensor(values).double() for name, values in start.items()})
-    one, many = (fitted(GaussianMixture(2), rows, method) for rows in (y, y.repeat(1000)))
-    assert one.converged
-    assert many.converged
-    bound = one.history["bound"]
-    torch.testing.assert_close(many.history["bound"], 1000 * bound, rtol=1e-10, atol=0)  # as many iterations
+    once, repeated = (fitted(GaussianMixture(2), rows, method) for rows in (y, y.repeat(1000)))
+    assert once.converged
+    assert repeated.converged
+    bound = once.history["bound"]
+    torch.testing.assert_close(repeated.history["bound"], 1000 * bound, rtol=1e-10, atol=0)  # same number of iterations
     rises = bound.diff() / 100
     assert float(rises[:-1].min()) >= tolerance > float(rises[-1])
-    for name, t in one.mean.items():
-        torch.testing.assert_close(many.mean[name], t, rtol=1e-9, atol=1e-9)
+    for name, t in once.mean.items():
+        torch.testing.assert_close(repeated.mean[name], t, rtol=1e-9, atol=1e-9)
 
 
-def test_the_evidence_at_a_mode_is_that_of_the_rows_without_the_prior():
-    """Nothing is hidden here: the mode and both densities are known."""
-    y, _ = lecture(30)
+def test_the_log_evidence_at_a_mode_excludes_the_prior():
+    """NormalGamma has no latent variables, so the mode and both densities have closed forms."""
+    y, _ = two_gaussians(30)
     mu0, strength, shape, rate = 0.5, 3.0, 4.0, 2.0
     found = fitted(NormalGamma(mu0, strength, shape, rate), y, steps=5)
     mean = (strength * mu0 + y.sum()) / (strength + 30)
@@ -254,7 +255,7 @@ def test_the_evidence_at_a_mode_is_that_of_the_rows_without_the_prior():
     assert abs(float(log_prior)) > 0.1
 
 
-def test_two_lines_that_cross_are_told_apart():
+def test_a_regression_mixture_recovers_two_crossing_lines():
     generator = torch.Generator().manual_seed(0)
     x = 4 * torch.rand(300, 1, generator=generator, dtype=torch.float64) + 10
     z = torch.arange(300) % 2
@@ -263,11 +264,11 @@ def test_two_lines_that_cross_are_told_apart():
     found = fitted(RegressionMixture(2), (x, y), EM(restarts=5, tolerance=1e-14), steps=1000).mean
     order = found["coefficients"][:, 0].argsort()
     wanted = torch.tensor([-2.0, 3.0], dtype=torch.float64)
-    # 0.2 / sqrt(150 * 16 / 12) is 0.014; 5 standard errors
+    # The standard error of a slope is 0.2 / sqrt(150 * 16 / 12) = 0.014; 5 of them are allowed.
     torch.testing.assert_close(found["coefficients"][order, 0], wanted, atol=0.07, rtol=0)
     torch.testing.assert_close(found["intercepts"][order], torch.tensor([30.0, -30.0]).double(), atol=0.9, rtol=0)
     torch.testing.assert_close(found["variances"], torch.full((2,), 0.04).double(), rtol=0.6, atol=0)
-    # and exactly: at the maximum each line is the least squares of the rows, weighted by q
+    # Exact check: at the maximum each line is the least-squares fit of the rows weighted by q.
     lines = found["coefficients"] @ x.T + found["intercepts"][:, None]
     log_joint = found["weights"].log()[:, None] + Normal(lines, found["variances"].sqrt()[:, None]).log_prob(y)
     design = torch.cat([x, torch.ones_like(x)], 1)
@@ -280,8 +281,8 @@ def test_two_lines_that_cross_are_told_apart():
         assert float(found["weights"][k]) == pytest.approx(float(q.mean()), rel=1e-6)
 
 
-def test_a_latent_model_is_a_density_for_other_methods():
-    y, _ = lecture()
+def test_map_of_a_latent_model_reaches_the_maximum_of_em():
+    y, _ = two_gaussians()
     by_em = fitted(PoissonMixture(2), y.abs().round(), EM(tolerance=1e-12), steps=2000)
     model, rows = PoissonMixture(2).meet(y.abs().round(), 300)
     by_map = fit(model, rows, MAP(learning_rate=0.05), steps=300, progress=False)
@@ -289,8 +290,8 @@ def test_a_latent_model_is_a_density_for_other_methods():
     assert float(value) == pytest.approx(by_em.log_evidence.value, abs=0.05)
 
 
-def test_the_one_driver_fits_a_model_that_has_met_its_data():
-    y, _ = lecture()
+def test_fit_takes_a_prepared_model_and_a_posterior_as_its_start():
+    y, _ = two_gaussians()
     model, rows = GaussianMixture(2).meet(y)
     posterior = fit(model, rows, EM(restarts=2), steps=50, progress=False)
     assert set(posterior.mean) == {"weights", "means", "covariances"}
@@ -299,8 +300,8 @@ def test_the_one_driver_fits_a_model_that_has_met_its_data():
     assert float(again.history["bound"][0]) >= posterior.log_evidence.value - 1e-9
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_gives_others():
-    y, _ = lecture()
+def test_the_same_seed_gives_the_same_result_and_another_seed_does_not():
+    y, _ = two_gaussians()
     first, second, third = (
         fitted(GaussianMixture(3), y, EM(start="random", draws=2), steps=5, seed=seed) for seed in (1, 1, 2)
     )
@@ -309,44 +310,44 @@ def test_the_same_seed_gives_the_same_bits_and_another_gives_others():
 
 
 @pytest.mark.parametrize("method", [EM(tolerance=0.0, accelerate=True), EM(draws=2, restarts=2), EM(online=0.6)])
-def test_a_fit_that_was_killed_goes_on_with_the_same_bits(method: EM, tmp_path: Path):
-    y, _ = lecture()
+def test_an_interrupted_fit_resumes_with_the_same_result(method: EM, tmp_path: Path):
+    y, _ = two_gaussians()
     model, rows = GaussianMixture(2).meet(y, 50)
-    whole = fit(model, rows, method, steps=14, progress=False)
-    keep = Checkpoint(tmp_path / "fit", every=3)
+    uninterrupted = fit(model, rows, method, steps=14, progress=False)
+    checkpoint = Checkpoint(tmp_path / "fit", every=3)
 
-    def interrupt(moment: Any) -> None:
-        if moment.step >= 6:
+    def interrupt(progress: Any) -> None:
+        if progress.step >= 6:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(model, rows, method, steps=14, progress=False, checkpoint=keep, callbacks=[interrupt])
-    resumed = fit(model, rows, method, steps=14, progress=False, checkpoint=keep)
+        fit(model, rows, method, steps=14, progress=False, checkpoint=checkpoint, callbacks=[interrupt])
+    resumed = fit(model, rows, method, steps=14, progress=False, checkpoint=checkpoint)
     for name, t in resumed.mean.items():
-        assert torch.equal(t, whole.mean[name]), name
-    assert torch.equal(resumed.history["bound"], whole.history["bound"])
+        assert torch.equal(t, uninterrupted.mean[name]), name
+    assert torch.equal(resumed.history["bound"], uninterrupted.history["bound"])
 
 
-def test_single_precision_and_other_models_stay_in_their_type():
-    y, _ = lecture()
+def test_a_fit_of_float32_data_stays_in_float32():
+    y, _ = two_gaussians()
     posterior = fitted(BernoulliMixture(2), (y > 1).float(), EM(restarts=2), steps=20)
     assert all(t.dtype == torch.float32 for t in posterior.mean.values())
 
 
-def test_squarem_goes_to_the_end_of_a_path_that_shrinks_evenly():
-    end, start = torch.tensor([1.0, -2.0]), torch.tensor([5.0, 4.0])
-    path = [end + 0.9**t * (start - end) for t in range(3)]
-    torch.testing.assert_close(squared(*path), end, rtol=1e-4, atol=1e-4)
+def test_squarem_extrapolates_a_geometric_sequence_to_its_limit():
+    limit, start = torch.tensor([1.0, -2.0]), torch.tensor([5.0, 4.0])
+    path = [limit + 0.9**t * (start - limit) for t in range(3)]
+    torch.testing.assert_close(squared(*path), limit, rtol=1e-4, atol=1e-4)
     assert squared(start, start, start) is None
 
 
-def test_a_given_start_is_written_by_its_names_and_what_it_hashes_to():
+def test_the_repr_of_a_given_start_has_its_names_and_a_hash():
     start = {"means": torch.zeros(2), "weights": [0.5, 0.5]}
     assert "start=<means, weights: " in repr(EM(start=start))
     assert repr(EM(start=start)) == repr(EM(start=dict(start))) != repr(EM(start=start | {"means": torch.ones(2)}))
 
 
-def test_em_is_a_frozen_method():
+def test_em_is_a_method_and_a_frozen_dataclass():
     method = EM()
     assert isinstance(method, Method)
     assert (method.traits.reads, EM(online=0.6).traits.reads) == ("pass", "batch")
@@ -355,7 +356,7 @@ def test_em_is_a_frozen_method():
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"restarts": 1.5}, "The 'restarts' argument of EM must be an integer >= 1, got 1.5."),
         ({"restarts": 2, "start": {}}, "The 'restarts' argument of EM must be 1 where the start is given, got 2."),
@@ -374,24 +375,28 @@ def test_em_is_a_frozen_method():
         ({"momentum": 1}, "The options of EM must be among restarts"),
     ],
 )
-def test_wrong_options_are_refused_in_one_sentence(options, sentence):
+def test_invalid_options_raise_an_error_that_names_them(options, message):
     with pytest.raises(InputError) as caught:
         EM(**options)
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_wrong_starts_and_models_are_refused_in_one_sentence():
-    y, _ = lecture()
+def test_invalid_starts_and_models_raise_an_error():
+    y, _ = two_gaussians()
     with pytest.raises(InputError, match=r"be one of k-means\+\+, random for GaussianMixture"):
         fitted(GaussianMixture(2), y, EM(start="kmeans"))
     with pytest.raises(InputError, match=r"missing \['weights'"):
         fitted(GaussianMixture(2), y, EM(start={"means": torch.zeros(2)}))
-    bad = {"weights": torch.tensor([0.5, 0.5]), "means": torch.zeros(2), "covariances": torch.tensor([1.0, -1.0])}
+    negative_variance = {
+        "weights": torch.tensor([0.5, 0.5]),
+        "means": torch.zeros(2),
+        "covariances": torch.tensor([1.0, -1.0]),
+    }
     with pytest.raises(InputError, match=r"hold parameters of GaussianMixture.* inside their supports"):
-        fitted(GaussianMixture(2), y, EM(start=bad))
-    heavy = {"weights": torch.tensor([1.5, 0.5]), "means": torch.zeros(2), "covariances": torch.ones(2)}
+        fitted(GaussianMixture(2), y, EM(start=negative_variance))
+    weights_above_one = {"weights": torch.tensor([1.5, 0.5]), "means": torch.zeros(2), "covariances": torch.ones(2)}
     with pytest.raises(InputError, match=r"hold parameters of GaussianMixture.* inside their supports"):
-        fitted(GaussianMixture(2), y, EM(start=heavy))
+        fitted(GaussianMixture(2), y, EM(start=weights_above_one))
     for model in (Model(nn.Linear(1, 1), Gaussian(1.0)), Density(lambda p: -p["x"].square(), {"x": Param(())})):
         data = (y[:, None].float(), y.float()) if isinstance(model, Model) else None
         with pytest.raises(InputError, match="must be a latent model, such as"):
@@ -401,15 +406,28 @@ def test_wrong_starts_and_models_are_refused_in_one_sentence():
         fit(model, rows, EM(), temperature=2.0, progress=False)
 
 
-def test_rounded_weights_of_a_start_are_made_to_add_up_to_one():
-    y, _ = lecture()
+def test_rounded_weights_of_a_start_are_normalised():
+    y, _ = two_gaussians()
     rounded = {"weights": torch.tensor([0.33333, 0.66666]), "means": torch.tensor([0.0, 2.0])}
     exact = rounded | {"weights": torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)}
-    both = [fitted(GaussianMixture(2), y, EM(start=s | {"covariances": torch.ones(2)})) for s in (rounded, exact)]
-    assert both[0].log_evidence.value == pytest.approx(both[1].log_evidence.value, abs=1e-3)
+    posteriors = [fitted(GaussianMixture(2), y, EM(start=s | {"covariances": torch.ones(2)})) for s in (rounded, exact)]
+    assert posteriors[0].log_evidence.value == pytest.approx(posteriors[1].log_evidence.value, abs=1e-3)
 
 
-def test_a_warning_points_at_the_line_that_fits():
-    with pytest.warns(PrioryWarning) as told:
+def test_a_warning_points_at_the_line_that_calls_fit():
+    with pytest.warns(PrioryWarning) as caught:
         fit(GaussianMixture(3), torch.ones(9).double(), EM(), progress=False)
-    assert {w.filename for w in told} == {__file__}
+    assert {w.filename for w in caught} == {__file__}
+
+
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [(pr.latent.GaussianMixture(3), pr.EM), (pr.latent.BayesianGaussianMixture(3), pr.VariationalEM)],
+)
+def test_a_fit_that_reaches_its_default_cap_warns_once(model, method):
+    y = torch.randn(60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with pytest.warns(pr.PrioryWarning, match="has not converged. The bound was still improving after 200") as caught:
+        found = pr.fit(model, y, method(tolerance=0.0), progress=False)
+    assert len(caught) == 1
+    assert found.status.name == "not_converged"
+    pr.fit(model, y, method(tolerance=0.0), steps=20, progress=False)  # a chosen length doesn't warn

@@ -1,4 +1,4 @@
-"""Dropout: noise on a layer's inputs is noise on its weights, its loss is the bound's, and the contract."""
+"""Dropout: noise on inputs equals noise on weights, the loss is the variational bound, and rates are found."""
 
 import itertools
 import math
@@ -29,11 +29,11 @@ def test_searched_rates_keep_the_contract_of_members():
     keeps_members_apart(pr.Dropout((0.1, 0.3)))
 
 
-# The identity.
+# Noise on inputs and noise on weights.
 
 
 def masked(net, inputs, noise="bernoulli", seed=0):
-    """A network, its units, and a draw of their factors: the vector that they make, and the factors."""
+    """Return a network, its units, a masked vector and the factors of the mask."""
     network = Network(net)
     units = DropoutUnits.of(network, sites_by_layer(network, inputs=True), network.size)
     generator = stream(seed, "masks")
@@ -44,14 +44,14 @@ def masked(net, inputs, noise="bernoulli", seed=0):
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (7, 4, 3)], ids=["rows", "sequences"])
-def test_noise_on_the_inputs_of_a_linear_layer_is_noise_on_its_weights(shape):
+def test_noise_on_the_inputs_of_a_linear_layer_equals_noise_on_its_weights(shape):
     net, x = nn.Linear(3, 5).double(), torch.randn(shape, dtype=torch.float64, generator=stream(0, "x"))
     found, z, _ = masked(net, x)
     assert torch.allclose(found, net(x * z), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_noise_on_the_channels_of_a_convolution_is_noise_on_its_kernels(groups):
+def test_noise_on_the_channels_of_a_convolution_equals_noise_on_its_kernels(groups):
     net = nn.Conv2d(4, 6, 3, groups=groups).double()
     x = torch.randn(2, 4, 8, 8, dtype=torch.float64, generator=stream(0, "x"))
     found, z, _ = masked(net, x)
@@ -67,7 +67,7 @@ class Gates(nn.Module):
         return self.lstm(x)[0]
 
 
-def test_noise_on_the_inputs_and_states_of_a_recurrent_layer_is_noise_on_its_gates():
+def test_noise_on_the_inputs_and_states_of_a_recurrent_layer_equals_noise_on_its_gates():
     net, x = Gates(), torch.randn(2, 6, 3, dtype=torch.float64, generator=stream(0, "x"))
     found, z, units = masked(net, x)
     assert [site.units for site in units.sites] == [3, 4]
@@ -89,7 +89,7 @@ def test_a_draw_drops_whole_units_at_the_rate_and_keeps_the_mean():
     kept = ratio > 0.5
     assert bool((kept == kept[:, :1]).all())  # all outputs of a unit together
     assert torch.allclose(ratio[kept], torch.tensor(4 / 3), rtol=1e-5)
-    # 32,000 units at rate 1/4: 5 standard errors, a false alarm in a million
+    # 32,000 units at rate 1/4; 5 standard errors (false alarms: 1e-6).
     assert abs(float(kept[:, 0].float().mean()) - 0.75) < 5 * math.sqrt(0.25 * 0.75 / 32_000)
     assert torch.equal(posterior.sample(3)["0.weight"][0], posterior.mean["0.weight"])
     assert posterior.rates == {"2.weight": pytest.approx(0.25)}
@@ -107,7 +107,7 @@ def tiny(method, prior=0.7, **tempered):
 
 
 def kl_of(method, target, loc, logits, units):
-    """-E_q[log p(w)] - H, as the method has them."""
+    """Return -E_q[log p(w)] - H as the method computes them."""
     cross, entropy = method._parts(target, loc, logits, units)
     return float(cross - entropy)
 
@@ -131,12 +131,12 @@ def test_the_loss_is_the_bound_by_enumeration_of_masks(temperature, tempers):
     assert float(info.metrics["loss"]) == pytest.approx(float(info.metrics["nll"]) + penalty, rel=1e-12)
 
 
-def test_weight_decay_in_the_lectures_form_is_the_same_number():
+def test_the_kl_equals_the_weight_decay_of_the_lectures():
     method = pr.Dropout(0.3)
     target, state, _ = tiny(method)
     size, units = target.size, state.masks.units
     loc = state.theta[:, :size]
-    gal = torch.where(units.masked, loc / 0.7, loc)  # M without the factor on what is kept
+    gal = torch.where(units.masked, loc / 0.7, loc)  # M without the factor of the kept units
     decay = 0.5 / 0.49 * torch.where(units.masked, 0.7 * gal.square(), gal.square()).sum()
     entropy = -3 * (0.3 * math.log(0.3) + 0.7 * math.log(0.7))
     found = kl_of(method, target, loc, state.theta[:, size:], units)
@@ -155,17 +155,19 @@ def test_the_step_follows_the_gradient_of_the_bound_in_means_and_rates(rate, noi
     def loss(theta):
         loc, logits = theta[..., :size], theta[..., size:] if rate == "learn" else theta[..., size:].detach()
         z = method._factors(logits, units, len(batch[0]), stream(5, "u"))
-        vectors = (loc * units.spread(z[..., i]) for i in range(len(batch[0])))  # each row has weights of its own
+        vectors = (loc * units.spread(z[..., i]) for i in range(len(batch[0])))  # each row has its own weights
         rows = zip(*(part.split(1) for part in batch), strict=True)
         each = [target.differentiable(v, row) for w, row in zip(vectors, rows, strict=True) for v in w.view(2, -1)]
         a, p = units.spread(logits.exp()[..., units.site]) * units.masked, logits.sigmoid()
         if prior == 0.7:
             cross = 0.5 / 0.49 * (loc.square() * (1 + a)).sum()
         else:
-            cross = -prior.log_prob(loc * units.spread(z[..., 0])).sum() / 2  # by two draws, of the first row
+            cross = (
+                -prior.log_prob(loc * units.spread(z[..., 0])).sum() / 2
+            )  # from two draws, with the mask of the first row
         entropy = -3 * (p * p.log() + (1 - p) * (1 - p).log()).sum() if noise == "bernoulli" else 0.0
         penalty = target.prior_weight * cross - target.entropy_weight * entropy
-        return penalty - torch.stack(each).mean()  # a row alone stands for all
+        return penalty - torch.stack(each).mean()  # one row is scaled to all rows
 
     (wanted,) = torch.autograd.grad(loss(leaf := before.clone().requires_grad_()), leaf)
     method.step(target, state, batch, stream(5, "u"))
@@ -173,7 +175,7 @@ def test_the_step_follows_the_gradient_of_the_bound_in_means_and_rates(rate, noi
     assert torch.allclose(10 * state.adam.first, wanted, rtol=1e-9, atol=1e-10)
 
 
-def test_learnt_gaussian_factors_have_the_log_uniform_prior_and_say_so():
+def test_learnt_gaussian_factors_have_the_log_uniform_prior_with_a_warning():
     with pytest.warns(pr.PrioryWarning, match="improper prior"):
         method, (target, state, _) = pr.Dropout("learn", noise="gaussian"), tiny(pr.Dropout("learn", noise="gaussian"))
     size, units = target.size, state.masks.units
@@ -185,7 +187,7 @@ def test_learnt_gaussian_factors_have_the_log_uniform_prior_and_say_so():
     assert found == pytest.approx(float(rest + 3 * each.sum()), rel=1e-10)
 
 
-def test_a_rate_is_learnt_towards_zero_by_data_and_towards_a_half_without():
+def test_a_learnt_rate_falls_with_data_and_approaches_one_half_without():
     X = torch.randn(400, 3, generator=stream(0, "x"))
     y = X @ torch.tensor([1.0, -1.0, 0.5])
     model = pr.Model(nn.Linear(3, 1), pr.Gaussian(0.1), prior=1.0)
@@ -196,7 +198,7 @@ def test_a_rate_is_learnt_towards_zero_by_data_and_towards_a_half_without():
     assert 0.3 < free.rates["weight"] < 0.6
 
 
-def test_held_out_rows_choose_among_rates():
+def test_rates_are_chosen_by_held_out_rows():
     X = torch.randn(300, 5, generator=stream(0, "x"))
     y = X.sum(-1)
     model = pr.Model(nn.Linear(5, 1), pr.Gaussian(0.2), prior=1.0)
@@ -204,7 +206,7 @@ def test_held_out_rows_choose_among_rates():
     assert posterior.rates["weight"] == pytest.approx(0.001)
 
 
-# Networks that have dropout of their own.
+# Networks with dropout layers.
 
 
 class Functional(nn.Module):
@@ -226,19 +228,19 @@ class Functional(nn.Module):
     ],
     ids=["module", "two", "function"],
 )
-def test_a_networks_own_dropout_names_the_layers_and_the_rates(net, rates):
+def test_the_dropout_of_a_network_determines_the_layers_and_the_rates(net, rates):
     _, data = classification()
     net.train()
     before = torch.get_rng_state()
     posterior = pr.fit(pr.Model(net, pr.Categorical()), data, pr.Dropout(), steps=20)
     assert posterior.rates == pytest.approx(rates or {"1.weight": 0.1, "4.weight": 0.3})
-    assert torch.equal(before, torch.get_rng_state())  # no draw from anywhere but our own generator
+    assert torch.equal(before, torch.get_rng_state())  # the global generator isn't used
     other = pr.fit(pr.Model(net, pr.Categorical()), data, pr.Dropout(0.5), steps=20)
     assert set(other.rates.values()) == {0.5}
 
 
-class Kept(nn.Module):
-    """Keeps its dropout under the name that recurrent layers have a number under, and drops in its attention."""
+class StoredDropout(nn.Module):
+    """Stores a module as `dropout`, where recurrent layers store a rate, and has dropout in its attention."""
 
     def __init__(self):
         super().__init__()
@@ -253,14 +255,14 @@ class Kept(nn.Module):
         return self.second(self.dropout(h[:, 0]))
 
 
-def test_dropout_in_a_module_of_that_name_is_silent_and_that_of_attention_is_off_with_a_warning():
+def test_a_module_named_dropout_is_accepted_and_attention_dropout_is_disabled_with_a_warning():
     _, data = classification()
     with pytest.warns(pr.PrioryWarning, match="dropout of attention weights is disabled"):
-        posterior = pr.fit(pr.Model(Kept().train(), pr.Categorical()), data, pr.Dropout(), steps=5)
+        posterior = pr.fit(pr.Model(StoredDropout().train(), pr.Categorical()), data, pr.Dropout(), steps=5)
     assert posterior.rates == pytest.approx({"second.weight": 0.3})
 
 
-def test_dropout_on_channels_belongs_to_the_convolution_behind_it():
+def test_dropout_on_channels_belongs_to_the_next_convolution():
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout2d(0.3), nn.Conv2d(4, 2, 3), nn.Flatten())
     sites = sites_in_network(Network(net), (torch.randn(2, 1, 6, 6),))
     assert [(site.parameters, site.units, site.rate) for site in sites] == [(("3.weight",), 4, 0.3)]
@@ -273,7 +275,7 @@ def test_dropout_that_no_layer_follows_is_refused():
         pr.fit(pr.Model(net, pr.Categorical()), data, pr.Dropout(), steps=2)
 
 
-def test_other_methods_still_refuse_dropout_that_is_on():
+def test_other_methods_refuse_active_dropout():
     _, data = classification()
     model = pr.Model(nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.2), nn.Linear(4, 3)).train(), pr.Categorical())
     pr.fit(model, data, pr.Dropout(), steps=2)
@@ -282,7 +284,7 @@ def test_other_methods_still_refuse_dropout_that_is_on():
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_batch_normalisation_in_training_mode_keeps_its_statistics(samples):
+def test_batch_normalisation_in_training_mode_updates_its_statistics(samples):
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     X = torch.randn(60, 4, generator=stream(0, "x"))
     model = pr.Model(net, pr.Gaussian(0.1), prior=1.0)
@@ -290,7 +292,7 @@ def test_batch_normalisation_in_training_mode_keeps_its_statistics(samples):
     assert int(posterior.buffers["1.num_batches_tracked"]) == 30 * samples
     assert posterior.buffers["1.running_mean"].shape == (8,)
     features = X @ posterior.mean["0.weight"].T + posterior.mean["0.bias"]
-    assert torch.allclose(posterior.buffers["1.running_mean"], features.mean(0), atol=0.1)  # it lags behind by a little
+    assert torch.allclose(posterior.buffers["1.running_mean"], features.mean(0), atol=0.1)  # running means lag behind
     members = pr.fit(model, (X, X[:, 0]), pr.Ensemble(pr.Dropout(samples=samples), 2), steps=30).members
     assert not torch.equal(members[0].buffers["1.running_mean"], members[1].buffers["1.running_mean"])
 
@@ -302,7 +304,7 @@ def test_an_ensemble_of_dropout_has_members_with_rates():
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"rate": 0.0}, "The 'rate' argument of Dropout must lie between 0 and 1, got 0.0."),
         (
@@ -333,24 +335,24 @@ def test_an_ensemble_of_dropout_has_members_with_rates():
         ({"holdout": 2.0}, "The 'holdout' argument of Dropout must lie between 0 and 1, got 2.0."),
     ],
 )
-def test_what_dropout_can_not_be_is_said_in_a_sentence(options, sentence):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(pr.InputError) as error:
         pr.Dropout(**options)
-    assert str(error.value) == sentence
+    assert str(error.value) == message
 
 
-def test_numbers_of_any_library_are_rates():
+def test_numbers_of_other_libraries_are_accepted_as_rates():
     assert pr.Dropout(np.float32(0.25)).rate == 0.25
     assert pr.Dropout((np.float32(0.25), 0.5)).rate == (0.25, 0.5)
 
 
-def test_a_density_has_no_units_to_drop():
+def test_a_density_is_refused():
     density = pr.Density(lambda p: -(p["x"] ** 2), {"x": pr.Param()})
     with pytest.raises(pr.InputError, match="Dropout needs a Model"):
         pr.fit(density, None, pr.Dropout(), steps=2)
 
 
-def test_the_first_layer_is_the_first_of_all_whether_or_not_others_can_be_masked():
+def test_the_first_layer_is_the_first_of_all_layers():
     _, data = classification()
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
     net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), normed)
@@ -366,8 +368,8 @@ def test_the_first_layer_is_the_first_of_all_whether_or_not_others_can_be_masked
     assert list(alone.rates) == ["weight"]
 
 
-def test_a_search_that_is_stopped_early_has_the_rate_that_held_out_rows_choose():
-    """Half of the units dropped of a network that must fit a clear line: any other rate predicts better."""
+def test_a_search_that_is_stopped_early_has_the_best_rate_on_held_out_rows():
+    """On nearly noiseless data any rate below one half predicts better."""
     X = torch.linspace(-1, 1, 100)[:, None]
     net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
     model = pr.Model(net, pr.Gaussian(0.05), prior=1.0)

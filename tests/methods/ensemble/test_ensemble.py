@@ -1,4 +1,4 @@
-"""Ensembles: members are fits of their own, anchored ones draws of an exact posterior, and the contract."""
+"""Ensembles: members are separate fits; anchored members of a linear model are draws of the exact posterior."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from priory.core.data import Data
 from priory.core.streams import stream
 from priory.fitting.prepare import make_target
 from priory.methods.ensemble.ensemble import drawn_from_prior, noise_of_targets
-from priory.methods.point.map import settle
+from priory.methods.point.map import fit_noise_on_held_out
 from priory.testing import assert_covariance_close, assert_mean_close, contract
 from priory.testing.contract import classification, regression
 
@@ -31,7 +31,7 @@ def line(noise=0.3):
 
 
 def exact(X, y, noise=0.3, scale=0.8):
-    """The mean and covariance of (weights, bias) under the conjugate posterior."""
+    """Return mean and covariance of (weights, bias) under the conjugate posterior."""
     design = torch.cat([X, torch.ones_like(X[:, :1])], 1)
     covariance = torch.linalg.inv(design.T @ design / noise**2 + torch.eye(3, dtype=X.dtype) / scale**2)
     return covariance @ design.T @ y / noise**2, covariance
@@ -47,17 +47,17 @@ OF_PREDICTIONS = (
     contract.leaves_the_module_alone,
     contract.predicts_in_the_shape_of_the_targets,
     contract.survives_a_round_trip_through_a_file,
-    contract.records_one_number_a_step,
+    contract.records_one_value_per_step,
 )
 
 
 @pytest.mark.parametrize("anchored", [True, "function"])
 @pytest.mark.parametrize("clause", OF_PREDICTIONS, ids=lambda clause: clause.__name__)
-def test_anchored_members_keep_the_contract_of_what_predicts(clause, anchored):
+def test_anchored_members_satisfy_the_contract_of_predictions(clause, anchored):
     clause(pr.Ensemble(pr.MAP(), 2, anchored=anchored))
 
 
-def test_members_begin_at_places_of_their_own():
+def test_members_start_at_different_points():
     model, data = classification()
     for anchored in (False, True, "function"):
         members = pr.fit(model, data, pr.Ensemble(pr.MAP(1e-6), 4, anchored=anchored), steps=1).members
@@ -65,7 +65,7 @@ def test_members_begin_at_places_of_their_own():
             assert float((first - second).abs().max()) > 0.1
 
 
-def test_members_of_a_convex_problem_all_find_its_one_mode():
+def test_all_members_find_the_mode_of_a_convex_problem():
     X, y = rows()
     mean, _ = exact(X, y)
     posterior = pr.fit(line(), (X, y), pr.Ensemble(pr.MAP(learning_rate=0.05), 4), steps=1500)
@@ -73,7 +73,7 @@ def test_members_of_a_convex_problem_all_find_its_one_mode():
     assert torch.allclose(vectors(posterior), mean.expand(4, 3), atol=1e-6)
 
 
-NOISE = 2.0  # so wide that twelve rows say about as much as the prior: a wrong part of either shows
+NOISE = 2.0  # so large that data and prior have equal weight, and errors in either show
 TEMPERED = pytest.mark.parametrize(("t", "tempers"), [(1.0, "likelihood"), (4.0, "likelihood"), (4.0, "posterior")])
 
 
@@ -85,7 +85,7 @@ def target_of(t, tempers):
 
 
 def solved(anchors, noise, t, tempers):
-    """Where -log p(y + s sqrt(T) e | w) - T log p(w - a) is least, for every member: a linear system."""
+    """Return the minimiser of -log p(y + s sqrt(T) e | w) - T log p(w - a) of every member, by a linear system."""
     X, y = rows(12)
     design = torch.cat([X, torch.ones_like(X[:, :1])], 1)
     weight = (t if tempers == "likelihood" else 1.0) / 0.64
@@ -95,13 +95,13 @@ def solved(anchors, noise, t, tempers):
 
 
 def weights_of(posterior):
-    """The weights of each member of a linear model, (M, P): with those of its function, where there is one."""
+    """Return the weights of each member of a linear model, (M, P), including those of its prior function."""
     return torch.stack([member.w + getattr(member, "a", 0) for member in posterior.members])
 
 
 @TEMPERED
 @pytest.mark.parametrize("kind", [True, "function"])
-def test_each_anchored_member_of_a_linear_model_is_where_its_own_anchor_and_noise_say(t, tempers, kind):
+def test_each_anchored_member_of_a_linear_model_is_the_minimiser_of_its_objective(t, tempers, kind):
     method, (target, data), generator = anchored(3, kind), target_of(t, tempers), stream(0, "members")
     plan = method.plan(target, data, 700, 0)
     state = method.init(target, plan, generator, torch.Size())
@@ -111,8 +111,8 @@ def test_each_anchored_member_of_a_linear_model_is_where_its_own_anchor_and_nois
     assert torch.allclose(found, solved(seen.anchors, seen.noise, t, tempers), rtol=0, atol=1e-8)
 
 
-def test_prior_functions_of_a_linear_model_are_anchors():
-    """Both see the same draws of the prior and the same noise, from different starts, and predict the same."""
+def test_prior_functions_of_a_linear_model_predict_like_anchors():
+    """With the same draws of the prior and the same noise, both predict the same from different starts."""
     X, y = rows(12)
     fits = [pr.fit(line(NOISE), (X, y), anchored(4, kind), steps=700) for kind in (True, "function")]
     first, second = (fit.predict(3 * X) for fit in fits)
@@ -130,10 +130,10 @@ def test_anchored_members_of_a_linear_model_are_draws_from_the_exact_posterior(t
     precision = design.T @ design / NOISE**2 / t + torch.eye(3, dtype=X.dtype) / 0.64 / wider
     covariance = torch.linalg.inv(precision)
     w = solved(anchors, noise, t, tempers)
-    # three means and nine covariances at 5 standard errors: a false alarm in 100,000 seeds
+    # 3 means and 9 covariances at 5 standard errors (false alarms: 1e-5).
     assert_mean_close(w, covariance @ design.T @ y / NOISE**2 / t)
     assert_covariance_close(w, covariance)
-    with pytest.raises(AssertionError):  # as it would be without noise on the targets
+    with pytest.raises(AssertionError):  # the covariance without noise on the targets
         assert_covariance_close(solved(anchors, 0 * noise, t, tempers), covariance)
 
 
@@ -156,8 +156,8 @@ NOISES = {
 
 @pytest.mark.parametrize(("net", "noise"), [*((net, "given") for net in NETS), ("a chain", "learnt")])
 @pytest.mark.parametrize("kind", [True, "function"])
-def test_what_anchored_members_descend_is_what_each_has_by_hand(kind, net, noise):
-    """Two members at temperature 3 and three rows of six: value and gradient of both terms, twice the same."""
+def test_the_objective_of_anchored_members_equals_that_of_each_computed_separately(kind, net, noise):
+    """Two members at temperature 3 and three rows of six: values and gradients of both terms, in two calls."""
     torch.manual_seed(0)
     net, X, y = NETS[net]().double(), torch.randn(6, 2).double(), torch.randn(6, 2).double()
     model = pr.Model(net, NOISES[noise](), prior=Normal(0.25, 0.5))
@@ -192,7 +192,7 @@ def test_what_anchored_members_descend_is_what_each_has_by_hand(kind, net, noise
             torch.testing.assert_close(ours[m], theirs.detach(), rtol=1e-10, atol=1e-10)
 
 
-def test_a_prior_function_is_added_where_predictions_are_made_and_there_are_no_parameters(tmp_path):
+def test_a_prior_function_is_added_in_predictions_and_parameters_are_refused(tmp_path):
     model, data = classification()
     posterior = pr.fit(model, data, pr.Ensemble(pr.MAP(), 3, anchored="function"), steps=20)
     total = 0
@@ -212,8 +212,8 @@ def test_a_prior_function_is_added_where_predictions_are_made_and_there_are_no_p
             ask()
 
 
-def test_a_learnt_noise_covers_what_the_mean_of_networks_and_functions_leaves_over_and_not_what_each_does():
-    """What each member leaves over has the noise in it that was added: a scale set by it would feed itself."""
+def test_a_learnt_noise_is_estimated_from_the_residuals_of_the_mean_of_the_members():
+    """The residuals of each member contain the added noise, so a scale estimated from them would feed back."""
     X, y = rows()
     model = pr.Model(nn.Linear(2, 1, dtype=torch.float64), pr.Gaussian(), prior=0.8)
     method, data = pr.Ensemble(pr.MAP(), 3, anchored="function"), Data.of((X, y), 40).prepared(model.prepare)
@@ -222,13 +222,13 @@ def test_a_learnt_noise_covers_what_the_mean_of_networks_and_functions_leaves_ov
     state = method.init(target, plan, stream(0, "members"), torch.Size())
     inner, (at, left) = state.together, plan.held.tensors
     for _ in range(30):
-        settle(state.seen, inner)
+        fit_noise_on_held_out(state.seen, inner)
     weights = inner.w[:, :3] + state.seen.anchors[:, :3]
     residual = left - torch.cat([at, torch.ones_like(at[:, :1])], 1) @ weights.mean(0)
     assert torch.allclose(inner.w[:, 3].exp(), residual.square().mean().sqrt(), rtol=0.02)
 
 
-def test_an_anchored_member_begins_where_its_own_start_ended():
+def test_an_anchored_member_starts_at_the_corresponding_member_of_its_start():
     X, y = rows()
     first = pr.fit(line(), (X, y), pr.Ensemble(pr.MAP(), 3), steps=3)
     for kind in (True, "function"):
@@ -238,7 +238,7 @@ def test_an_anchored_member_begins_where_its_own_start_ended():
             assert torch.allclose(member.w, start.w, atol=1e-8)
 
 
-def test_an_anchored_ensemble_takes_a_noise_that_is_learnt_and_labels():
+def test_an_anchored_ensemble_supports_learnt_noise_and_labels():
     model, data = regression(torch.float64)
     posterior = pr.fit(model, data, pr.Ensemble(pr.MAP(), 3, anchored=True), steps=30)
     assert len({float(member.mean["likelihood.noise"]) for member in posterior.members}) == 1
@@ -250,7 +250,7 @@ def test_an_anchored_ensemble_takes_a_noise_that_is_learnt_and_labels():
 
 
 @pytest.mark.parametrize("method", [pr.Laplace(), pr.MeanField(), pr.SWAG(snapshots=20), pr.MeanField(start=pr.MAP())])
-def test_an_ensemble_of_any_method_predicts_and_keeps_its_members(method, tmp_path):
+def test_an_ensemble_of_any_method_predicts_and_is_saved_with_its_members(method, tmp_path):
     model, data = classification()
     posterior = pr.fit(model, data, pr.Ensemble(method, 2), steps=20)
     prediction = posterior.predict(data[0], samples=8)
@@ -262,7 +262,7 @@ def test_an_ensemble_of_any_method_predicts_and_keeps_its_members(method, tmp_pa
     assert type(loaded.members[0]) is type(posterior.members[0])
 
 
-def test_every_member_keeps_its_own_batch_statistics(tmp_path):
+def test_every_member_has_its_own_batch_statistics(tmp_path):
     X, y = rows(30, dtype=torch.float32)
     net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
     model = pr.Model(net, pr.Gaussian(0.3))
@@ -274,7 +274,7 @@ def test_every_member_keeps_its_own_batch_statistics(tmp_path):
     assert torch.equal(pr.load(tmp_path / "ensemble", model).predict(X).mean, posterior.predict(X).mean)
 
 
-def test_a_noise_that_is_learnt_is_each_members_own():
+def test_every_member_has_its_own_learnt_noise():
     model, data = regression(torch.float64)
     posterior = pr.fit(model, data, pr.Ensemble(pr.MAP(), 3), steps=300)
     alone = [
@@ -285,8 +285,8 @@ def test_a_noise_that_is_learnt_is_each_members_own():
     assert len({float(noise) for noise in found}) == 3
 
 
-def share_of(here, folder):
-    """What each of two processes does: its share of the members, of which both end with all."""
+def run_process(here, folder):
+    """Fit the members of one of two processes, and write all members to a file."""
     torch.set_num_threads(1)
     meet = f"file://{folder}/meet"
     distributed.init_process_group("gloo", init_method=meet, rank=here, world_size=2, timeout=timedelta(minutes=3))
@@ -298,8 +298,8 @@ def share_of(here, folder):
     distributed.destroy_process_group()
 
 
-def test_processes_share_the_members_and_end_with_all_of_them(tmp_path):
-    multiprocessing.spawn(share_of, (tmp_path,), nprocs=2)
+def test_processes_split_the_members_and_both_return_all_of_them(tmp_path):
+    multiprocessing.spawn(run_process, (tmp_path,), nprocs=2)
     first, second = (torch.load(tmp_path / f"{k}.pt") for k in (0, 1))
     for mine, theirs in zip(first, second, strict=True):
         assert torch.equal(mine, theirs)
@@ -307,7 +307,7 @@ def test_processes_share_the_members_and_end_with_all_of_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("build", "sentence"),
+    ("build", "message"),
     [
         (lambda: pr.Ensemble(size=0), "The 'size' argument of Ensemble must be an integer >= 1, got 0."),
         (
@@ -334,10 +334,10 @@ def test_processes_share_the_members_and_end_with_all_of_them(tmp_path):
         ),
     ],
 )
-def test_what_an_ensemble_can_not_be_is_said_in_a_sentence(build, sentence):
+def test_invalid_ensembles_are_refused(build, message):
     with pytest.raises(pr.InputError) as error:
         build()
-    assert sentence in str(error.value)
+    assert message in str(error.value)
 
 
 def test_anchors_need_a_gaussian_prior_and_rows_in_memory():
@@ -353,14 +353,14 @@ def test_anchors_need_a_gaussian_prior_and_rows_in_memory():
 
 @pytest.mark.parametrize("likelihood", [pr.Gaussian("network"), pr.StudentT(3.0, 0.1), pr.StudentT(3.0, "network")])
 @pytest.mark.parametrize("kind", [True, "function"])
-def test_anchors_need_noise_that_can_be_added_and_does_not_feed_itself(likelihood, kind):
+def test_anchors_are_refused_for_other_noise(likelihood, kind):
     X, y = rows()
     model = pr.Model(nn.Linear(2, 2, dtype=X.dtype), likelihood, prior=0.8)
     with pytest.raises(pr.InputError, match="have Gaussian noise that doesn't come from the network, or labels or cou"):
         pr.fit(model, (X, y if "network" in repr(likelihood) else y[:, None].expand(-1, 2)), anchored(2, kind), steps=2)
 
 
-def test_anchored_members_of_counts_have_anchors_of_their_own_and_no_noise():
+def test_anchored_members_of_counts_have_their_own_anchors_and_no_noise():
     X, _ = rows()
     model = pr.Model(nn.Linear(2, 1, dtype=X.dtype), pr.Poisson(), prior=0.8)
     target = make_target(model, Data.of((X, torch.arange(40) % 3)).prepared(model.prepare))
@@ -369,7 +369,7 @@ def test_anchored_members_of_counts_have_anchors_of_their_own_and_no_noise():
 
 
 @pytest.mark.parametrize("kind", [False, True, "function"])
-def test_members_say_which_method_found_them_also_after_a_file(kind, tmp_path):
+def test_members_report_their_method_also_after_loading(kind, tmp_path):
     posterior = pr.fit(line(), rows(), pr.Ensemble(pr.MAP(), 2, anchored=kind), steps=2)
     posterior.save(tmp_path / "members")
     for member in [*posterior.members, *pr.load(tmp_path / "members", line()).members]:
@@ -377,9 +377,9 @@ def test_members_say_which_method_found_them_also_after_a_file(kind, tmp_path):
 
 
 @pytest.mark.parametrize("method", [pr.MAP, pr.SWAG, lambda start: pr.LastLayer(at=start)])
-def test_members_that_would_all_begin_at_one_point_are_refused(method):
+def test_equal_starts_of_all_members_are_refused(method):
     model = pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1))
     point = pr.fit(model, (torch.zeros(4, 1), torch.zeros(4)), pr.MAP(), steps=2)
-    with pytest.raises(pr.InputError, match="must have another start for each member"):
+    with pytest.raises(pr.InputError, match="must have a different start for each member"):
         pr.Ensemble(method(start=point), 3)
-    assert pr.Ensemble(pr.MAP(start=point), 3, anchored=True).size == 3  # their anchors are apart
+    assert pr.Ensemble(pr.MAP(start=point), 3, anchored=True).size == 3  # their anchors differ

@@ -1,4 +1,4 @@
-"""SWAG: its moments are those of the iterates, computed directly, and the contract."""
+"""SWAG: its moments equal those of the iterates, and invalid options are refused."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from priory.fitting.prepare import make_target
 from priory.testing.contract import classification
 
 
-def walked(snapshots, rank, every=1, shape=(), steps=None):
-    """A fit by hand that keeps every vector, and the posterior's mean and covariance."""
+def run_steps(snapshots, rank, every=1, shape=(), steps=None):
+    """Run the method step by step; return its posterior and the snapshots."""
     model, data = classification()
     model = pr.Model(nn.Sequential(nn.Linear(2, 3, dtype=torch.float64)), pr.Categorical(), prior=1.0)
     rows = Data.of((data[0].double(), data[1]), batch_size=7).prepared(model.prepare)
@@ -30,8 +30,8 @@ def walked(snapshots, rank, every=1, shape=(), steps=None):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_its_moments_are_those_of_the_iterates(every):
-    posterior, path = walked(snapshots=30, rank=5, every=every)
+def test_the_moments_equal_those_of_the_iterates(every):
+    posterior, path = run_steps(snapshots=30, rank=5, every=every)
     assert len(path) == 30
     mean = path.mean(0)
     away = (path[-5:] - mean).flip(0)
@@ -42,8 +42,8 @@ def test_its_moments_are_those_of_the_iterates(every):
     assert torch.allclose(found, covariance, rtol=1e-10, atol=1e-14)
 
 
-def test_a_walk_that_was_cut_short_uses_the_snapshots_that_it_has():
-    posterior, path = walked(snapshots=30, rank=5, steps=3)
+def test_an_incomplete_run_uses_the_snapshots_so_far():
+    posterior, path = run_steps(snapshots=30, rank=5, steps=3)
     mean = path.mean(0)
     away = path - mean
     covariance = 0.5 * torch.diag(path.var(0, correction=0)) + away.T @ away / (2 * 2)
@@ -53,7 +53,7 @@ def test_a_walk_that_was_cut_short_uses_the_snapshots_that_it_has():
     )
 
 
-def test_a_noise_that_is_learnt_stays_where_the_mode_had_it():
+def test_a_learnt_noise_stays_at_its_value_at_the_mode():
     X = torch.linspace(-1, 1, 30)[:, None]
     model = pr.Model(nn.Linear(1, 1), pr.Gaussian())
     mode = pr.fit(model, (X, X[:, 0]), pr.MAP(), steps=100)
@@ -63,7 +63,7 @@ def test_a_noise_that_is_learnt_stays_where_the_mode_had_it():
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"rank": 1}, "The 'rank' argument of SWAG must be an integer >= 2, got 1."),
         ({"snapshots": 1}, "The 'snapshots' argument of SWAG must be an integer >= 2, got 1."),
@@ -71,13 +71,13 @@ def test_a_noise_that_is_learnt_stays_where_the_mode_had_it():
         ({"learning_rate": -1.0}, "The 'learning_rate' argument of SWAG must be a positive number, got -1.0."),
     ],
 )
-def test_what_swag_can_not_be_is_said_in_a_sentence(options, sentence):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(pr.InputError) as error:
         pr.SWAG(**options)
-    assert str(error.value) == sentence
+    assert str(error.value) == message
 
 
-def test_fewer_snapshots_than_the_rank_all_make_the_low_rank_part():
+def test_fewer_snapshots_than_the_rank_all_enter_the_low_rank_part():
     X = torch.linspace(-1, 1, 12)[:, None]
     model = pr.Model(nn.Linear(1, 1), pr.Gaussian(0.1), prior=1.0)
     few, named = (
@@ -87,8 +87,8 @@ def test_fewer_snapshots_than_the_rank_all_make_the_low_rank_part():
     assert all(torch.equal(t, named.tensors()[name]) for name, t in few.tensors().items())
 
 
-def test_it_walks_under_the_prior_that_the_mode_was_found_under():
-    """A line whose prior the evidence has made far tighter: under the one it had, the walk leaves the mode."""
+def test_swag_uses_the_prior_that_its_mode_was_fitted_with():
+    """The evidence makes the prior far tighter; under the original prior the iterates leave the mode."""
     X = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
     y = 0.02 * X[:, 0] + torch.cos(40 * X[:, 0])
     model = pr.Model(nn.Linear(1, 1, dtype=X.dtype), pr.Gaussian(0.7), prior=10.0)
@@ -99,3 +99,12 @@ def test_it_walks_under_the_prior_that_the_mode_was_found_under():
     assert torch.equal(posterior.model.prior.precision, mode.model.prior.precision)
     mode_at, plain = mode.mean["weight"], pr.fit(model, (X, y), pr.MAP(), steps=400).mean["weight"]
     assert float((posterior.mean["weight"] - mode_at).abs()) < 0.2 * float((plain - mode_at).abs())
+
+
+def test_the_status_calls_the_steps_after_the_mode_steps_of_swag():
+    X = torch.linspace(-1, 1, 20)[:, None]
+    model = pr.Model(nn.Linear(1, 1), pr.Gaussian(0.01))
+    mode = pr.fit(model, (X, 9 * X[:, 0]), pr.MAP(), steps=1, progress=False)
+    reason = pr.fit(model, (X, 9 * X[:, 0]), pr.SWAG(start=mode), steps=5, progress=False).status.reason
+    assert "at the end of 100 steps that SWAG took after the mode" in reason
+    assert reason.endswith(": give the fit of the mode more steps, or SWAG more snapshots.")

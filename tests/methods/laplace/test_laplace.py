@@ -1,4 +1,4 @@
-"""Laplace's method on networks: linear regression exactly, what is selected, what is warned of, and the contract."""
+"""Laplace's method on networks: exact linear regression, selections, tuning, warnings and errors."""
 
 import math
 import re
@@ -29,7 +29,7 @@ EXACT = ["full", "kron", "lowrank"]  # for one linear layer with Gaussian noise;
 
 
 def at(model, data, w, **options):
-    """The point w as a posterior of the model."""
+    """Return a point posterior of the model at w."""
     rows = Data.of(data).prepared(model.prepare)
     return Point(make_target(model, rows, **options), w)
 
@@ -42,7 +42,7 @@ def on_the_line(structure, **options):
 
 
 def network(prior=1.0, likelihood=None, seed=0):
-    """A small network with labels, at fixed weights that are near a mode of nothing."""
+    """Return a small classification network at fixed random weights, and data."""
     generator = stream(seed, "laplace")
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)).to(F64)
     seeded(net, generator)
@@ -65,7 +65,7 @@ def around(trained, structure=None, **options):
 
 
 @pytest.mark.parametrize("structure", EXACT)
-def test_of_linear_regression_it_is_the_exact_posterior_with_its_evidence(structure):
+def test_posterior_and_evidence_of_linear_regression_are_exact(structure):
     posterior, exact = on_the_line(structure), LINE.posterior
     covariance = posterior.gaussian.solve(torch.eye(4, dtype=F64))
     torch.testing.assert_close(covariance, exact.covariance_matrix, rtol=1e-9, atol=1e-12)
@@ -77,7 +77,7 @@ def test_of_linear_regression_it_is_the_exact_posterior_with_its_evidence(struct
 
 
 @pytest.mark.parametrize("structure", EXACT)
-def test_of_linear_regression_it_predicts_as_the_exact_posterior(structure):
+def test_predictions_of_linear_regression_are_exact(structure):
     X = torch.randn(7, 3, generator=stream(0, "new"), dtype=F64)
     y = torch.randn(7, generator=stream(1, "new"), dtype=F64)
     prediction, exact = on_the_line(structure).predict(X), LINE.predictive(X)
@@ -87,7 +87,7 @@ def test_of_linear_regression_it_predicts_as_the_exact_posterior(structure):
 
 
 @pytest.mark.parametrize("structure", [*EXACT, "diag"])
-def test_its_precision_is_the_sum_over_the_data_plus_the_priors(structure):
+def test_the_precision_is_the_sum_over_the_data_plus_that_of_the_prior(structure):
     once = on_the_line(structure).gaussian
     X = LINE.design(LINE.X)
     diagonal = X.square().sum(0) / LINE.noise**2 + LINE.prior_scale**-2
@@ -105,7 +105,7 @@ def test_its_precision_is_the_sum_over_the_data_plus_the_priors(structure):
 
 @pytest.mark.parametrize("structure", ["full", "kron"])
 @pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
-def test_a_temperature_weighs_the_data_and_the_whole_as_target_does(structure, tempers):
+def test_the_temperature_scales_the_likelihood_or_the_whole_posterior(structure, tempers):
     T, X = 3.0, LINE.design(LINE.X)
     b = 1.0 if tempers == "likelihood" else 1 / T
     H, prior = X.T @ X / LINE.noise**2, torch.eye(4, dtype=F64) / LINE.prior_scale**2
@@ -130,20 +130,20 @@ def test_the_hessian_of_a_linear_model_is_its_ggn(kind):
     torch.testing.assert_close(posterior.curvature.dense(), LINE.precision - torch.eye(4, dtype=F64) / 1.5**2)
 
 
-def test_a_sampled_fisher_nears_the_ggn_with_the_number_of_labels():
+def test_a_sampled_fisher_converges_to_the_ggn():
     posterior = on_the_line("full", curvature="fisher", samples=2_000)
     exact = on_the_line("full").curvature.dense()
     off = (posterior.curvature.dense() - exact).abs().max() / exact.diagonal().max()
-    # each label adds a square of relative variance 2: six standard errors of 2,000 labels for one row that counts are
-    # 0.19, of the twenty rows 0.04; false alarms below 1e-8 for five rows that count
+    # Each label adds a square of relative variance 2: six standard errors of 2,000 labels are 0.19 if one row
+    # dominates and 0.04 for twenty equal rows (false alarms: below 1e-8 for five).
     assert float(off) < 0.085
 
 
-# Where the mode comes from.
+# The mode.
 
 
 @pytest.mark.filterwarnings("ignore:The gradient of the log joint")
-def test_without_a_mode_map_finds_one_first_in_the_given_steps():
+def test_without_a_mode_map_runs_first_with_the_given_steps():
     model, data = network()
     seen = []
     posterior = pr.fit(model, data, Laplace(), steps=200, progress=False, callbacks=[lambda m: seen.append(m.step)])
@@ -167,7 +167,7 @@ def test_a_custom_loop_may_start_at_the_current_weights():
     assert float(info.metrics["nll"]) == pytest.approx(-float(target.log_likelihood(state.w, rows)), rel=1e-12)
 
 
-def test_a_posterior_without_a_centre_is_not_a_mode(trained):
+def test_a_posterior_without_a_centre_is_refused_as_mode(trained):
     model, data = network()
     draws = Draws(trained.target, trained.w[None])
     with pytest.raises(
@@ -177,7 +177,7 @@ def test_a_posterior_without_a_centre_is_not_a_mode(trained):
 
 
 @pytest.mark.filterwarnings("ignore:The gradient of the log joint")
-def test_the_prior_that_a_mode_was_found_under_goes_with_it():
+def test_laplace_uses_the_prior_that_its_mode_was_fitted_with():
     model, data = network()
     start = pr.fit(model, data, pr.MAP(evidence_every=20, structure="diag"), steps=200, progress=False)
     factors = start.model.prior.factors
@@ -188,7 +188,7 @@ def test_the_prior_that_a_mode_was_found_under_goes_with_it():
     torch.testing.assert_close(posterior.model.prior.precision, start.model.prior.precision)
 
 
-# Which coordinates.
+# Selections.
 
 
 def test_over_the_last_layer_the_other_layers_are_fixed(trained):
@@ -202,7 +202,7 @@ def test_over_the_last_layer_the_other_layers_are_fixed(trained):
     assert posterior.log_evidence.kind == "Laplace approximation of log p(D | 0.weight, 0.bias)"
 
 
-def test_the_evidence_of_some_layers_has_no_prior_of_the_others(trained):
+def test_the_evidence_of_some_layers_excludes_the_prior_of_the_others(trained):
     posterior = around(trained, "full", over=["2.*"])
     w = posterior.w
     target = posterior.target
@@ -212,7 +212,7 @@ def test_the_evidence_of_some_layers_has_no_prior_of_the_others(trained):
     assert posterior.log_evidence.value == pytest.approx(wanted, abs=1e-9)
 
 
-def test_a_subnetwork_is_where_a_diagonal_laplace_is_least_certain(trained):
+def test_a_subnetwork_has_the_weights_with_the_largest_diagonal_variances(trained):
     diagonal = around(trained, "diag")
     posterior = around(trained, over=Subnetwork(6))
     assert posterior.curvature.structure == "full"
@@ -223,7 +223,7 @@ def test_a_subnetwork_is_where_a_diagonal_laplace_is_least_certain(trained):
     assert "the coordinates held fixed" in posterior.log_evidence.kind
 
 
-def test_coordinates_may_be_named_one_by_one(trained):
+def test_single_coordinates_may_be_selected(trained):
     places = torch.tensor([1, 5, 20])
     posterior = around(trained, over=places)
     assert torch.equal(posterior.selection.places, places)
@@ -231,11 +231,11 @@ def test_coordinates_may_be_named_one_by_one(trained):
     assert torch.equal(moved, places)
 
 
-# The evidence chooses.
+# Tuning by the evidence.
 
 
 @pytest.mark.parametrize("by", ["scalar", "layer", "parameter"])
-def test_tuning_raises_the_evidence_and_leaves_its_prior_with_the_posterior(by, trained):
+def test_tuning_raises_the_evidence_and_the_posterior_has_the_tuned_prior(by, trained):
     before = around(trained, "full")
     posterior = around(trained, "full", tune=by)
     assert posterior.log_evidence.value > before.log_evidence.value
@@ -249,7 +249,7 @@ def test_tuning_raises_the_evidence_and_leaves_its_prior_with_the_posterior(by, 
     assert trained.model.prior.factors == {}
 
 
-def test_one_factor_a_weight_needs_a_structure_that_takes_it(trained):
+def test_one_factor_per_weight_is_refused_for_kron(trained):
     with pytest.raises(
         InputError, match=r"'structure' argument of Laplace must be 'diag' or 'full' for tune='parameter', got 'kron'"
     ):
@@ -268,7 +268,7 @@ def test_shared_weights_may_be_expanded_or_reduced():
     torch.testing.assert_close(expand[6:, 6:], reduce[6:, 6:])
 
 
-def test_tuning_sets_a_learnt_noise_which_is_left_alone_otherwise():
+def test_a_learnt_noise_is_changed_only_by_tuning():
     net = nn.Linear(3, 1).to(F64)
     model = pr.Model(net, pr.Gaussian(), prior=1.0)
     w = torch.cat([LINE.posterior.mean, torch.tensor([0.0], dtype=F64)])  # noise 1
@@ -278,7 +278,7 @@ def test_tuning_sets_a_learnt_noise_which_is_left_alone_otherwise():
     assert alone.log_evidence.kind == "Laplace approximation of log p(D | likelihood.noise)"
     tuned = pr.fit(model, LINE.data, Laplace("full", at=start, tune="scalar"), progress=False)
     noise = float(tuned.mean["likelihood.noise"])
-    assert 0.3 < noise < 0.7  # made with 0.5
+    assert 0.3 < noise < 0.7  # the true noise is 0.5
     X = LINE.design(LINE.X)
     wanted = torch.linalg.inv(X.T @ X / noise**2 + torch.diag(tuned.precision))
     torch.testing.assert_close(tuned.gaussian.solve(torch.eye(4, dtype=F64)), wanted, rtol=1e-7, atol=1e-9)
@@ -288,7 +288,7 @@ def test_tuning_sets_a_learnt_noise_which_is_left_alone_otherwise():
 # Members.
 
 
-def test_members_have_curvatures_of_their_own():
+def test_members_have_their_own_curvatures():
     model, data = network()
     rows = Data.of(data).prepared(model.prepare)
     target, method = make_target(model, rows), Laplace("kron")
@@ -325,7 +325,9 @@ def test_a_point_that_is_not_a_mode_gives_a_warning_with_the_norm_of_the_gradien
 
 def test_a_point_within_the_spread_of_the_gaussian_gives_no_warning():
     root = torch.linalg.cholesky(LINE.precision)
-    step = torch.linalg.solve_triangular(root.mT, torch.ones(4, 1, dtype=F64), upper=True)[:, 0]  # one deviation each
+    step = torch.linalg.solve_triangular(root.mT, torch.ones(4, 1, dtype=F64), upper=True)[
+        :, 0
+    ]  # one standard deviation in each direction
     model = LINE.model()
     for far in (0.99, 1.01):
         start = at(model, LINE.data, LINE.posterior.mean + far * step)
@@ -335,8 +337,8 @@ def test_a_point_within_the_spread_of_the_gaussian_gives_no_warning():
         assert len(said) == (far > 1)
 
 
-def recorded_sets(monkeypatch) -> list:
-    """Where the sets of rows that say whether a point is a mode are kept, a list of them for each time."""
+def record_row_sets(monkeypatch) -> list:
+    """Record the sets of rows that are used to check whether a point is a mode, one entry per check."""
     kept, make = [], mode_gradient.sets_of_rows
 
     def sets_of_rows(data, size):
@@ -357,11 +359,11 @@ def test_a_few_of_many_rows_distinguish_a_mode_from_another_point(monkeypatch, l
     model, data = problem.model(), problem.data
     rows = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), batch_size=100) if loaded else data
     there = at(model, data, problem.posterior.mean)
-    kept = recorded_sets(monkeypatch)
+    kept = record_row_sets(monkeypatch)
     posterior = pr.fit(model, rows, Laplace("full", at=there), progress=False)  # warnings are errors
     assert posterior.log_evidence.value == pytest.approx(problem.log_evidence, abs=1e-7)
     exact = -float(posterior.target.log_likelihood(posterior.w, posterior.data))
-    assert float(posterior.history["nll"]) == pytest.approx(exact, rel=0.35)  # of 200 rows and more: 5 standard errors
+    assert float(posterior.history["nll"]) == pytest.approx(exact, rel=0.35)  # 200 rows or more; 5 standard errors
     ((first, last),) = kept
     seen, targets = (torch.cat([batch[i] for batch in first + last]) for i in (0, -1))
     assert len(targets) == (400 if loaded else 256)
@@ -381,7 +383,7 @@ def test_the_distance_estimated_from_some_rows_is_unbiased(monkeypatch):
     model = LINE.model()
     rows = Data.of(LINE.data).prepared(model.prepare)  # all twenty rows, in two sets
     target, gaussian = make_target(model, rows), on_the_line("full").gaussian
-    kept = recorded_sets(monkeypatch)
+    kept = record_row_sets(monkeypatch)
     found = mode_gradient.ModeGradient.of(target, w, rows, {}, gaussian, torch.arange(4))
     monkeypatch.setattr(mode_gradient, "MAX_ROWS_TIMES_WEIGHTS", 1 << 29)
     exact = mode_gradient.ModeGradient.of(target, w, rows, {}, gaussian, torch.arange(4))
@@ -389,7 +391,7 @@ def test_the_distance_estimated_from_some_rows_is_unbiased(monkeypatch):
     away = torch.full((4,), 3.0, dtype=F64)
     assert exact.distance == pytest.approx(float(away @ LINE.precision @ away / 4) ** 0.5)
     assert found.distance == pytest.approx(exact.distance, rel=0.3)
-    # of the halves, whose gradients are g + d and g - d, that is g' Q^-1 g - d' Q^-1 d
+    # With gradients g + d and g - d of the halves, the estimate is g' Q^-1 g - d' Q^-1 d.
     inputs, targets = kept[0][0][0]
     design = LINE.design(inputs)
     first = 2 * design.mT @ (targets.reshape(-1) - design @ w) / LINE.noise**2 - w / LINE.prior_scale**2
@@ -418,7 +420,7 @@ def test_an_indefinite_hessian_is_refused_with_its_eigenvalue(structure):
 @pytest.mark.parametrize("structure", ["full", "kron", "diag", "lowrank"])
 def test_a_flat_prior_with_a_singular_curvature_is_refused(structure):
     X = torch.zeros(6, 2, dtype=F64)
-    X[:, 0] = torch.arange(6)  # the second input says nothing
+    X[:, 0] = torch.arange(6)  # the second input is constant zero
     model = pr.Model(nn.Linear(2, 1).to(F64), pr.Gaussian(1.0), prior="flat")
     start = at(model, (X, X[:, 0]), torch.tensor([1.0, 0.0, 0.0], dtype=F64))
     with pytest.raises(InputError, match="prior's precision must be above zero"):
@@ -436,7 +438,7 @@ def test_a_flat_prior_with_a_curvature_of_full_rank_is_least_squares():
 
 
 @pytest.mark.filterwarnings("ignore:The gradient of the log joint")
-def test_a_prior_that_is_not_gaussian_has_its_own_curvature_and_a_note():
+def test_a_prior_that_is_not_gaussian_contributes_its_curvature_with_a_note():
     model, data = network(prior={"0.*": StudentT(4.0), "*": 1.0})
     posterior = pr.fit(
         model, data, Laplace("diag", at=at(model, data, torch.full((27,), 0.3, dtype=F64))), progress=False
@@ -459,21 +461,21 @@ def test_a_log_prior_that_is_convex_at_the_mode_is_refused():
         pr.fit(model, data, Laplace("full", at=start), progress=False)
 
 
-def test_a_prior_over_all_weights_together_is_refused():
+def test_a_joint_prior_over_all_weights_is_refused():
     joint = MultivariateNormal(torch.zeros(8, dtype=F64), torch.eye(8, dtype=F64))
     model, data = network(prior={"0.weight": joint, "*": 1.0})
     with pytest.raises(InputError, match=r"prior of '0\.weight' must be a product over single weights"):
         pr.fit(model, data, Laplace("full", at=at(model, data, model.network.initial)), progress=False)
 
 
-def test_a_kinked_prior_is_refused_by_its_name():
+def test_a_prior_with_a_kink_is_refused_by_name():
     model, data = network(prior={"0.*": LaplaceDistribution(0.0, 1.0), "*": 1.0})
     message = r"log prior of '0\.weight' must curve down at the mode.*got the distribution Laplace with 0 at the weight"
     with pytest.raises(InputError, match=message):
         pr.fit(model, data, Laplace("diag", at=at(model, data, model.network.initial + 0.1)), progress=False)
 
 
-def test_a_kinked_prior_of_weights_that_are_not_selected_is_taken():
+def test_a_prior_with_a_kink_is_accepted_outside_the_selection():
     model, data = network(prior={"0.*": LaplaceDistribution(0.0, 1.0), "*": 1e-2})
     start = at(model, data, model.network.initial)
     with pytest.warns(PrioryWarning, match="The gradient of the log joint"):
@@ -482,7 +484,7 @@ def test_a_kinked_prior_of_weights_that_are_not_selected_is_taken():
 
 
 @pytest.mark.filterwarnings("ignore:The gradient of the log joint")
-def test_a_hierarchical_prior_counts_with_the_precision_that_it_has():
+def test_a_hierarchical_prior_uses_its_current_precision():
     model, data = network(prior=pr.priors.Hierarchical(shape=2.0, rate=0.5))
     rows = Data.of(data).prepared(model.prepare)
     w = make_target(model, rows).start(rows, torch.Size(), stream(0))
@@ -508,7 +510,7 @@ def normalised(**options):
 
 
 @pytest.mark.filterwarnings("ignore:The gradient of the log joint")
-def test_batch_normalisation_runs_on_its_running_statistics():
+def test_batch_normalisation_uses_its_running_statistics():
     model, data = pr.Model(normalised(), pr.Categorical(), prior=1.0), network()[1]
     start = pr.fit(model, data, pr.MAP(), steps=100, progress=False)
     posterior = pr.fit(model, data, Laplace("full", at=start), progress=False)
@@ -545,7 +547,7 @@ def test_weights_that_are_not_finite_are_not_a_mode():
         pr.fit(model, data, Laplace(at=start), progress=False)
 
 
-# Bad input.
+# Invalid arguments.
 
 
 @pytest.mark.parametrize(
@@ -578,12 +580,12 @@ def test_weights_that_are_not_finite_are_not_a_mode():
     ],
     ids=str,
 )
-def test_a_bad_option_is_refused_in_one_sentence(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(InputError, match=re.escape(message)):
         Laplace(**options)
 
 
-def test_a_subnetwork_has_a_size_that_the_network_has():
+def test_invalid_sizes_of_a_subnetwork_are_refused():
     with pytest.raises(InputError, match=r"'size' argument of Subnetwork must be an integer >= 1, got 1\.5"):
         Subnetwork(1.5)
     model, data = network()
@@ -591,7 +593,7 @@ def test_a_subnetwork_has_a_size_that_the_network_has():
         pr.fit(model, data, Laplace(over=Subnetwork(28), at=at(model, data, model.network.initial)), progress=False)
 
 
-def test_every_structure_has_its_name():
+def test_the_registry_has_four_structures():
     assert set(STRUCTURES) == {"full", "kron", "diag", "lowrank"}
     assert select(network()[0]).size == 27
 
@@ -599,7 +601,7 @@ def test_every_structure_has_its_name():
 # The contract.
 
 
-def test_a_network_that_is_trained_already_is_the_mode_as_it_is() -> None:
+def test_at_network_uses_the_current_weights_as_mode() -> None:
     net, X, y = nn.Linear(2, 1).double(), torch.randn(30, 2, dtype=torch.float64), torch.zeros(30, dtype=torch.float64)
     with torch.no_grad():
         net.weight.copy_(torch.linalg.lstsq(X, y[:, None] + X @ torch.ones(2, 1, dtype=torch.float64)).solution.T)
@@ -616,7 +618,7 @@ def test_a_network_that_is_trained_already_is_the_mode_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("at", [3, "map", pr.MAP])
-def test_an_invalid_at_is_refused_by_its_name(at: object) -> None:
+def test_an_invalid_at_is_refused(at: object) -> None:
     with pytest.raises(InputError, match="The 'at' argument of Laplace must be 'network', a posterior or a method"):
         Laplace(at=at)
 
@@ -627,14 +629,14 @@ def test_a_subnetwork_larger_than_the_network_is_refused() -> None:
         pr.fit(pr.Model(net, pr.Gaussian(1.0)), (X, X[:, 0]), Laplace(over=Subnetwork(4)), progress=False)
 
 
-def test_a_posterior_of_another_model_is_refused_by_the_name_of_the_argument() -> None:
+def test_a_posterior_of_another_model_is_refused_as_at() -> None:
     other = at(LINE.model(), LINE.data, LINE.posterior.mean)
     with pytest.raises(InputError, match="The 'at' argument of Laplace must be a posterior of the same model"):
         pr.fit(*network(), Laplace("full", at=other), progress=False)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_a_normalised_weight_brings_no_warnings_of_torch(structure: str) -> None:
+def test_weight_norm_gives_no_warnings_of_torch(structure: str) -> None:
     generator = stream(4, "norm")
     torch.manual_seed(0)
     net = nn.Sequential(weight_norm(nn.Linear(2, 3)), nn.Tanh(), nn.Linear(3, 2)).to(F64)

@@ -1,4 +1,4 @@
-"""Laplace's method on a Density, against closed forms: the coin, Gaussians, and climbs that are not plain."""
+"""Laplace's method on a Density, against closed forms: coins, Gaussians and difficult optimisations."""
 
 import math
 
@@ -24,7 +24,7 @@ def fitted(problem, method=None, **options):
     return pr.fit(problem.density(), problem.data, method or Laplace(), progress=False, **options)
 
 
-def test_of_a_coin_it_is_around_the_mode_in_the_logit_where_map_is_the_mode_in_p():
+def test_laplace_of_a_coin_is_at_the_mode_in_the_logit_and_map_at_the_mode_in_p():
     a, b = 22.0, 16.0
     posterior = fitted(COIN)
     p = torch.sigmoid(posterior.w)
@@ -37,18 +37,20 @@ def test_of_a_coin_it_is_around_the_mode_in_the_logit_where_map_is_the_mode_in_p
     assert abs(mode - float(p)) > 1e-3
 
 
-def test_the_evidence_of_a_coin_is_stirlings_formula_for_its_beta_function():
+def test_the_evidence_of_a_coin_is_stirlings_approximation_of_the_beta_function():
     a, b = 22.0, 16.0
     p = a / (a + b)
     prior = math.lgamma(5) + math.lgamma(3) - math.lgamma(8)
     wanted = a * math.log(p) + b * math.log(1 - p) - prior + 0.5 * math.log(2 * math.pi * (a + b) / (a * b))
     found = fitted(COIN).log_evidence
     assert found.value == pytest.approx(wanted, abs=1e-10)
-    assert found.value == pytest.approx(COIN.log_evidence, abs=0.02)  # 1 / 12 a and the like
+    assert found.value == pytest.approx(
+        COIN.log_evidence, abs=0.02
+    )  # the error of Stirling's formula is about 1 / (12 a)
     assert found.kind == "Laplace approximation of log p(D)"
 
 
-def test_a_temperature_stretches_the_coin_as_the_tempered_posterior_says():
+def test_the_tempered_posterior_of_a_coin_is_exact():
     T = 4.0
     posterior = fitted(COIN, temperature=T)  # p^(5 + 17/T) (1 - p)^(3 + 13/T) in the logit
     a, b = 5 + 17 / T, 3 + 13 / T
@@ -78,17 +80,17 @@ def test_a_gaussian_posterior_is_found_exactly_with_its_evidence(problem):
     at = exact.mean + 0.3
     params = {name: at.reshape(problem.density().layout[name].shape)}
     assert float(posterior.log_prob(params)) == pytest.approx(float(exact.log_prob(at)), abs=1e-9)
-    assert len(posterior.history["loss"]) <= 3  # a quadratic takes one step, and one to see that it did
+    assert len(posterior.history["loss"]) <= 3  # a quadratic takes one step, and one more to detect convergence
 
 
-def test_a_mean_over_the_data_instead_of_their_sum_would_be_seen():
+def test_a_mean_over_the_data_instead_of_a_sum_would_be_detected():
     problem = GaussianMean.make(0)
     doubled = GaussianMean(torch.cat([problem.y, problem.y]), problem.noise, problem.prior_loc, problem.prior_scale)
     precision = [1 / float(fitted(p).gaussian.variance()) for p in (problem, doubled)]
     assert precision[1] - precision[0] == pytest.approx(len(problem.y) / problem.noise**2, rel=1e-10)
 
 
-def test_a_loader_that_drops_its_last_rows_stands_for_all_of_them():
+def test_the_rows_of_a_loader_that_drops_some_are_scaled_to_all():
     problem = GaussianMean.make(0)  # twelve values
     rows = torch.utils.data.TensorDataset(problem.y)
     loader = torch.utils.data.DataLoader(rows, batch_size=5, drop_last=True)
@@ -111,7 +113,7 @@ def test_correlated_parameters_with_a_constraint_have_the_hessian_of_the_log_joi
     hessian = torch.autograd.functional.hessian(joint, posterior.w)
     torch.testing.assert_close(posterior.curvature.dense(), -hessian, rtol=1e-9, atol=1e-9)
     assert float(torch.autograd.functional.jacobian(joint, posterior.w).abs().max()) < 1e-9
-    draws = posterior.draw(200_000, stream(0))  # tolerances of more than 6 standard errors
+    draws = posterior.draw(200_000, stream(0))  # tolerances above 6 standard errors
     torch.testing.assert_close(
         draws.T.cov(), torch.linalg.inv(-hessian), rtol=0.03, atol=5e-4
     )  # over 6 standard errors
@@ -123,7 +125,7 @@ def test_the_mean_of_a_positive_parameter_is_that_of_a_log_normal():
     assert float(posterior.mean["noise"]) == pytest.approx(float((m + 0.5 * v).exp()), rel=1e-12)
 
 
-def test_its_density_over_the_users_parameters_integrates_to_one():
+def test_the_density_over_the_constrained_parameters_integrates_to_one():
     posterior = fitted(COIN)
     p = torch.linspace(1e-6, 1 - 1e-6, 20_001, dtype=F64)
     density = posterior.log_prob({"p": p}).exp()
@@ -131,7 +133,7 @@ def test_its_density_over_the_users_parameters_integrates_to_one():
     assert float(posterior.log_prob({"p": torch.tensor(1.5, dtype=F64)})) == -math.inf
 
 
-def test_members_climb_side_by_side_from_starts_of_their_own():
+def test_members_are_optimised_separately_from_their_own_starts():
     problem, method = NormalGamma.make(0), Laplace()
     density = problem.density()
     rows = Data.of(problem.data).prepared(density.prepare)
@@ -146,14 +148,14 @@ def test_members_climb_side_by_side_from_starts_of_their_own():
     assert info.done
 
 
-def test_it_climbs_out_of_where_the_density_is_convex():
+def test_the_mode_is_found_from_a_convex_region():
     heavy = pr.Density(lambda p: -2.5 * torch.log1p((p["x"] - 30.0) ** 2 / 4), {"x": pr.Param()})
     posterior = pr.fit(heavy, None, Laplace(), progress=False)  # Student's t, convex at the start 0
     assert float(posterior.w) == pytest.approx(30.0, abs=1e-9)
     assert float(posterior.gaussian.variance()) == pytest.approx(1 / (2 * 2.5 / 4), rel=1e-9)
 
 
-def test_a_direction_that_curves_upward_is_climbed_by_its_absolute_curvature():
+def test_directions_of_positive_curvature_use_its_absolute_value():
     hessian = torch.diag(torch.tensor([2.0, -4.0], dtype=F64))
     gradient = torch.tensor([1.0, 1.0], dtype=F64)
     rise = lambda v: gradient @ v + 0.5 * v @ hessian @ v  # noqa: E731
@@ -162,14 +164,14 @@ def test_a_direction_that_curves_upward_is_climbed_by_its_absolute_curvature():
     assert not last
 
 
-def test_it_leaves_a_saddle_on_which_it_starts():
+def test_the_optimiser_leaves_a_saddle_point():
     two = pr.Density(lambda p: -((p["x"][0] ** 2 - 1) ** 2) - p["x"][1] ** 2, {"x": pr.Param((2,))})
     posterior = pr.fit(two, None, Laplace(), progress=False)  # modes at +-1, a saddle at the start 0
     assert float(posterior.w[0].abs()) == pytest.approx(1.0, abs=1e-8)
     torch.testing.assert_close(posterior.gaussian.variance(), torch.tensor([1 / 8, 1 / 2], dtype=F64))
 
 
-def test_it_climbs_a_curved_ridge():
+def test_the_mode_of_a_curved_ridge_is_found():
     banana = pr.Density(
         lambda p: -((1 - p["x"][0]) ** 2) - 100 * (p["x"][1] - p["x"][0] ** 2) ** 2, {"x": pr.Param((2,))}
     )
@@ -177,14 +179,14 @@ def test_it_climbs_a_curved_ridge():
     torch.testing.assert_close(posterior.w, torch.ones(2, dtype=F64), rtol=0, atol=1e-8)
 
 
-def test_a_line_search_that_finds_nothing_better_stops():
+def test_a_line_search_without_improvement_stops():
     w, g, h = torch.zeros(1, dtype=F64), torch.ones(1, dtype=F64), -torch.eye(1, dtype=F64)
     move, last = newton_move(lambda v: torch.tensor(-1.0), w, torch.tensor(0.0), g, h)
     assert last
     assert float(move) == 0
 
 
-def test_a_function_that_is_linear_or_constant_has_no_hessian():
+def test_the_hessian_of_a_linear_or_constant_function_is_zero():
     w = torch.ones(2, dtype=F64)
     value, gradient, hessian = second_order(lambda u: 3 * u.sum(), w)
     assert (float(value), gradient.tolist(), float(hessian.abs().sum())) == (6.0, [3.0, 3.0], 0.0)
@@ -209,7 +211,7 @@ def test_over_some_parameters_the_others_stay_at_the_mode():
     assert posterior.log_evidence.kind == "Laplace approximation of log p(D | noise)"
 
 
-def test_in_single_precision_it_finds_the_mode_to_single_precision():
+def test_the_mode_is_accurate_in_float32():
     y = torch.tensor([1.0, 2.0, 3.0])
     params = {"x": pr.Param((), constraints.positive)}
     density = pr.Density(lambda p: -0.5 * ((y - p["x"]) ** 2).sum(), params, dtype=torch.float32)
@@ -219,7 +221,7 @@ def test_in_single_precision_it_finds_the_mode_to_single_precision():
     assert posterior.sample(2)["x"].dtype == torch.float32
 
 
-def test_a_posterior_or_a_method_may_say_where_the_climb_begins():
+def test_a_posterior_or_a_method_may_be_the_starting_point():
     map_ = pr.fit(COIN.density(), COIN.data, pr.MAP(), steps=50, progress=False)
     for at in (map_, pr.MAP()):
         posterior = fitted(COIN, Laplace(at=at), steps=50)  # the steps of MAP
@@ -227,7 +229,7 @@ def test_a_posterior_or_a_method_may_say_where_the_climb_begins():
         assert len(posterior.history["loss"]) < 6
 
 
-def test_it_survives_a_file(tmp_path):
+def test_a_loaded_posterior_equals_the_saved_one(tmp_path):
     posterior = fitted(NormalGamma.make(0))
     assert isinstance(posterior, LaplacePosterior)
     posterior.save(tmp_path / "p")
@@ -237,16 +239,16 @@ def test_it_survives_a_file(tmp_path):
     assert repr(other) == repr(posterior)
 
 
-# What is refused or said.
+# Invalid arguments and warnings.
 
 
 @pytest.mark.parametrize("structure", ["kron", "lowrank"])
-def test_a_density_has_no_layers(structure):
+def test_structures_of_layers_are_refused_for_a_density(structure):
     with pytest.raises(InputError, match="'structure' argument of Laplace must be 'full' or 'diag' for a Density"):
         fitted(COIN, Laplace(structure=structure))
 
 
-def test_a_density_has_neither_a_subnetwork_nor_a_last_layer_nor_prior_scales():
+def test_selections_and_tuning_of_networks_are_refused_for_a_density():
     with pytest.raises(InputError, match="'over' argument of Laplace must be 'all' or names for a Density"):
         fitted(COIN, Laplace(over=Subnetwork(1)))
     with pytest.raises(InputError, match="'over' argument of Laplace must be 'all' or names for a Density"):
@@ -258,19 +260,19 @@ def test_a_density_has_neither_a_subnetwork_nor_a_last_layer_nor_prior_scales():
 
 
 def test_a_fit_that_ends_before_the_mode_warns_with_the_norm_of_the_gradient():
-    lucky = Coin(1000, 1)  # from p = 1/2 one Newton step leads to the logit 1.99, where the gradient is 1001 - 1003 p
+    lucky = Coin(1000, 1)  # one Newton step from p = 1/2 ends at the logit 1.99, where the gradient is 1001 - 1003 p
     slope = 1001 - 1003 / (1 + math.exp(-2 * 999 / 1003))
     with pytest.warns(PrioryWarning, match=f"gradient of the log joint has the norm {slope:.3g} where Laplace expects"):
         fitted(lucky, steps=1)
 
 
-def test_a_flat_direction_has_no_width():
+def test_a_flat_direction_is_refused():
     flat = pr.Density(lambda p: -(p["x"][0] ** 2), {"x": pr.Param((2,))})
     with pytest.raises(InputError, match="singular"):
         pr.fit(flat, None, Laplace(), progress=False)
 
 
-def test_a_density_without_a_mode_is_not_one():
+def test_a_density_without_a_mode_is_refused():
     rising = pr.Density(lambda p: p["x"], {"x": pr.Param()})
     with pytest.raises(InputError, match="singular"):
         pr.fit(rising, None, Laplace(), progress=False, steps=5)
@@ -283,7 +285,7 @@ def test_a_density_gives_no_predictions():
         fitted(COIN).outputs(torch.zeros(1, 1))
 
 
-def test_its_budget_is_that_of_a_dense_hessian():
+def test_the_memory_estimate_is_that_of_a_dense_hessian():
     found = Laplace().plan(LinearRegression.make(0).density(), LinearRegression.make(0).data)
     assert found.needs["full"].memory == 4 * 8 * 4**2
     assert found.advice == "full"

@@ -1,4 +1,4 @@
-"""Networks as people have them, fitted by Laplace and predicting: with BatchNorm, with attention, with an LSTM."""
+"""Laplace on common networks: with batch normalisation, with attention and with an LSTM."""
 
 import warnings
 
@@ -13,7 +13,7 @@ ROWS, CLASSES = 60, 3
 
 
 class Residual(nn.Module):
-    """A convolution, a block with a bypass and batch normalisation, a pool and a linear layer."""
+    """A convolution, a residual block with batch normalisation, pooling and a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Recurrent(nn.Module):
 
 
 def inputs(kind: str, rows: int = ROWS) -> tuple[Tensor, Tensor]:
-    """Inputs whose class can be seen in them."""
+    """Return inputs that depend on their class."""
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(rows) % CLASSES
     if kind == "tokens":
@@ -70,22 +70,22 @@ def inputs(kind: str, rows: int = ROWS) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("make", "kind"), [(Residual, "images"), (Transformer, "tokens"), (Recurrent, "series")], ids=lambda x: str(x)
 )
-def test_it_is_trained_fitted_and_predicts(make: type[nn.Module], kind: str, structure: str) -> None:
+def test_trained_networks_are_fitted_and_predict(make: type[nn.Module], kind: str, structure: str) -> None:
     torch.manual_seed(0)
     net, (X, y) = make(), inputs(kind)
     before = {name: p.clone() for name, p in net.state_dict().items()}
     model = pr.Model(net, pr.Categorical(), prior=1.0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PrioryWarning)  # a short training ends short of the mode
+        warnings.simplefilter("ignore", PrioryWarning)  # a short training doesn't reach the mode
         posterior = pr.fit(model, (X, y), pr.Laplace(structure=structure), steps=300, batch_size=20, progress=False)
     prediction = posterior.predict(X)
     assert prediction.probs.shape == (ROWS, CLASSES)
     torch.testing.assert_close(prediction.probs.sum(-1), torch.ones(ROWS))
     outputs, covariance = posterior.outputs(X)  # pyright: ignore[reportAttributeAccessIssue]
     assert covariance.shape == (ROWS, CLASSES, CLASSES)
-    assert float((outputs.argmax(-1) == y).float().mean()) > 0.9  # of the network as it was trained
+    assert float((outputs.argmax(-1) == y).float().mean()) > 0.9  # of the trained network
     right = float((prediction.probs.argmax(-1) == y).float().mean())
-    assert right > 0.6 or structure == "diag"  # sixty rows for hundreds of weights: a diagonal is far too unsure
+    assert right > 0.6 or structure == "diag"  # a diagonal is far too uncertain for hundreds of weights and 60 rows
     assert bool((prediction.mutual_information > 0).all())  # the draws disagree somewhere
     assert torch.isfinite(torch.tensor(posterior.log_evidence.value))
     sampled = posterior.predict(X[:4], samples=8, through="network").probs

@@ -1,4 +1,4 @@
-"""A Bayesian last layer: conjugate on features, the mode of a logistic regression, rows that come later."""
+"""A Bayesian last layer: conjugate regression and logistic regression on features, and updates with new rows."""
 
 import copy
 import math
@@ -35,7 +35,7 @@ def design(model, X, bias=True):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_with_gaussian_noise_it_is_the_conjugate_posterior(bias):
+def test_with_gaussian_noise_the_posterior_is_conjugate(bias):
     model, X, y = problem(bias=bias)
     phi = design(model, X, bias)
     precision = phi.T @ phi / 0.09 + torch.eye(phi.shape[1], dtype=phi.dtype) / 0.49
@@ -58,7 +58,7 @@ def test_with_gaussian_noise_it_is_the_conjugate_posterior(bias):
 
 
 def test_draws_have_the_conjugate_mean_and_covariance():
-    """20,000 draws; false alarms: 5 standard errors, 6 means and 21 covariances, 2e-5."""
+    """20,000 draws, 6 means and 21 covariances at 5 standard errors (false alarms: 2e-5)."""
     model, X, y = problem()
     phi = design(model, X)
     precision = phi.T @ phi / 0.09 + torch.eye(6, dtype=phi.dtype) / 0.49
@@ -68,7 +68,7 @@ def test_draws_have_the_conjugate_mean_and_covariance():
     assert_covariance_close(draws, torch.linalg.inv(precision))
 
 
-def test_several_outputs_are_regressions_of_their_own():
+def test_several_outputs_are_independent_regressions():
     model, X, y = problem(outputs=3)
     phi = design(model, X)
     precision = phi.T @ phi / 0.09 + torch.eye(6, dtype=phi.dtype) / 0.49
@@ -80,7 +80,7 @@ def test_several_outputs_are_regressions_of_their_own():
 
 
 @pytest.mark.parametrize("pieces", [2, 5])
-def test_rows_that_come_later_give_what_all_rows_at_once_do(pieces, tmp_path):
+def test_updates_with_new_rows_equal_one_fit_of_all_rows(pieces, tmp_path):
     model, X, y = problem()
     whole = pr.fit(model, (X, y), pr.LastLayer(at="network"))
     parts = list(zip(X.chunk(pieces), y.chunk(pieces), strict=True))
@@ -118,7 +118,7 @@ def test_labels_have_the_exact_mode_and_the_curvature_there():
 
 
 @pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
-def test_it_follows_the_temperature(tempers):
+def test_the_posterior_is_tempered(tempers):
     model, X, y = problem()
     phi = design(model, X)
     weight = 1.0 if tempers == "likelihood" else 0.25
@@ -129,8 +129,8 @@ def test_it_follows_the_temperature(tempers):
 
 @pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
 @pytest.mark.parametrize("pieces", [2, 5])
-def test_rows_that_come_later_are_tempered_as_the_first_were(pieces, tempers):
-    """At T = 4 a row with noise 0.3 counts as one with noise 0.6, but for the normaliser of its density."""
+def test_updates_with_new_rows_are_tempered_too(pieces, tempers):
+    """At T = 4 a row with noise 0.3 counts as one with noise 0.6, up to the normaliser of its density."""
     model, X, y = problem()
     phi = design(model, X)
     weight = 1.0 if tempers == "likelihood" else 0.25
@@ -151,13 +151,13 @@ def test_rows_that_come_later_are_tempered_as_the_first_were(pieces, tempers):
         assert posterior.log_evidence.value == pytest.approx(float(wide) + normaliser, abs=1e-8)
 
 
-def test_an_ensemble_of_them_has_features_of_its_own():
+def test_members_of_an_ensemble_have_their_own_features():
     model, data = classification()
     posterior = pr.fit(model, data, pr.Ensemble(pr.LastLayer(), 2), steps=20)
     assert not torch.equal(posterior.members[0].mean["0.weight"], posterior.members[1].mean["0.weight"])
 
 
-def test_a_network_without_a_last_layer_is_refused_in_a_sentence():
+def test_a_network_without_a_linear_last_layer_is_refused():
     model, X, y = problem()
     with pytest.raises(pr.InputError, match="'at' argument of LastLayer must be a method, a posterior, or 'network'"):
         pr.LastLayer(at="map")
@@ -192,7 +192,7 @@ def test_a_network_without_a_last_layer_is_refused_in_a_sentence():
         pr.fit(model, (X, y), pr.LastLayer(at="network")).update(None)
 
 
-def test_invalid_rows_and_numbers_are_refused_in_a_sentence():
+def test_invalid_rows_and_options_are_refused():
     model, X, y = problem()
     last = pr.fit(model, (X, y), pr.LastLayer(at="network"))
     for ask, sentence in (
@@ -213,12 +213,20 @@ def test_invalid_rows_and_numbers_are_refused_in_a_sentence():
         assert sentence in str(error.value)
 
 
-def test_the_evidence_of_a_tempered_fit_is_not_called_log_p_of_the_data():
+def test_the_evidence_of_a_tempered_fit_has_another_kind():
     model, X, y = problem()
     for likelihood, t, kind in (
         (pr.Gaussian(0.3), 1.0, "log p(D) of the last layer, given the other layers"),
-        (pr.Gaussian(0.3), 10.0, "the tempered log p(D), T = 10, and no log p(D), of the last layer, given the other"),
-        (pr.StudentT(3.0, 0.3), 2.5, "Laplace estimate of the tempered log p(D), T = 2.5, and no log p(D), of the"),
+        (
+            pr.Gaussian(0.3),
+            10.0,
+            "the tempered log p(D), T = 10, which is not log p(D), of the last layer, given the other",
+        ),
+        (
+            pr.StudentT(3.0, 0.3),
+            2.5,
+            "Laplace estimate of the tempered log p(D), T = 2.5, which is not log p(D), of the",
+        ),
     ):
         model = pr.Model(model.net, likelihood, prior=0.7)
         found = pr.fit(model, (X, y), pr.LastLayer(at="network"), temperature=t).log_evidence
@@ -233,7 +241,7 @@ def test_the_evidence_of_a_tempered_fit_is_not_called_log_p_of_the_data():
 )  # fmt: skip
 @pytest.mark.parametrize("exact", [True, False])
 def test_noise_whose_log_joint_is_not_concave_has_a_mode_with_the_fisher_curvature(likelihood, outputs, columns, exact):
-    """Rows that lie on a function of the features have twice the Fisher information, whose steps would never end."""
+    """Rows on an exact function of the features have twice the Fisher information, with which scoring oscillates."""
     model, X, y = problem(outputs, likelihood=likelihood)
     phi = design(model, X)
     y = phi @ torch.ones(phi.shape[1], 2, dtype=X.dtype) if exact else torch.stack([X[:, 0], -2 * X[:, 1]], 1)
@@ -247,8 +255,8 @@ def test_noise_whose_log_joint_is_not_concave_has_a_mode_with_the_fisher_curvatu
 
     (slope,) = torch.autograd.grad(joint(theta), theta)
     bend = -torch.autograd.functional.hessian(joint, theta.detach())
-    assert bool((torch.linalg.eigvalsh(bend) > 0).all())  # a mode, and no saddle
-    assert float(slope @ torch.linalg.solve(bend, slope)) < 1e-8  # nats that are left to gain, twice
+    assert bool((torch.linalg.eigvalsh(bend) > 0).all())  # a mode, not a saddle point
+    assert float(slope @ torch.linalg.solve(bend, slope)) < 1e-8  # twice the remaining gain in nats
     step = torch.autograd.functional.jacobian(
         lambda t: likelihood.arrange(phi @ t.view(outputs, -1).T, y.shape[1:]).reshape(len(X), -1), theta.detach()
     )  # (n, K, Q), in the order of the arranged outputs
@@ -262,7 +270,7 @@ def test_noise_whose_log_joint_is_not_concave_has_a_mode_with_the_fisher_curvatu
 
 
 @pytest.mark.parametrize("flat", [nn.Flatten(0), nn.Flatten(0, 1)])
-def test_a_network_that_flattens_its_one_output_has_the_same_last_layer(flat):
+def test_flattening_a_single_output_does_not_change_the_last_layer(flat):
     model, X, y = problem()
     squeezed = pr.Model(nn.Sequential(*model.net, flat), pr.Gaussian(0.3), prior=0.7)
     one, two = (pr.fit(m, (X, y), pr.LastLayer(at="network")) for m in (model, squeezed))
@@ -273,20 +281,20 @@ def test_a_network_that_flattens_its_one_output_has_the_same_last_layer(flat):
     assert torch.allclose(*later, rtol=0, atol=1e-12)
 
 
-def test_in_a_custom_loop_it_needs_all_rows_and_says_so():
+def test_a_minibatch_in_a_custom_loop_is_refused():
     model, X, y = problem()
     data = Data.of((X, y)).prepared(model.prepare)
     target, generator, method = make_target(model, data), stream(0, "loop"), pr.LastLayer(at="network")
     plan = method.plan(target, data, 1, 0)
     state = method.init(target, plan, generator)
-    with pytest.raises(pr.InputError, match=r"must be all rows as one Data, plan.rows\(step\), and no minibatch"):
+    with pytest.raises(pr.InputError, match=r"must be all rows as one Data, plan.rows\(step\), not a minibatch"):
         method.step(target, state, next(iter(plan.data.batches(0, 0))), generator)
     state, info = method.step(target, state, plan.rows(0), generator)
     assert info.done
     assert torch.equal(method.posterior(target, state).w, pr.fit(model, (X, y), method).w)
 
 
-def test_many_rows_in_single_precision_have_the_mode_that_double_precision_has():
+def test_the_mode_of_many_rows_in_float32_agrees_with_float64():
     generator = stream(3, "many rows")
     X = torch.randn(20_000, 6, generator=generator)
     y = (X[:, :3] + 0.5 * torch.randn(20_000, 3, generator=generator)).argmax(1)
@@ -298,11 +306,11 @@ def test_many_rows_in_single_precision_have_the_mode_that_double_precision_has()
     one, two = found[torch.float32], found[torch.float64]
     scale = two.covariance.diagonal().sqrt()
     assert ((one.belief.mean - two.belief.mean).abs() < 1e-2 * scale).all()
-    assert abs(one.evidence().value - two.evidence().value) < 0.05  # of -11,000 nats, in rows of single precision
+    assert abs(one.evidence().value - two.evidence().value) < 0.05  # of -11,000 nats
 
 
 def test_at_a_trained_network_the_evidence_sets_a_learnt_noise():
-    """The layer at its least squares, and the noise where the exact log p(D), by its own formula, is largest."""
+    """The noise maximises the exact log p(D)."""
     _, X, y = problem(n=200)
     model, _, _ = problem(likelihood=pr.Gaussian())
     phi = design(model, X)
@@ -317,8 +325,8 @@ def test_at_a_trained_network_the_evidence_sets_a_learnt_noise():
     assert float(found) == pytest.approx(best, rel=0.01)
 
 
-def test_single_precision_has_the_spread_the_draws_and_the_evidence_of_double():
-    """One input and 50 features that are nearly collinear: the precision's condition is beyond single precision."""
+def test_standard_deviations_draws_and_evidence_in_float32_agree_with_float64():
+    """50 nearly collinear features of one input, whose precision matrix is too ill-conditioned for float32."""
     generator = stream(4, "collinear")
     X = torch.linspace(-1, 1, 2000, dtype=torch.float64)[:, None]
     y = torch.sin(3 * X[:, 0]) + 0.01 * torch.randn(2000, generator=generator, dtype=torch.float64)
@@ -334,12 +342,12 @@ def test_single_precision_has_the_spread_the_draws_and_the_evidence_of_double():
         draws = posterior.draw(2000, stream(0, "draws"))[:, posterior.layer.places].double()
         found[kind] = posterior.predict(at.to(kind)).epistemic.double(), draws.var(0), posterior.log_evidence.value
     (single, drawn, evidence), (double, wanted, exact) = found[torch.float32], found[torch.float64]
-    assert torch.allclose(single, double, rtol=1e-2)  # of features in single precision
+    assert torch.allclose(single, double, rtol=1e-2)  # the features are in float32
     assert torch.allclose(drawn, wanted, rtol=1e-2)  # the same noise
     assert evidence == pytest.approx(exact, rel=1e-5)
 
 
-def test_features_are_those_of_the_centre_of_a_posterior_under_the_prior_that_it_had():
+def test_features_are_computed_at_the_centre_of_a_posterior_with_its_prior():
     model, X, y = problem()
     around = pr.fit(model, (X, y), pr.MeanField(), steps=20)
     found = pr.fit(model, (X, y), pr.LastLayer(at=around))

@@ -1,4 +1,4 @@
-"""What is learnt in the warm-up is what the formulas say, computed by hand."""
+"""Warm-up adaptation of the step size and the trajectory length, against the formulas."""
 
 import math
 
@@ -14,22 +14,21 @@ from priory.methods.mcmc.adaptation import (
     chees_slope,
     first_step,
     halton,
-    windows,
 )
 
 DOUBLE = torch.float64
-ANY = torch.tensor(math.inf, dtype=DOUBLE)
+NO_LIMIT = torch.tensor(math.inf, dtype=DOUBLE)
 
 
-def test_dual_averaging_is_the_recursion_by_hand():
+def test_dual_averaging_follows_its_recursion():
     step = StepSize.at(torch.tensor([0.5, 2.0], dtype=DOUBLE))
-    heard = [torch.tensor([0.9, 0.2]), torch.tensor([0.4, 0.6]), torch.tensor([0.7, 0.8])]
-    for accepted in heard:
-        step.record(accepted.double(), 0.8, ANY)
+    acceptances = [torch.tensor([0.9, 0.2]), torch.tensor([0.4, 0.6]), torch.tensor([0.7, 0.8])]
+    for accepted in acceptances:
+        step.record(accepted.double(), 0.8, NO_LIMIT)
     for member, start in enumerate((0.5, 2.0)):
         error, average = 0.0, math.log(start)
         log = average
-        for t, accepted in enumerate(heard, 1):
+        for t, accepted in enumerate(acceptances, 1):
             error = (1 - 1 / (t + 10)) * error + (0.8 - float(accepted[member])) / (t + 10)
             log = math.log(start) - error * math.sqrt(t) / 0.05
             average = t**-0.75 * log + (1 - t**-0.75) * average
@@ -39,13 +38,13 @@ def test_dual_averaging_is_the_recursion_by_hand():
     assert torch.equal(step.log, step.average)
 
 
-def test_the_step_size_falls_where_too_little_is_accepted_and_rises_where_too_much():
+def test_the_step_size_falls_after_low_and_rises_after_high_acceptance():
     step = StepSize.at(torch.ones(2, dtype=DOUBLE))
-    step.record(torch.tensor([0.1, 1.0], dtype=DOUBLE), 0.8, ANY)
+    step.record(torch.tensor([0.1, 1.0], dtype=DOUBLE), 0.8, NO_LIMIT)
     assert float(step.log[0]) < 0 < float(step.log[1])
 
 
-def test_the_step_size_stays_below_what_is_of_use():
+def test_the_step_size_stays_below_its_limit():
     step = StepSize.at(torch.ones(2, dtype=DOUBLE))
     for _ in range(5):
         step.record(torch.ones(2, dtype=DOUBLE), 0.8, torch.tensor([1.5, math.inf], dtype=DOUBLE))
@@ -54,25 +53,18 @@ def test_the_step_size_stays_below_what_is_of_use():
     assert float(step.average[0]) <= math.log(1.5)
 
 
-def test_the_first_step_is_the_last_whose_acceptance_is_above():
-    edges = torch.tensor([0.3, 5.0, 1000.0], dtype=DOUBLE)  # accepted below, rejected above
-    found = first_step(lambda e: (e < edges).double(), torch.ones(3, dtype=DOUBLE))
+def test_the_first_step_is_the_largest_power_of_two_that_is_accepted():
+    thresholds = torch.tensor([0.3, 5.0, 1000.0], dtype=DOUBLE)  # accepted below, rejected above
+    found = first_step(lambda e: (e < thresholds).double(), torch.ones(3, dtype=DOUBLE))
     assert found.tolist() == [0.25, 4.0, 512.0]
 
 
-def test_the_windows_of_the_metric_double_and_end_before_the_warm_up_does():
-    assert windows(300) == [15, 30, 60, 120, 240]
-    assert windows(1000) == [50, 100, 200, 400, 800]
-    assert windows(60) == [12, 24, 48]
-    assert windows(10) == []
-
-
-def test_halton_is_the_bits_of_the_index_mirrored():
+def test_halton_is_the_van_der_corput_sequence_in_base_two():
     assert [halton(i) for i in range(1, 8)] == [0.5, 0.25, 0.75, 0.125, 0.625, 0.375, 0.875]
 
 
-def test_the_slope_of_chees_is_the_derivative_of_its_criterion():
-    """Exact flow of a unit Gaussian, w' = w cos t + p sin t: the criterion E[d^2] / 4 is differentiated by autograd."""
+def test_the_chees_gradient_is_the_derivative_of_its_criterion():
+    """The exact flow of a unit Gaussian is w' = w cos t + p sin t; autograd differentiates the criterion E[d^2] / 4."""
     generator = stream(0, "chees")
     w, p = (torch.randn(2, 50, 3, generator=generator, dtype=DOUBLE) for _ in range(2))
     w, p = w - w.mean(-2, keepdim=True), p - p.mean(-2, keepdim=True)
@@ -92,13 +84,13 @@ def test_the_slope_of_chees_is_the_derivative_of_its_criterion():
     torch.testing.assert_close(slope, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_chains_that_were_rejected_do_not_count_for_the_length():
+def test_rejected_chains_do_not_contribute_to_the_chees_gradient():
     change, outward = torch.tensor([[1.0, 100.0]]), torch.tensor([[2.0, 100.0]])
     slope = chees_slope(change, outward, torch.tensor([0.5]), torch.tensor([[0.6, 0.0]]))
     assert float(slope) == pytest.approx(1.0)
 
 
-def test_the_length_climbs_by_adam_between_its_bounds():
+def test_the_length_is_updated_by_adam_within_its_bounds():
     length = Length.at(torch.tensor([1.0, 1.0], dtype=DOUBLE))
     low, high = torch.tensor([0.1, 0.1], dtype=DOUBLE), torch.tensor([10.0, 1.01], dtype=DOUBLE)
     square = log = 0.0

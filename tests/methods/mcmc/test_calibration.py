@@ -1,9 +1,9 @@
-"""Simulation-based calibration of HMC and NUTS, and of samplers with a planted bug, which it refuses.
+"""Simulation-based calibration of HMC and NUTS; samplers with a planted bug must fail it.
 
-Parameters are drawn from the prior and data from them; among draws of the posterior the parameters' rank is then
-uniform (Talts et al. 2018), and so is that of the log joint, which sees what no parameter alone does (Modrak et al.
-2023). Every replicate has data of its own. All are members of one batch, (replicate, chain, coordinate), each with a
-warm-up that it shares with no other.
+Parameters are drawn from the prior, and data given the parameters. The rank of each parameter among draws of the
+posterior is then uniform (Talts et al. 2018), and so is the rank of the log joint, which detects errors that no single
+parameter shows (Modrak et al. 2023). Each replicate has its own data and its own warm-up; all replicates are members of
+one batch, (replicate, chain, coordinate).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from priory.models.target import Target
 from priory.testing import assert_uniform_ranks
 
 REPLICATES, CHAINS, WARMUP, DRAWS, THIN = 250, 4, 60, 8, 3
-TOP = CHAINS * DRAWS  # the largest rank
-LEVEL = 1e-3  # of each calibration: of the six, false alarms at 6e-3
+MAX_RANK = CHAINS * DRAWS
+SIGNIFICANCE_LEVEL = 1e-3  # false alarms per calibration; 6e-3 over the six
 
 Params = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """Parameters drawn from a prior, (R, ...), and the log joint with the data that they made, R in a row."""
+    """Parameters drawn from a prior, (R, ...), the data drawn given them, and the log joint of both."""
 
     truth: Params
     params: dict[str, Param]
@@ -45,7 +45,7 @@ class Simulated:
     data: Tensor  # (R, ...)
 
     def density(self, chains: int) -> pr.Density:
-        """Of vectors in the order (replicate, chain); a single one meets the data of the first replicate."""
+        """Return a density of vectors in the order (replicate, chain); one vector alone uses the first data set."""
         rows = self.data.repeat_interleave(chains, 0)
 
         def log_prob(p: Params) -> Tensor:
@@ -60,7 +60,7 @@ def randn(*shape: int, name: str) -> Tensor:
 
 
 def gaussian_mean() -> Simulated:
-    """m ~ N(0, 1), three values of y ~ N(m, 0.5^2)."""
+    """Simulate m ~ N(0, 1) and three values y ~ N(m, 0.5^2)."""
     m = randn(REPLICATES, name="mean")
     y = m[:, None] + 0.5 * randn(REPLICATES, 3, name="values")
 
@@ -71,7 +71,7 @@ def gaussian_mean() -> Simulated:
 
 
 def coin() -> Simulated:
-    """p ~ Beta(5, 2), the fifth of six uniform numbers, and three tosses: what is sampled is log p / (1 - p)."""
+    """Simulate p ~ Beta(5, 2), the fifth of six uniform order statistics, and three tosses."""
     uniform = torch.rand(REPLICATES, 9, generator=stream(0, "calibration", "coin"), dtype=torch.float64)
     p = uniform[:, :6].kthvalue(5, -1).values
     heads = (uniform[:, 6:] < p[:, None]).double().sum(-1)
@@ -84,7 +84,7 @@ def coin() -> Simulated:
 
 
 def hierarchy() -> Simulated:
-    """mu ~ N(0, 1), tau half-normal, z_j ~ N(0, 1) for three groups, and a logistic regression of 8 tosses in each."""
+    """Simulate mu ~ N(0, 1), tau half-normal, z_j ~ N(0, 1) for three groups, and 8 tosses per group."""
     mu, tau, z = (randn(REPLICATES, *shape, name=name) for name, shape in (("mu", ()), ("tau", ()), ("z", (3,))))
     tau = tau.abs()
     chance = (mu[:, None] + tau[:, None] * z).sigmoid()
@@ -109,7 +109,7 @@ LEAPFROG = replace(METHODS["HMC"], integrator="leapfrog")
 
 
 def ranks(method: Sampler, simulated: Simulated) -> Tensor:
-    """How many draws lie below each parameter and below the log joint at them all, (replicate, quantity)."""
+    """Return the ranks of each true parameter and of the true log joint among the draws, (replicate, quantity)."""
     density = simulated.density(CHAINS)
     target, data, generator = Target(density, None), Data.of(None), stream(1, "calibration", "chains")
     plan = method.plan(target, data, DRAWS, 0)
@@ -129,53 +129,53 @@ def ranks(method: Sampler, simulated: Simulated) -> Tensor:
 
 
 def quantities(p: Params, log_joint: Tensor) -> Tensor:
-    """Every parameter and the log joint side by side, (n, Q)."""
+    """Return all parameters and the log joint as columns, (n, Q)."""
     return torch.cat([*[x.reshape(len(x), -1) for x in p.values()], log_joint[:, None]], -1)
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
-def test_the_ranks_of_what_made_the_data_are_uniform(method: Sampler, model: Callable[[], Simulated]):
-    assert_uniform_ranks(ranks(method, model()), TOP, level=LEVEL)
+def test_the_ranks_of_the_true_parameters_are_uniform(method: Sampler, model: Callable[[], Simulated]):
+    assert_uniform_ranks(ranks(method, model()), MAX_RANK, level=SIGNIFICANCE_LEVEL)
 
 
-# The same with a bug.
+# Planted bugs.
 
 
-def assert_refused(method: Sampler, simulated: Simulated) -> None:
+def assert_not_calibrated(method: Sampler, simulated: Simulated) -> None:
     with pytest.raises(AssertionError, match="not uniform"):
-        assert_uniform_ranks(ranks(method, simulated), TOP, level=LEVEL)
+        assert_uniform_ranks(ranks(method, simulated), MAX_RANK, level=SIGNIFICANCE_LEVEL)
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
-def test_a_missing_log_determinant_is_refused(method: Sampler, monkeypatch: pytest.MonkeyPatch):
-    """Beta(a, b) is sampled as Beta(a - 1, b - 1)."""
+def test_a_missing_log_determinant_is_detected(method: Sampler, monkeypatch: pytest.MonkeyPatch):
+    """Without it, Beta(a, b) is sampled as Beta(a - 1, b - 1)."""
     monkeypatch.setattr(Layout, "log_det", lambda self, w: 0 * w.sum(-1))
-    assert_refused(method, coin())
+    assert_not_calibrated(method, coin())
 
 
-def test_a_missing_metropolis_correction_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """Without it a leapfrog step e widens a unit Gaussian by 1 / (1 - e^2 / 4); the warm-up is left as it is."""
+def test_a_missing_metropolis_correction_is_detected(monkeypatch: pytest.MonkeyPatch):
+    """Without it, a leapfrog step e scales the variance of a unit Gaussian by 1 / (1 - e^2 / 4)."""
     right = hmc.metropolis
 
     def always(state: State, proposal: tuple[Tensor, Tensor, Tensor], *rest: Any) -> Move:
         move = right(state, proposal, *rest)
         w, value, gradient = proposal
-        return move if state.step < state.warmup else replace(move, w=w, value=value, gradient=gradient)
+        return replace(move, w=w, value=value, gradient=gradient) if state.warmup.frozen else move
 
     monkeypatch.setattr(hmc, "metropolis", always)
-    assert_refused(replace(LEAPFROG, accept=0.8), gaussian_mean())
+    assert_not_calibrated(replace(LEAPFROG, accept=0.8), gaussian_mean())
 
 
-def test_an_energy_that_counts_its_momentum_twice_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """What corrects NUTS is the weight of each point of a trajectory: here too much for points that are slow."""
+def test_a_doubled_kinetic_energy_is_detected(monkeypatch: pytest.MonkeyPatch):
+    """NUTS corrects by weighting the points of a trajectory; the planted bug overweights points of low momentum."""
     monkeypatch.setattr(nuts, "kinetic", lambda metric, p: 2 * kinetic(metric, p))
-    assert_refused(METHODS["NUTS"], gaussian_mean())
+    assert_not_calibrated(METHODS["NUTS"], gaussian_mean())
 
 
 @pytest.mark.parametrize("method", [LEAPFROG, METHODS["NUTS"]], ids=METHODS.keys())
-def test_a_stale_gradient_is_refused(method: Sampler, monkeypatch: pytest.MonkeyPatch):
-    """The second kick of each step is by the gradient of where the step began, and steps are long."""
+def test_a_stale_gradient_is_detected(method: Sampler, monkeypatch: pytest.MonkeyPatch):
+    """The second half step of the momentum uses the gradient at the start of the step; steps are long."""
     right = hmc.integrate
 
     def stale(name: str, joint: Any, metric: Any, w: Tensor, p: Tensor, gradient: Tensor, step: Tensor) -> Any:
@@ -184,4 +184,4 @@ def test_a_stale_gradient_is_refused(method: Sampler, monkeypatch: pytest.Monkey
 
     for module in (hmc, nuts):
         monkeypatch.setattr(module, "integrate", stale)
-    assert_refused(replace(method, accept=0.6), gaussian_mean())
+    assert_not_calibrated(replace(method, accept=0.6), gaussian_mean())

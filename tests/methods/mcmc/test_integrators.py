@@ -1,4 +1,4 @@
-"""Each integrator with each metric is reversible and of volume one, and as accurate as its order says."""
+"""Integrators with every metric: reversibility, volume preservation and order of accuracy."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ joint = Joint(quartic, lambda w: quartic(w)[1])
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("integrator", INTEGRATORS)
-def test_a_trajectory_with_its_momentum_turned_leads_back(integrator, metric):
+def test_trajectories_are_reversible(integrator, metric):
     m, w, p = metric_of(metric), randn(3, SIZE, name="w"), randn(3, SIZE, name="p")
     step = torch.tensor([[0.1], [0.07], [-0.05]], dtype=DOUBLE)
     at = (w, p, *joint(w))
@@ -57,7 +57,7 @@ def test_a_trajectory_with_its_momentum_turned_leads_back(integrator, metric):
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("integrator", INTEGRATORS)
-def test_a_trajectory_keeps_volume(integrator, metric):
+def test_trajectories_preserve_volume(integrator, metric):
     m = metric_of(metric)
 
     def flow(z: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def test_a_trajectory_keeps_volume(integrator, metric):
 
 
 @pytest.mark.parametrize("integrator", INTEGRATORS)
-def test_many_steps_at_once_are_as_many_steps_one_by_one(integrator):
+def test_several_steps_in_one_call_equal_single_steps(integrator):
     m, w, p = metric_of("dense"), randn(3, SIZE, name="w"), randn(3, SIZE, name="p")
     step, at = torch.tensor(0.05, dtype=DOUBLE), (w, p, *joint(w))
     for _ in range(5):
@@ -97,10 +97,10 @@ def test_halving_the_step_divides_the_error_of_the_energy_by_four(integrator):
     assert error(64) / error(128) == pytest.approx(4, rel=0.05)
 
 
-def test_one_leapfrog_step_is_the_formula():
+def test_one_leapfrog_step_follows_the_formula():
     w, p = torch.tensor([[1.0]], dtype=DOUBLE), torch.tensor([[2.0]], dtype=DOUBLE)
     m = DiagonalMetric(torch.tensor([[3.0]], dtype=DOUBLE))
-    # g = -w^3 here: half a kick of -0.05, a drift of 0.1 * 3 * 1.95, half a kick at 1.585
+    # With g = -w^3: p = 2 - 0.05, then w = 1 + 0.1 * 3 * 1.95 = 1.585, then half a step of p at 1.585.
     step = torch.tensor(0.1, dtype=DOUBLE)
     single = Joint(lambda v: (-(v[..., 0] ** 4) / 4, -(v**3)), lambda v: -(v**3))
     at = integrate("leapfrog", single, m, w, p, -(w**3), step)

@@ -1,4 +1,4 @@
-"""MALA keeps the contract, and its proposal is the one of its formula."""
+"""MALA: its proposal and acceptance follow the formula, and divergences are detected."""
 
 import math
 
@@ -14,8 +14,8 @@ from priory.methods.mcmc.metrics import DiagonalMetric
 from priory.models.target import Target
 
 
-def test_the_proposal_and_its_acceptance_are_langevins():
-    """w' = w + e^2 C g / 2 + e C^(1/2) noise, accepted by the ratio of densities and of proposals, written out."""
+def test_the_proposal_and_its_acceptance_follow_the_formula():
+    """w' = w + e^2 C g / 2 + e C^(1/2) noise is accepted by the ratio of densities and of proposals."""
     density = pr.Density(lambda p: -p["w"].pow(4).sum(-1) / 4, {"w": Param((2,))}, batched=True)
     target, data, e = Target(density, None), Data.of(None), 0.7
     method = MALA(chains=50, warmup=0)
@@ -39,14 +39,14 @@ def test_the_proposal_and_its_acceptance_are_langevins():
 
 
 DIVERGING = {
-    "steep": (lambda w: -w.pow(4), [False, True]),  # a step of 1 leads from 50 to -2.5e5
-    "no number": (lambda w: torch.where(w > 0, w.sqrt(), 0.0) - 0.5 * w.square(), [True, False]),  # its slope below 0
+    "steep": (lambda w: -w.pow(4), [False, True]),  # a step of 1 goes from 50 to -2.5e5
+    "NaN gradient": (lambda w: torch.where(w > 0, w.sqrt(), 0.0) - 0.5 * w.square(), [True, False]),  # for w < 0
     "edge": (lambda w: torch.where(w > 0, 0.0, -math.inf) - 0.5 * w.square() / 1e4, [False, False]),
 }
 
 
 @pytest.mark.parametrize("name", DIVERGING)
-def test_a_step_that_loses_a_thousand_nats_or_its_number_has_diverged_and_one_over_an_edge_has_not(name):
+def test_a_loss_of_1000_nats_or_a_nan_is_a_divergence_and_leaving_the_support_is_not(name):
     log_prob, wanted = DIVERGING[name]
     density = pr.Density(lambda p: log_prob(p["w"]).sum(-1), {"w": Param((1,))}, batched=True)
     target, data, method = Target(density, None), Data.of(None), MALA(chains=2, warmup=0)

@@ -1,4 +1,4 @@
-"""The iterative trees of NUTS are those of the recursion, leaf by leaf, and NUTS keeps the contract."""
+"""The iterative trees of NUTS equal those of the recursion, leaf by leaf; straggling chains are stopped exactly."""
 
 import math
 from typing import Any
@@ -21,11 +21,11 @@ from priory.models.target import Target
 from priory.testing import assert_mean_close
 
 DOUBLE = torch.float64
-CHAINS, DEEPEST = 24, 6
+CHAINS, MAX_DEPTH = 24, 6
 
 
 class Recursion:
-    """One chain's tree by recursion, as the papers write it; points are (w, p, gradient, value)."""
+    """The tree of one chain, built recursively as in the papers; points are (w, p, gradient, value)."""
 
     def __init__(self, state: State, chain: int, p: Tensor, noise: torch.Generator) -> None:
         self.state, self.chain, self.noise = state, chain, noise
@@ -33,7 +33,7 @@ class Recursion:
         self.start = self.energy(self.first)
         self.points = [self.first]  # in the order of time
         self.chosen, self.weight, self.steps, self.depth, self.divergent = self.first, 0.0, 0, 0, False
-        self.last_turns = (False, False, False)  # of the last doubling that was completed
+        self.last_turns = (False, False, False)  # of the last completed doubling
 
     def energy(self, point: Any) -> float:
         return float(kinetic(self.state.metric, point[1][None])[0] - point[3])
@@ -44,11 +44,11 @@ class Recursion:
         return bool(velocity @ a <= 0) or bool(velocity @ b <= 0)
 
     def any_turn(self, left: list[Any], right: list[Any]) -> bool:
-        """Of two neighbours, in either order: the whole, and each with the nearest point of the other."""
+        """Return whether any of the three stretches of `turns` has turned."""
         return any(self.turns(left, right))
 
     def turns(self, left: list[Any], right: list[Any]) -> tuple[bool, bool, bool]:
-        """Which of these three stretches have turned."""
+        """Return which have turned: both subtrees together, and each with the nearest point of the other."""
         return (
             self.turned(left + right, left[0][1], right[-1][1]),
             self.turned([*left, right[0]], left[0][1], right[0][1]),
@@ -56,7 +56,7 @@ class Recursion:
         )
 
     def build(self, edge: Any, depth: int, sign: float) -> tuple[list[Any], bool]:
-        """The points beyond an edge, outwards, and whether none of their subtrees has turned."""
+        """Return the points beyond an edge, outwards, and whether none of their subtrees has turned or diverged."""
         if depth == 0:
             step = sign * self.state.step_size.log.exp()
             w, p, value, gradient = integrate(
@@ -104,7 +104,7 @@ class Recursion:
             if math.log(float(coins[1, self.chain])) < weight - self.weight:
                 self.chosen = self.proposal
             self.weight = float(torch.logaddexp(torch.tensor(self.weight), torch.tensor(weight)))
-            old = self.points if forward else self.points[::-1]  # so that the new ones follow
+            old = self.points if forward else self.points[::-1]  # ordered so that the new points follow
             self.last_turns = self.turns(old, new)
             self.points = [*self.points, *new] if forward else [*new[::-1], *self.points]
             if any(self.last_turns):
@@ -120,20 +120,20 @@ def ellipse(p: dict[str, Tensor]) -> Tensor:
     return -0.5 * (p["w"].square() * torch.tensor([1.0, 4.0, 10.0], dtype=DOUBLE)).sum(-1)
 
 
-@pytest.mark.parametrize("step", [0.03, 0.12, 0.7])  # deep trees, middling ones, and divergences
-def test_trees_are_those_of_the_recursion(step):
+@pytest.mark.parametrize("step", [0.03, 0.12, 0.7])  # deep trees, shallow trees, and divergences
+def test_trees_equal_those_of_the_recursion(step):
     compare_trees(banana, step)
 
 
-def test_a_turn_of_one_half_with_the_nearest_point_of_the_other_alone_ends_a_tree():
-    """Coordinates that swing at their own speeds: of some trees only the old half turns so, of some only the new."""
-    ends = [slow.last_turns for slow in compare_trees(ellipse, 0.12)]
+def test_a_turn_of_one_half_with_the_nearest_point_of_the_other_ends_a_tree():
+    """The coordinates oscillate at different speeds, so in some trees only the old half turns, in some only the new."""
+    ends = [recursion.last_turns for recursion in compare_trees(ellipse, 0.12)]
     assert (False, True, False) in ends
     assert (False, False, True) in ends
 
 
 def compare_trees(log_prob: Any, step: float) -> list[Recursion]:
-    """Assert that the trees of all chains are those of the recursion, and return these."""
+    """Assert that the trees of all chains equal those of the recursion, and return the latter."""
     density = pr.Density(log_prob, {"w": Param((3,))}, batched=True)
     target, data = Target(density, None), Data.of(None)
     method = NUTS(chains=CHAINS, warmup=0)
@@ -143,26 +143,26 @@ def compare_trees(log_prob: Any, step: float) -> list[Recursion]:
     state.step_size.log = torch.tensor(math.log(step), dtype=DOUBLE)
     state.metric = DiagonalMetric(torch.tensor([[1.0, 2.0, 5.0]], dtype=DOUBLE))
     p = state.metric.momentum(torch.randn(CHAINS, 3, generator=stream(2, "nuts"), dtype=DOUBLE))
-    tree = walk(state, p, DEEPEST, stream(3, "nuts"))
+    tree = walk(state, p, MAX_DEPTH, stream(3, "nuts"))
     move = tree.move()
     found = []
     for chain in range(CHAINS):
-        slow = Recursion(state, chain, p, stream(3, "nuts"))
-        slow.run(DEEPEST)
-        assert int(move.steps[chain]) == slow.steps
+        recursion = Recursion(state, chain, p, stream(3, "nuts"))
+        recursion.run(MAX_DEPTH)
+        assert int(move.steps[chain]) == recursion.steps
         assert move.depth is not None
-        assert int(move.depth[chain]) == slow.depth
-        assert bool(move.divergent[chain]) == slow.divergent
-        torch.testing.assert_close(move.w[chain], slow.chosen[0], rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(move.value[chain], slow.chosen[3], rtol=1e-10, atol=1e-10)
-        found.append(slow)
-    assert len({slow.depth for slow in found}) > 1
+        assert int(move.depth[chain]) == recursion.depth
+        assert bool(move.divergent[chain]) == recursion.divergent
+        torch.testing.assert_close(move.w[chain], recursion.chosen[0], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(move.value[chain], recursion.chosen[3], rtol=1e-10, atol=1e-10)
+        found.append(recursion)
+    assert len({recursion.depth for recursion in found}) > 1
     assert step < 0.5 or bool(move.divergent.any())
     return found
 
 
-def test_no_point_that_is_still_wanted_is_remembered_in_the_place_of_another():
-    """For each subtree that an odd point ends, its first and its middle point are the last ones of their levels."""
+def test_points_that_are_still_needed_are_not_overwritten():
+    """For each subtree that ends at an odd point, its first and middle points are the last stored at their levels."""
     last: dict[int, int] = {}
     for n in range(1024):
         if n % 2 == 0:
@@ -176,7 +176,7 @@ def test_no_point_that_is_still_wanted_is_remembered_in_the_place_of_another():
             length *= 2
 
 
-def test_the_depth_is_capped_where_it_is_told_and_early_in_the_warm_up():
+def test_the_depth_is_limited_by_max_depth_and_early_in_the_warm_up():
     density = pr.Density(lambda p: -0.5 * p["w"].square().sum(-1), {"w": Param((2,))}, batched=True)
     target, data = Target(density, None), Data.of(None)
     for method, expected in ((NUTS(chains=4, warmup=0, max_depth=3), 3), (NUTS(chains=4, warmup=100), 5)):
@@ -188,16 +188,16 @@ def test_the_depth_is_capped_where_it_is_told_and_early_in_the_warm_up():
         assert move.steps.tolist() == [2**expected - 1] * 4
 
 
-# Chains that are not waited for.
+# Straggling chains.
 
 
 def heavy(p: dict[str, Tensor]) -> Tensor:
     return -torch.log1p(p["w"].square()).sum(-1)
 
 
-@pytest.mark.parametrize(("far", "waited"), [(2, False), (3, True)])
-def test_one_chain_in_32_is_not_waited_for(far, waited):
-    """Of 64 chains some are so far out in a tail that they don't turn; two stop with the last of the others."""
+@pytest.mark.parametrize(("far", "finishes"), [(2, False), (3, True)])
+def test_one_chain_in_32_is_stopped_when_the_others_have_finished(far, finishes):
+    """Of 64 chains some are so far out that they don't turn; two such chains are stopped early, three are not."""
     target, data = Target(pr.Density(heavy, {"w": Param()}, batched=True), None), Data.of(None)
     method = NUTS(chains=64, warmup=0, max_depth=8)
     state = method.init(target, method.plan(target, data, 1, 0), stream(0, "nuts"))
@@ -208,11 +208,11 @@ def test_one_chain_in_32_is_not_waited_for(far, waited):
     assert depth is not None
     last = int(depth[far:].max())
     assert last < 8
-    assert depth[:far].tolist() == [8 if waited else last] * far
+    assert depth[:far].tolist() == [8 if finishes else last] * far
 
 
-def test_members_do_not_wait_for_each_other():
-    """A member whose chains all turn at once leaves the trajectories of another, which don't turn, as they are."""
+def test_members_do_not_stop_the_chains_of_other_members():
+    """Members whose chains turn early don't shorten the trajectories of a member whose chains don't turn."""
     target, data = Target(pr.Density(heavy, {"w": Param()}, batched=True), None), Data.of(None)
     method = NUTS(chains=2, warmup=0, max_depth=8)
     state = method.init(target, method.plan(target, data, 1, 0), stream(0, "nuts"), torch.Size([40]))
@@ -225,11 +225,11 @@ def test_members_do_not_wait_for_each_other():
     assert depth[0].tolist() == [8, 8]
 
 
-def test_draws_stay_exact_where_chains_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch):
-    """Four chains, of which two stop when the others have: (start, end) and (end, start) have one law.
+def test_stopping_chains_early_keeps_detailed_balance(monkeypatch: pytest.MonkeyPatch):
+    """Of four chains two are stopped early; (start, end) and (end, start) must have the same distribution.
 
-    The starts are exact draws, so that f(a) g(b) - g(a) f(b) is zero on average; its mean over the four is independent
-    of that of the other members. Six comparisons of 2000 at 5 standard errors: false alarms at 3.5e-6.
+    The starts are exact draws, so f(a) g(b) - g(a) f(b) has mean zero; its means over four chains are independent
+    across the 2000 members. Six comparisons at 5 standard errors: false alarms at 3.5e-6.
     """
 
     def log_prob(p: dict[str, Tensor]) -> Tensor:  # the logarithm of a gamma variable of shape 2

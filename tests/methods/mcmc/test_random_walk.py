@@ -1,4 +1,4 @@
-"""RandomWalk keeps the contract, and its proposal is the one of its formula."""
+"""RandomWalk: its proposal and acceptance follow the formula, and it needs no gradient."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ from priory.models.target import Target
 from priory.testing import assert_mean_close
 
 
-def test_the_proposal_is_a_normal_step_and_its_acceptance_the_ratio_of_densities():
+def test_the_proposal_is_a_normal_step_accepted_by_the_ratio_of_densities():
     density = pr.Density(lambda p: -p["w"].pow(4).sum(-1) / 4, {"w": Param((2,))}, batched=True)
     target, data, e = Target(density, None), Data.of(None), 0.7
     method = RandomWalk(chains=50, warmup=0)
@@ -35,51 +35,56 @@ def test_the_proposal_is_a_normal_step_and_its_acceptance_the_ratio_of_densities
     torch.testing.assert_close(move.w[moved], proposal[moved], rtol=1e-12, atol=1e-12)
 
 
-WITHOUT_SLOPES = {
+WITHOUT_GRADIENT = {
     "detached": lambda w: -0.5 * (w.detach() - 1).square().sum(),
     "numpy": lambda w: torch.as_tensor(-0.5 * float(((w.numpy() - 1) ** 2).sum()), dtype=w.dtype),
 }
 
 
 @pytest.mark.filterwarnings("ignore:This density can't be vectorised")
-@pytest.mark.parametrize("name", WITHOUT_SLOPES)
-def test_a_density_without_a_gradient_is_walked_over_as_one_with(name):
-    log_prob = WITHOUT_SLOPES[name]
+@pytest.mark.parametrize("name", WITHOUT_GRADIENT)
+def test_a_density_without_a_gradient_gives_the_same_draws_and_other_methods_refuse_it(name):
+    log_prob = WITHOUT_GRADIENT[name]
     density = pr.Density(lambda p: log_prob(p["w"]), {"w": Param((2,))})
     smooth = pr.Density(lambda p: -0.5 * (p["w"] - 1).square().sum(), {"w": Param((2,))})
     method = RandomWalk(chains=4, warmup=20)
-    ours, theirs = (pr.fit(d, None, method, steps=10, progress=False).draws["w"] for d in (density, smooth))
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    without_gradient, with_gradient = (
+        pr.fit(d, None, method, steps=10, progress=False).draws["w"] for d in (density, smooth)
+    )
+    torch.testing.assert_close(without_gradient, with_gradient, rtol=1e-9, atol=1e-9)
     for other in (pr.MAP(), pr.NUTS(chains=4), pr.MALA(chains=4), pr.Pathfinder(), pr.MeanField()):
-        with pytest.raises(pr.InputError, match="must be differentiable in its parameters, but for RandomWalk"):
+        with pytest.raises(pr.InputError, match="must be differentiable in its parameters, except for RandomWalk"):
             pr.fit(density, None, other, steps=5, progress=False)
 
 
 @pytest.mark.parametrize("support", [torch.distributions.constraints.positive, torch.distributions.constraints.real])
-def test_a_density_of_its_volume_element_alone_has_no_gradient_for_others(support):
+def test_other_methods_refuse_a_density_whose_only_gradient_is_the_volume_element(support):
     density = pr.Density(lambda p: -p["s"].detach().square(), {"s": Param((), support)})
     with pytest.raises(pr.InputError, match="must be differentiable in its parameters"):
         pr.fit(density, None, pr.HMC(chains=4, warmup=5), steps=5, progress=False)
 
 
 @pytest.mark.filterwarnings("ignore:This density can't be vectorised")
-def test_a_prior_and_a_likelihood_without_a_gradient_are_walked_over_with_the_volume_of_their_support():
+def test_the_joint_of_a_prior_and_a_likelihood_without_gradients_includes_the_volume_element():
     y = torch.tensor([1.0, 2.5], dtype=torch.float64)
     support = torch.distributions.constraints.positive
 
-    def parts(of):
+    def density_with(transform):
         return pr.Density(
-            log_prior=lambda p: -of(p["s"]),
-            log_likelihood=lambda p, y: -0.5 * (y - of(p["s"])).square(),
+            log_prior=lambda p: -transform(p["s"]),
+            log_likelihood=lambda p, y: -0.5 * (y - transform(p["s"])).square(),
             params={"s": Param((), support)},
         )
 
-    blind, smooth = parts(lambda s: torch.as_tensor(float(s.detach()), dtype=y.dtype)), parts(lambda s: s)
+    without_gradient, smooth = (
+        density_with(lambda s: torch.as_tensor(float(s.detach()), dtype=y.dtype)),
+        density_with(lambda s: s),
+    )
     w = torch.tensor([[0.3], [-1.0], [0.7]], dtype=y.dtype)
     data, generator = Data.of(y), stream(0, "walk")
     method = RandomWalk(chains=3, warmup=5)
     states = []
-    for density in (blind, smooth):
+    for density in (without_gradient, smooth):
         target = Target(density, 2, single=True)
         density.check(y)
         states.append(method.init(target, method.plan(target, data, 1, 0), generator))
@@ -91,11 +96,11 @@ def test_a_prior_and_a_likelihood_without_a_gradient_are_walked_over_with_the_vo
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_gradient_that_is_no_number_stops_no_walk(batched):
-    """exp(sqrt(w) - w^2 / 2) above zero and exp(-w^2 / 2) below, where autograd's slope of the root is none.
+def test_a_nan_gradient_does_not_affect_the_walk(batched):
+    """p = exp(sqrt(w) - w^2 / 2) for w > 0 and exp(-w^2 / 2) for w < 0, where autograd's gradient of the root is NaN.
 
-    The share below zero, 1.2533 / (1.2533 + 3.0319) by the trapezoidal rule, at 5 standard errors over 64 chains: false
-    alarms at 6e-7.
+    P(w < 0) is 1.2533 / (1.2533 + 3.0319) by the trapezoidal rule; 5 standard errors over 64 chains: false alarms at
+    6e-7.
     """
 
     def log_prob(p: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -108,8 +113,8 @@ def test_a_gradient_that_is_no_number_stops_no_walk(batched):
     assert_mean_close((posterior.w[..., 0] < 0).double().mean(1), mass[line < 0].sum() / mass.sum())
 
 
-def test_nothing_is_said_of_the_energy_of_a_walk(tmp_path):
-    """It is -log p, without a momentum, and moves as slowly as the walk: most chains would be spoken against."""
+def test_the_summary_of_a_walk_has_no_bfmi(tmp_path):
+    """Its energy is -log p without a momentum, so E-BFMI would be low for most chains of a correct walk."""
     density = pr.Density(lambda p: -0.5 * p["w"].square().sum(-1), {"w": Param((20,))}, batched=True)
     posterior: Any = pr.fit(density, None, RandomWalk(chains=16, warmup=100), steps=200, progress=False)
     assert float(bfmi(posterior.statistics["energy"]).median()) < 0.3

@@ -19,13 +19,13 @@ from priory.testing import GaussianMean, LinearRegression, assert_covariance_clo
 DOUBLE = torch.float64
 
 
-# The stationary law on a Gaussian of precision Q. One full-batch step is linear in z = (w - mean, v),
+# The stationary distribution on a Gaussian of precision Q. One full-batch step is linear in z = (w - mean, v),
 #   v' = (1 - a) v - e Q w + sqrt(2 a e) xi,   w' = w + v',
 # so that the covariance of z solves the discrete Lyapunov equation S = A S A' + B.
 
 
 def line(rows: int) -> LinearRegression:
-    """A regression on two inputs that are correlated; X'X / N, and so the rate, is about the same for any N."""
+    """Return a regression on two correlated inputs; X'X / N, and so the rate, is about the same for any N."""
     generator = stream(0, "line", rows)
     own, shared = (torch.randn(rows, k, generator=generator, dtype=DOUBLE) for k in (2, 1))
     X = 0.8 * own + 0.6 * shared
@@ -34,7 +34,7 @@ def line(rows: int) -> LinearRegression:
 
 
 def batched(exact: LinearRegression) -> pr.Density:
-    """The same beliefs, taking all chains at once."""
+    """Return the model as a density that takes all chains in one call."""
 
     def log_prior(p):
         return -0.5 * (p["w"] / exact.prior_scale).square().sum(-1)
@@ -46,7 +46,7 @@ def batched(exact: LinearRegression) -> pr.Density:
 
 
 def lyapunov(precision: torch.Tensor, e: float, a: float) -> torch.Tensor:
-    """The stationary covariance of (w, v), (2 d, 2 d)."""
+    """Return the stationary covariance of (w, v), (2 d, 2 d), by solving the Lyapunov equation."""
     eye = torch.eye(len(precision), dtype=DOUBLE)
     pull, glide = -e * precision, (1 - a) * eye
     A = torch.cat([torch.cat([eye + pull, glide], 1), torch.cat([pull, glide], 1)])
@@ -55,7 +55,7 @@ def lyapunov(precision: torch.Tensor, e: float, a: float) -> torch.Tensor:
 
 
 def closed_form(precision: torch.Tensor, e: float, a: float) -> torch.Tensor:
-    """What the module's docstring says: Q^-1 (I - e Q / (2 (2 - a)))^-1."""
+    """Return the covariance stated in the module's docstring, Q^-1 (I - e Q / (2 (2 - a)))^-1."""
     shrunk = torch.eye(len(precision), dtype=DOUBLE) - e * precision / (2 * (2 - a))
     return torch.linalg.inv(precision @ shrunk)
 
@@ -82,11 +82,11 @@ def check_stationary(rows: int, rate: float, friction: float = 0.3, steps: int =
 
 @pytest.mark.parametrize("rows", [20, 60])
 @pytest.mark.parametrize("rate", [0.1, 1.2])
-def test_the_stationary_law_is_the_posterior_with_the_known_discretisation(rows, rate):
+def test_the_stationary_covariance_has_the_known_discretisation_error(rows, rate):
     check_stationary(rows, rate)
 
 
-def test_the_friction_leaves_the_law_as_it_is():
+def test_the_friction_does_not_change_the_stationary_distribution():
     check_stationary(20, 0.3, friction=0.8)
 
 
@@ -96,33 +96,33 @@ def test_a_tempered_posterior_is_tempered_once(temperature):
 
 
 @pytest.mark.parametrize("scale", [0.5, 2.0])
-def test_noise_of_another_variance_is_caught(scale, monkeypatch):
+def test_noise_of_the_wrong_variance_is_detected(scale, monkeypatch):
     normal = sghmc.standard_normal
     monkeypatch.setattr(sghmc, "standard_normal", lambda like, generator: math.sqrt(scale) * normal(like, generator))
     with pytest.raises(AssertionError, match="covariance"):
         check_stationary(20, 0.3)
 
 
-def test_the_noise_of_an_exact_friction_step_is_caught(monkeypatch):
-    """2 a - a^2 for 2 a: a share of a / 2 = 0.4 of the covariance would be missing."""
+def test_the_noise_variance_of_an_exact_friction_step_is_detected(monkeypatch):
+    """With 2 a - a^2 in place of 2 a, a fraction a / 2 = 0.4 of the covariance is missing."""
     normal = sghmc.standard_normal
     monkeypatch.setattr(sghmc, "standard_normal", lambda like, generator: math.sqrt(0.6) * normal(like, generator))
     with pytest.raises(AssertionError, match="covariance"):
         check_stationary(20, 0.3, friction=0.8)
 
 
-def test_a_target_without_the_number_of_data_is_caught(monkeypatch):
+def test_a_gradient_without_the_factor_n_is_detected(monkeypatch):
     monkeypatch.setattr(Target, "factor", lambda self, batch: 1.0 / len(batch[0]))
     with pytest.raises(AssertionError):
         check_stationary(20, 0.3)
 
 
-def test_minibatches_add_the_variance_of_an_epochs_batches():
-    """N = 24 values in 4 batches: the mean over chains follows the minibatches, of which no value comes twice an epoch.
+def test_minibatch_noise_has_the_predicted_variance():
+    """N = 24 values in 4 batches without replacement; the mean over chains follows the minibatch noise.
 
     After an epoch z is A^4 z + sum_j A^(3-j) (1, 1)' (e g_j + noise). The gradients g_j of the four batches have the
     variance s = (N/n)^2 n (1 - n/N) var(y) / noise^4 and, as they sum to a constant, the covariance -s / 3. 150 draws,
-    16 steps apart, of a correlation below 0.01; one comparison of 5 standard errors, false alarms at 6e-7.
+    16 steps apart, have correlations below 0.01; one comparison at 5 standard errors, false alarms at 6e-7.
     """
     y = 1.0 + torch.randn(24, generator=stream(0, "values"), dtype=DOUBLE)
     exact = GaussianMean(y, noise=1.0, prior_loc=0.0, prior_scale=10.0)
@@ -148,7 +148,7 @@ def test_minibatches_add_the_variance_of_an_epochs_batches():
     shared = float(scipy.linalg.solve_discrete_lyapunov(whole.numpy(), over_an_epoch.numpy())[0, 0])
     own = float(closed_form(torch.tensor([[q / e]], dtype=DOUBLE), e, a))
     means = posterior.w[..., 0].mean(0)
-    assert shared > 2 * own / chains  # the minibatches are what is tested
+    assert shared > 2 * own / chains  # so the test is sensitive to the minibatch noise
     assert float(torch.linalg.eigvals(torch.linalg.matrix_power(A, 16)).abs().max()) < 0.01
     assert_mean_close(means, exact.posterior.loc)
     assert_covariance_close(means, shared + own / chains)
@@ -158,7 +158,7 @@ def test_minibatches_add_the_variance_of_an_epochs_batches():
 
 @pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
-def test_one_step_is_the_papers(tempers, temperature):
+def test_one_step_follows_the_formula(tempers, temperature):
     exact = line(20)
     model = batched(exact)
     rows = Data.of(exact.data, batch_size=5).prepared(model.prepare)
@@ -176,7 +176,7 @@ def test_one_step_is_the_papers(tempers, temperature):
     torch.testing.assert_close(state.w, w + v, rtol=1e-12, atol=1e-12)
 
 
-def test_momentum_begins_with_the_variance_of_its_stationary_law():
+def test_the_initial_momentum_has_its_stationary_variance():
     exact = line(20)
     model = batched(exact)
     rows = Data.of(exact.data).prepared(model.prepare)
@@ -185,7 +185,7 @@ def test_momentum_begins_with_the_variance_of_its_stationary_law():
     assert_covariance_close(state.v, 0.5 * 0.2 / 20 * torch.eye(2))  # 3 comparisons: false alarms at 2e-6
 
 
-def test_while_it_explores_a_cycle_has_momentum_and_no_noise():
+def test_exploring_steps_of_a_cycle_have_momentum_and_no_noise():
     exact = line(20)
     model = batched(exact)
     rows = Data.of(exact.data).prepared(model.prepare)
@@ -202,7 +202,7 @@ def test_while_it_explores_a_cycle_has_momentum_and_no_noise():
     torch.testing.assert_close(state.w, w, rtol=1e-10, atol=1e-10)
 
 
-def test_a_rate_that_is_too_large_diverges_and_says_so():
+def test_a_learning_rate_that_is_too_large_raises_an_error_with_a_remedy():
     exact = line(20)
     with pytest.raises(DivergedError, match="Try a smaller learning_rate") as caught:
         pr.fit(batched(exact), exact.data, SGHMC(100.0), steps=2000, progress=False)
@@ -215,7 +215,7 @@ def test_a_friction_outside_its_range_is_refused(friction):
         SGHMC(friction=friction)
 
 
-def test_bad_options_are_refused_by_the_samplers_name():
+def test_invalid_options_are_refused_with_the_name_of_the_sampler():
     with pytest.raises(pr.InputError, match="The 'learning_rate' argument of SGHMC must be a positive number"):
         SGHMC(learning_rate=0)
     exact = line(20)

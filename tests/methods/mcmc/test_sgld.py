@@ -21,16 +21,17 @@ DOUBLE = torch.float64
 
 
 @pytest.mark.parametrize("clause", [keeps_members_apart, resumes_with_the_same_bits], ids=lambda c: c.__name__)
-def test_with_a_preconditioner_members_stay_apart_and_a_fit_resumes(clause):
+def test_the_contract_holds_with_a_preconditioner(clause):
     clause(SGLD(precondition=True))
 
 
-# The stationary law on a Gaussian of precision Q. One full-batch step is w' = w - e Q (w - mean) + sqrt(2 e) xi, whose
-# covariance S solves S = (I - e Q) S (I - e Q) + 2 e I: S = Q^-1 (I - e Q / 2)^-1.
+# The stationary distribution on a Gaussian of precision Q. One full-batch step is
+#   w' = w - e Q (w - mean) + sqrt(2 e) xi,
+# whose covariance S solves S = (I - e Q) S (I - e Q) + 2 e I: S = Q^-1 (I - e Q / 2)^-1.
 
 
 def line(rows: int) -> LinearRegression:
-    """A regression on two inputs that are correlated; X'X / N, and so the rate, is about the same for any N."""
+    """Return a regression on two correlated inputs; X'X / N, and so the rate, is about the same for any N."""
     generator = stream(0, "line", rows)
     own, shared = (torch.randn(rows, k, generator=generator, dtype=DOUBLE) for k in (2, 1))
     X = 0.8 * own + 0.6 * shared
@@ -39,7 +40,7 @@ def line(rows: int) -> LinearRegression:
 
 
 def batched(exact: LinearRegression) -> pr.Density:
-    """The same beliefs, taking all chains at once."""
+    """Return the model as a density that takes all chains in one call."""
 
     def log_prior(p):
         return -0.5 * (p["w"] / exact.prior_scale).square().sum(-1)
@@ -51,17 +52,15 @@ def batched(exact: LinearRegression) -> pr.Density:
 
 
 def last_draws(exact: LinearRegression, method: SGLD, steps: int, **options) -> torch.Tensor:
-    """Where many chains are after so many steps: independent draws, (K, 2)."""
-    everything = len(exact.y)  # no minibatches
-    posterior = pr.fit(
-        batched(exact), exact.data, method, steps=steps, batch_size=everything, progress=False, **options
-    )
+    """Return the last draw of many independent chains, (K, 2)."""
+    all_rows = len(exact.y)  # no minibatches
+    posterior = pr.fit(batched(exact), exact.data, method, steps=steps, batch_size=all_rows, progress=False, **options)
     assert isinstance(posterior, Chains)
     return posterior.w[:, -1]
 
 
 def stationary(exact: LinearRegression, rate: float, temperature: float = 1.0) -> torch.Tensor:
-    """The covariance of the draws, discretisation included; with T, that of the whole to the power 1/T."""
+    """Return the covariance of the draws with the discretisation error; T tempers the whole posterior."""
     shrunk = torch.eye(2, dtype=DOUBLE) - 0.5 * rate / len(exact.y) * exact.precision
     return temperature * torch.linalg.inv(exact.precision @ shrunk)
 
@@ -76,11 +75,11 @@ def check_stationary(rows: int, rate: float, steps: int = 60, **options) -> None
 
 @pytest.mark.parametrize("rows", [20, 60])
 @pytest.mark.parametrize("rate", [0.3, 1.0])
-def test_the_stationary_law_is_the_posterior_with_the_known_discretisation(rows, rate):
+def test_the_stationary_covariance_has_the_known_discretisation_error(rows, rate):
     check_stationary(rows, rate)
 
 
-def test_a_large_step_is_told_from_the_posterior_itself():
+def test_the_discretisation_bias_of_a_large_step_is_detected():
     exact = line(20)
     draws = last_draws(exact, SGLD(1.0, chains=4000, burn_in=59), 60)
     with pytest.raises(AssertionError, match="covariance"):
@@ -93,21 +92,21 @@ def test_a_tempered_posterior_is_tempered_once(temperature):
 
 
 @pytest.mark.parametrize("scale", [0.5, 2.0])
-def test_noise_of_another_variance_is_caught(scale, monkeypatch):
+def test_noise_of_the_wrong_variance_is_detected(scale, monkeypatch):
     normal = sgld.standard_normal
     monkeypatch.setattr(sgld, "standard_normal", lambda like, generator: math.sqrt(scale) * normal(like, generator))
     with pytest.raises(AssertionError, match="covariance"):
         check_stationary(20, 0.3)
 
 
-def test_a_target_without_the_number_of_data_is_caught(monkeypatch):
-    """A gradient that is the batch's mean, with the noise as it was: the peer's bug."""
+def test_a_gradient_without_the_factor_n_is_detected(monkeypatch):
+    """The gradient is the mean over the batch and the noise is unchanged, a known bug of other libraries."""
     monkeypatch.setattr(Target, "factor", lambda self, batch: 1.0 / len(batch[0]))
     with pytest.raises(AssertionError):
         check_stationary(20, 0.3)
 
 
-def test_the_frozen_preconditioner_keeps_the_stationary_law():
+def test_the_frozen_preconditioner_gives_the_known_stationary_covariance():
     """With steps e G the covariance is (Q - e Q G Q / 2)^-1; 4,000 chains, 5 comparisons, false alarms at 3e-6."""
     exact, steps = line(40), 160
     model = batched(exact)
@@ -123,7 +122,7 @@ def test_the_frozen_preconditioner_keeps_the_stationary_law():
             frozen = sgld.preconditioner(state)
     metric, precision = sgld.preconditioner(state), exact.precision
     assert torch.equal(metric, frozen)
-    assert float(metric.std() / metric.mean()) > 0.005  # the coordinates have steps of their own
+    assert float(metric.std() / metric.mean()) > 0.005  # the coordinates have different step sizes
     assert_mean_close(state.w, exact.posterior.loc)
     expected = torch.linalg.inv(precision - 0.5 * (0.1 / 40) * precision @ metric[0].diag() @ precision)
     assert_covariance_close(state.w, expected)
@@ -132,13 +131,13 @@ def test_the_frozen_preconditioner_keeps_the_stationary_law():
 # Minibatches.
 
 
-def test_minibatches_add_the_variance_of_an_epochs_batches():
-    """N = 24 values in 4 batches: the mean over chains follows the minibatches, of which no value comes twice an epoch.
+def test_minibatch_noise_has_the_predicted_variance():
+    """N = 24 values in 4 batches without replacement; the mean over chains follows the minibatch noise.
 
     With a = 1 - e / v the mean after an epoch is a^4 mean + e sum_j a^(3-j) g_j, where the gradients g_j of the four
     batches have the variance s = (N/n)^2 n (1 - n/N) var(y) / noise^4 and, as they sum to a constant, the covariance
-    -s / 3. To it comes the chains' own noise, 2 e / (1 - a^2), over their number. 150 draws, 8 steps apart, so that a
-    correlation of a^8 = 0.004 is left; one comparison of 5 standard errors, false alarms at 6e-7.
+    -s / 3. The noise of the chains adds 2 e / (1 - a^2), divided by their number. 150 draws, 8 steps apart, have
+    correlations of a^8 = 0.004; one comparison at 5 standard errors, false alarms at 6e-7.
     """
     y = 1.0 + torch.randn(24, generator=stream(0, "values"), dtype=DOUBLE)
     exact = GaussianMean(y, noise=1.0, prior_loc=0.0, prior_scale=10.0)
@@ -162,17 +161,17 @@ def test_minibatches_add_the_variance_of_an_epochs_batches():
     shared = e**2 * float(weights @ covariance @ weights) / (1 - a**8)
     own = 2 * e / (1 - a**2)
     means = posterior.w[..., 0].mean(0)
-    assert shared > 2 * own / chains  # the minibatches are what is tested
+    assert shared > 2 * own / chains  # so the test is sensitive to the minibatch noise
     assert_mean_close(means, exact.posterior.loc)
     assert_covariance_close(means, shared + own / chains)
-    # around the mean that they share, chains have their own noise alone, with 256 x 150 draws
+    # Around their common mean, chains have only their own noise, with 256 x 150 draws.
     within = posterior.w[..., 0].var(0).mean()
     assert abs(float(within) / own - 1) < 5 * math.sqrt(2 / (chains * 150))
 
 
 @pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
-def test_one_step_is_the_papers(tempers, temperature):
+def test_one_step_follows_the_formula(tempers, temperature):
     """The drift is rate / N times the gradient with N/n, and the noise has the variance 2 rate T / N exactly."""
     exact = line(20)
     model = batched(exact)
@@ -211,8 +210,8 @@ def test_the_first_preconditioned_step_divides_by_the_root_mean_square_over_chai
 
 @pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
 @pytest.mark.parametrize("temperature", [0.3, 4.0])
-def test_the_preconditioner_is_that_of_the_loss_at_any_temperature(tempers, temperature):
-    """Three steps by hand, the last of them with squares that move no more."""
+def test_the_preconditioner_does_not_depend_on_the_temperature(tempers, temperature):
+    """Three steps follow the formula; in the last one the preconditioner is frozen."""
     exact = line(20)
     model = batched(exact)
     rows = Data.of(exact.data).prepared(model.prepare)
@@ -225,7 +224,7 @@ def test_the_preconditioner_is_that_of_the_loss_at_any_temperature(tempers, temp
     generator, noises = stream(1, "noise"), stream(1, "noise")
     weight = temperature if tempers == "likelihood" else 1.0
     for step in range(3):
-        slope = (y - w @ X.T) @ X - weight * w / 4  # of minus the loss: no temperature divides it
+        slope = (y - w @ X.T) @ X - weight * w / 4  # of minus the loss, which isn't divided by the temperature
         if step < 2:
             squares, seen = 0.99 * squares + 0.01 * (slope / 20).square().mean(0), seen + 1
         metric = 1 / (1e-5 + (squares / (1 - 0.99**seen)).sqrt())
@@ -235,10 +234,10 @@ def test_the_preconditioner_is_that_of_the_loss_at_any_temperature(tempers, temp
         torch.testing.assert_close(state.w, w, rtol=1e-10, atol=1e-10)
 
 
-# What is kept, and when.
+# Which draws are kept.
 
 
-def test_draws_are_kept_after_burn_in_every_so_many_steps():
+def test_draws_are_kept_after_burn_in_at_the_thinning_interval():
     exact = line(20)
     posterior = pr.fit(batched(exact), exact.data, SGLD(chains=2, burn_in=10, thin=3), steps=30, progress=False)
     assert isinstance(posterior, Chains)
@@ -250,22 +249,22 @@ def test_draws_are_kept_after_burn_in_every_so_many_steps():
     assert table.adapts == [True] * 10 + [False] * 20
 
 
-def test_half_of_the_steps_and_at_most_a_thousand_draws_are_kept_unless_given():
+def test_by_default_half_of_the_steps_are_burn_in_and_at_most_1000_draws_are_kept():
     assert sum(Timetable.of(SGLD(), 100).keeps) == 50
     assert 900 < sum(Timetable.of(SGLD(), 20_000).keeps) <= 1000
 
 
-def test_a_cyclical_schedule_is_the_papers():
+def test_a_cyclical_schedule_follows_the_formula():
     table = Timetable.of(SGLD(0.4, schedule=Cyclical(cycles=3, exploring=0.5)), 30)
     cycle = [0.2 * (1 + math.cos(math.pi * k / 10)) for k in range(10)]
     assert table.rates == pytest.approx(3 * cycle, rel=1e-12)
     assert table.noisy == 3 * ([False] * 5 + [True] * 5)
     assert table.keeps == table.noisy
     uneven = Timetable.of(SGLD(schedule=Cyclical(cycles=4, exploring=0)), 10)
-    assert [k for k, rate in enumerate(uneven.rates) if rate == 0.05] == [0, 3, 6, 9]  # ceil(10 / 4) = 3
+    assert [k for k, rate in enumerate(uneven.rates) if rate == 1.0] == [0, 3, 6, 9]  # ceil(10 / 4) = 3
 
 
-def test_while_it_explores_a_cycle_is_gradient_ascent_without_noise():
+def test_exploring_steps_of_a_cycle_are_gradient_ascent_without_noise():
     exact = line(20)
     model = batched(exact)
     rows = Data.of(exact.data).prepared(model.prepare)
@@ -283,7 +282,7 @@ def test_while_it_explores_a_cycle_is_gradient_ascent_without_noise():
     assert info.draw is not None
 
 
-def test_cycles_reach_both_modes_of_a_mixture_and_a_constant_rate_one():
+def test_cycles_reach_both_modes_of_a_mixture_and_a_constant_rate_only_one():
     def log_prob(p):
         return torch.logaddexp(-12.5 * (p["x"] - 1).square(), -12.5 * (p["x"] + 1).square())
 
@@ -296,7 +295,7 @@ def test_cycles_reach_both_modes_of_a_mixture_and_a_constant_rate_one():
     assert bool(((x > 0.5).any(1) & (x < -0.5).any(1)).all())
 
 
-def test_chains_begin_at_draws_of_a_posterior_that_is_given():
+def test_chains_start_at_draws_of_a_given_posterior():
     exact = line(20)
     start = pr.fit(batched(exact), exact.data, pr.MAP(), steps=300, progress=False)
     posterior = pr.fit(
@@ -316,17 +315,17 @@ def test_a_network_is_sampled_and_its_predictions_have_diagnostics():
     summary = posterior.function_space(X)
     r_hats = summary["r_hat"]
     assert r_hats.shape == (60,)
-    torch.testing.assert_close(r_hats.double(), r_hat(probs.flatten(2)), rtol=1e-3, atol=0)  # of single precision
+    torch.testing.assert_close(r_hats.double(), r_hat(probs.flatten(2)), rtol=1e-3, atol=0)  # float32
     torch.testing.assert_close(summary["mean"].double(), probs.mean((0, 1)).flatten(), rtol=0, atol=1e-6)
     assert posterior.predict(X).probs.shape == (20, 3)
     everything = posterior.predict(X, samples=probs.shape[0] * probs.shape[1])
     torch.testing.assert_close(everything.probs.double(), probs.mean((0, 1)), rtol=0, atol=1e-6)
 
 
-# What is refused.
+# Invalid options and models.
 
 
-def test_a_rate_that_is_too_large_diverges_and_says_so():
+def test_a_learning_rate_that_is_too_large_raises_an_error_with_a_remedy():
     exact = line(20)
     with pytest.raises(DivergedError, match="Try a smaller learning_rate") as caught:
         pr.fit(batched(exact), exact.data, SGLD(100.0), steps=2000, progress=False)
@@ -354,7 +353,7 @@ def test_batch_normalisation_in_training_mode_is_refused():
         ({"precondition": "rmsprop"}, "The 'precondition' argument of SGLD must be True or False"),
     ],
 )
-def test_bad_options_are_refused(options, sentence):
+def test_invalid_options_are_refused(options, sentence):
     with pytest.raises(pr.InputError, match=sentence):
         SGLD(**options)
 
@@ -374,7 +373,7 @@ def test_cycles_too_short_to_draw_in_are_refused():
         pr.fit(batched(exact), exact.data, SGLD(schedule=Cyclical(cycles=4)), steps=10, progress=False)
 
 
-def test_a_preconditioner_without_steps_to_learn_it_in_is_refused():
+def test_a_preconditioner_without_burn_in_is_refused():
     exact = line(20)
     with pytest.raises(
         pr.InputError, match="The 'burn_in' argument of SGLD must be 1 or more, to learn the preconditioner in"
@@ -383,6 +382,6 @@ def test_a_preconditioner_without_steps_to_learn_it_in_is_refused():
 
 
 @pytest.mark.parametrize("exploring", [1, -0.1, "most"])
-def test_a_share_of_exploring_outside_its_range_is_refused(exploring):
+def test_an_exploring_fraction_outside_its_range_is_refused(exploring):
     with pytest.raises(pr.InputError, match="The 'exploring' argument of Cyclical must be a number from 0 and below 1"):
         Cyclical(exploring=exploring)

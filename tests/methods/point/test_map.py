@@ -1,4 +1,4 @@
-"""The mode, against closed forms; and a learnt noise, which is never part of it."""
+"""MAP against closed forms, and the estimation of a learnt noise."""
 
 import pytest
 import torch
@@ -12,11 +12,11 @@ from priory.fitting.prepare import make_target
 from priory.testing import Coin, GaussianMean, LinearRegression
 
 F64 = torch.float64
-QUICK = pr.MAP(learning_rate=0.1)  # at the mode of a linear model to the last digits after a few hundred steps
-WHOLE = {"steps": 500, "batch_size": 10**6, "progress": False}
+QUICK = pr.MAP(learning_rate=0.1)  # reaches the mode of a linear model accurately in a few hundred steps
+FULL_BATCH = {"steps": 500, "batch_size": 10**6, "progress": False}
 
 
-def test_it_reaches_the_exact_mode_of_the_coin_in_p_and_not_in_the_logit():
+def test_map_of_a_coin_is_the_mode_in_p_and_not_in_the_logit():
     coin = Coin(17, 13, 5, 3)
     p = float(pr.fit(coin.density(), coin.data, pr.MAP(), progress=False).mean["p"])
     assert p == pytest.approx(coin.mode, abs=1e-8)
@@ -24,20 +24,20 @@ def test_it_reaches_the_exact_mode_of_the_coin_in_p_and_not_in_the_logit():
     assert abs(p - 22 / 38) > 1e-3  # the mode in the logit
 
 
-def test_it_reaches_the_exact_mode_of_a_gaussian_mean_and_of_linear_regression():
+def test_map_of_a_gaussian_mean_and_of_linear_regression_is_exact():
     exact = GaussianMean.make(0)
-    found = pr.fit(exact.density(), exact.data, QUICK, **WHOLE).mean["mean"]
+    found = pr.fit(exact.density(), exact.data, QUICK, **FULL_BATCH).mean["mean"]
     torch.testing.assert_close(found, exact.posterior.mean, rtol=0, atol=1e-9)
     line = LinearRegression.make(0)
     for built in (line.model(), line.density()):
-        found = pr.fit(built, line.data, QUICK, **WHOLE).draw(1, stream(0))[0]
+        found = pr.fit(built, line.data, QUICK, **FULL_BATCH).draw(1, stream(0))[0]
         torch.testing.assert_close(found, line.posterior.mean, rtol=0, atol=1e-9)
 
 
-def test_a_flat_prior_makes_it_the_least_squares_solution():
+def test_map_under_a_flat_prior_is_the_least_squares_solution():
     line = LinearRegression.make(1)
     model = pr.Model(line.model().net, pr.Gaussian(line.noise), prior="flat")
-    found = pr.fit(model, line.data, QUICK, **WHOLE).draw(1, stream(0))[0]
+    found = pr.fit(model, line.data, QUICK, **FULL_BATCH).draw(1, stream(0))[0]
     solution = torch.linalg.lstsq(line.design(line.X), line.y[:, None]).solution[:, 0]
     torch.testing.assert_close(found, solution, rtol=0, atol=1e-9)
 
@@ -58,7 +58,7 @@ def test_a_penalty_lambda_sum_w_squared_is_a_gaussian_prior_of_precision_two_lam
     torch.testing.assert_close(-found, wanted, rtol=0, atol=1e-10)
 
 
-def test_its_steps_are_adams():
+def test_the_steps_are_those_of_adam():
     line = LinearRegression.make(2)
     model = line.model()
     method = pr.MAP(learning_rate=0.02, schedule="constant")
@@ -75,12 +75,12 @@ def test_its_steps_are_adams():
 
 
 @pytest.mark.parametrize("temperature", [0.25, 4.0])
-def test_a_temperature_moves_the_mode_as_the_closed_form_says(temperature):
-    """Likelihood to 1/T: ridge regression with the prior's precision times T; the whole to 1/T: the same mode."""
+def test_the_mode_at_a_temperature_has_its_closed_form(temperature):
+    """A tempered likelihood multiplies the prior's precision by T; a tempered posterior has the same mode."""
     line = LinearRegression.make(0)
     X = line.design(line.X)
     for tempers, factor in (("likelihood", temperature), ("posterior", 1.0)):
-        options = {"temperature": temperature, "tempers": tempers, **WHOLE}
+        options = {"temperature": temperature, "tempers": tempers, **FULL_BATCH}
         found = pr.fit(line.model(), line.data, QUICK, **options).draw(1, stream(0))[0]
         penalty = factor * (line.noise / line.prior_scale) ** 2 * torch.eye(X.shape[1], dtype=F64)
         torch.testing.assert_close(found, torch.linalg.solve(X.T @ X + penalty, X.T @ line.y), rtol=0, atol=1e-9)
@@ -96,7 +96,7 @@ def test_a_constant_target_is_found_and_its_noise_is_small():
 
 
 def test_a_learnt_noise_does_not_collapse_when_the_network_can_fit_every_row():
-    """A joint maximum would drive the noise to zero; rows held out keep it at the size of the errors to cover."""
+    """A joint maximum would drive the noise to zero; held-out rows keep it at the size of the errors."""
     generator = stream(3, "data")
     X = torch.randn(40, 60, generator=generator)  # more inputs than rows
     y = torch.sin(X[:, 0]) + 0.3 * torch.randn(40, generator=generator)
@@ -112,20 +112,22 @@ def test_a_learnt_noise_does_not_collapse_when_the_network_can_fit_every_row():
     assert float(posterior.predict(X).log_prob(torch.sin(X[:, 0])).mean()) > -3
 
 
-def test_the_noise_is_the_spread_of_the_held_out_residuals_when_it_is_set():
+def test_the_noise_is_the_root_mean_square_of_the_held_out_residuals():
     line = LinearRegression.make(4)
     model = pr.Model(line.model().net, pr.Gaussian(), prior=1.0)
     data = Data.of(line.data, 10**6).prepared(model.prepare)
     target = make_target(model, data, 1.0, "likelihood")
     plan, early = QUICK.plan(target, data, 500, seed=0), []
     look = lambda moment: early.append(moment.posterior()) if moment.step == plan.turn else None  # noqa: E731
-    posterior = pr.fit(model, line.data, QUICK, callbacks=[look], **WHOLE)
+    posterior = pr.fit(model, line.data, QUICK, callbacks=[look], **FULL_BATCH)
     held = plan.held.tensors
     w = early[0].draw(1, stream(0))[0]
     residual = held[1] - line.design(held[0]) @ w[: line.design(held[0]).shape[1]]
     found = float(early[0].mean["likelihood.noise"])
     assert found == pytest.approx(float(residual.square().mean().sqrt()), rel=0.02)
-    assert float(posterior.mean["likelihood.noise"]) == pytest.approx(found, abs=1e-12)  # it stays after the turn
+    assert float(posterior.mean["likelihood.noise"]) == pytest.approx(
+        found, abs=1e-12
+    )  # it isn't changed after the turn
 
 
 def test_a_point_has_no_evidence_and_no_density():

@@ -1,4 +1,4 @@
-"""Training by the evidence: the prior and the noise that a search of the exact evidence finds, and where they go."""
+"""MAP with updates of prior and noise by the evidence, against the maximum of the exact evidence."""
 
 import math
 import warnings
@@ -35,7 +35,7 @@ def line(seed=0, likelihood=None, dtype=F64):
 
 
 def best(data, noise=None):
-    """The prior precision and the noise with the highest log p(y), by scipy."""
+    """Return the prior precision and the noise that maximise log p(y), by SciPy."""
     X, y = data
     design = torch.cat([X, torch.ones(ROWS, 1, dtype=F64)], 1)
 
@@ -53,14 +53,14 @@ def precision_of(posterior):
 
 
 @pytest.mark.parametrize(("structure", "batch_size"), [("full", 10**6), ("kron", 10**6)])
-def test_it_finds_the_prior_and_the_noise_of_type_two_maximum_likelihood(structure, batch_size):
+def test_prior_and_noise_converge_to_type_two_maximum_likelihood(structure, batch_size):
     model, data = line()
     tau, noise = best(data)
     method = pr.MAP(evidence_every=25, structure=structure, learning_rate=0.05)
     posterior = pr.fit(model, data, method, steps=800, batch_size=batch_size, progress=False)
     assert precision_of(posterior) == pytest.approx(tau, rel=0.01)
     assert float(posterior.mean["likelihood.noise"]) == pytest.approx(noise, rel=0.01)
-    assert abs(math.log(tau * SCALE**2)) > 0.5  # far from the prior that was given
+    assert abs(math.log(tau * SCALE**2)) > 0.5  # far from the given prior
 
     rows = Data.of(data, 10**6).prepared(model.prepare)
     curvature = STRUCTURES[structure].of(Pass(posterior.target, posterior.w, rows, select(model)))
@@ -69,7 +69,7 @@ def test_it_finds_the_prior_and_the_noise_of_type_two_maximum_likelihood(structu
     assert float(rested.noise["likelihood.noise"]) == pytest.approx(noise, rel=0.01)
 
 
-def test_a_noise_that_is_given_stays_and_the_prior_is_found():
+def test_a_given_noise_is_kept_and_the_prior_is_found():
     model, data = line(likelihood=pr.Gaussian(0.8))
     tau, _ = best(data, noise=0.8)
     method = pr.MAP(evidence_every=25, structure="full", learning_rate=0.05)
@@ -77,8 +77,8 @@ def test_a_noise_that_is_given_stays_and_the_prior_is_found():
     assert precision_of(posterior) == pytest.approx(tau, rel=0.01)
 
 
-def test_minibatches_find_the_same_within_their_noise():
-    """The curvature is of all rows: a factor N/n too many would be one of four here."""
+def test_minibatches_find_the_same_prior_within_their_noise():
+    """The curvature is over all rows; an extra factor N/n would be 4 here."""
     model, data = line()
     tau, noise = best(data)
     method = pr.MAP(evidence_every=5, structure="full", learning_rate=0.05)
@@ -122,7 +122,7 @@ def network(likelihood, outputs=1):
     ("likelihood", "outputs"),
     [(pr.Gaussian(), 1), (pr.Gaussian(outputs=2), 2), (pr.StudentT(4.0), 1), (pr.Categorical(), 2)],
 )
-def test_it_runs_with_every_structure_and_gives_each_layer_a_factor(structure, likelihood, outputs):
+def test_every_structure_gives_one_factor_per_layer(structure, likelihood, outputs):
     model, data = network(likelihood, outputs)
     method = pr.MAP(evidence_every=20, structure=structure)
     posterior = pr.fit(model, data, method, steps=100, batch_size=30, progress=False)
@@ -132,7 +132,7 @@ def test_it_runs_with_every_structure_and_gives_each_layer_a_factor(structure, l
     assert bool(torch.isfinite(posterior.w).all())
 
 
-def test_each_member_has_the_prior_that_it_would_have_alone():
+def test_each_member_has_the_prior_of_a_single_fit():
     model, data = network(pr.Gaussian())
     rows = Data.of(data, 30).prepared(model.prepare)
     target, method = make_target(model, rows), pr.MAP(evidence_every=3, structure="full")
@@ -155,7 +155,7 @@ def test_each_member_has_the_prior_that_it_would_have_alone():
         torch.testing.assert_close(both.target.prior.precision[i], single.target.prior.precision, rtol=1e-8, atol=0)
 
 
-def test_the_prior_that_was_found_survives_a_file_to_the_bit(tmp_path):
+def test_a_file_stores_the_tuned_prior(tmp_path):
     model, data = network(pr.Gaussian())
     posterior = pr.fit(model, data, pr.MAP(evidence_every=20, structure="full"), steps=60, progress=False)
     posterior.save(tmp_path / "found")
@@ -169,25 +169,25 @@ def test_the_prior_that_was_found_survives_a_file_to_the_bit(tmp_path):
     assert model.prior.factors == {}
 
 
-def test_a_fit_interrupted_between_two_evidence_updates_resumes_with_the_same_bits(tmp_path):
+def test_a_fit_interrupted_between_two_updates_resumes_with_the_same_result(tmp_path):
     model, data = network(pr.Gaussian())
     method, options = pr.MAP(evidence_every=3, structure="full"), {"steps": 30, "batch_size": 15, "progress": False}
     whole = pr.fit(model, data, method, **options)
 
-    def interrupt(moment):
-        if moment.step >= 16:
+    def interrupt(progress):
+        if progress.step >= 16:
             raise KeyboardInterrupt
 
-    keep = Checkpoint(tmp_path / "fit", every=5)
+    checkpoint = Checkpoint(tmp_path / "fit", every=5)
     with pytest.raises(KeyboardInterrupt):
-        pr.fit(model, data, method, checkpoint=keep, callbacks=[interrupt], **options)
-    resumed = pr.fit(model, data, method, checkpoint=keep, **options)
+        pr.fit(model, data, method, checkpoint=checkpoint, callbacks=[interrupt], **options)
+    resumed = pr.fit(model, data, method, checkpoint=checkpoint, **options)
     assert torch.equal(resumed.w, whole.w)
     assert torch.equal(resumed.target.prior.precision, whole.target.prior.precision)
     assert not torch.equal(whole.target.prior.precision, model.prior.precision)
 
 
-def test_bad_input_is_one_sentence():
+def test_invalid_arguments_are_refused():
     for bad in (0, 1.5, True, "often"):
         with pytest.raises(
             pr.InputError, match="The 'evidence_every' argument of MAP must be an integer >= 1, or None"

@@ -1,4 +1,4 @@
-"""Mean-field inference with other families and estimators: optima by quadrature, and the contract."""
+"""Mean-field inference with other families and estimators: optima by quadrature, files and the contract."""
 
 import math
 
@@ -27,12 +27,12 @@ def density():
     return pr.Density(lambda p: log_joint(p["w"]), {"w": pr.Param()}, batched=True)
 
 
-# Midpoints of equal probability are too coarse in the tails: the trapezoid rule in z itself, far enough out.
+# Half-widths and numbers of points of the trapezoid rule in z; equal-probability points are too coarse in the tails.
 GRIDS = {"laplace": (45.0, 90_001), "logistic": (45.0, 90_001), "uniform": (1.0, 20_001)}
 
 
 def best(family):
-    """Location, scale and bound of the best member, by quadrature and Nelder-Mead to 1e-9."""
+    """Return location, scale and bound of the best member, by quadrature and Nelder-Mead to 1e-9."""
     base = BASE_DISTRIBUTIONS[family]
     reach, points = GRIDS[family]
     z = torch.linspace(-reach, reach, points, dtype=F64)
@@ -61,7 +61,7 @@ def test_the_best_member_of_the_family_is_found(family):
     assert posterior.mean["w"] == pytest.approx(float(posterior.family.loc))
 
 
-def test_the_families_differ_in_their_bounds_and_none_passes_the_evidence():
+def test_the_bounds_of_the_families_differ_and_are_below_the_evidence():
     w = torch.linspace(-8, 8, 40_001, dtype=F64)
     evidence = float((log_joint(w).exp().sum() * (w[1] - w[0])).log())
     bounds = {family: best(family)[2] for family in ("laplace", "logistic", "uniform")}
@@ -76,7 +76,7 @@ def coin_posterior():
     return pr.fit(coin.density(), coin.data, method, steps=400, batch_size=10**6, progress=False)
 
 
-def test_a_beta_over_the_chance_of_a_coin_is_the_exact_posterior(coin_posterior):
+def test_a_beta_family_gives_the_exact_posterior_of_a_coin(coin_posterior):
     """Beta(22, 16) to 1e-3, and the bound is the evidence, -21.3972, to 1e-4."""
     q = coin_posterior.family.distributions()["p"]
     assert float(q.concentration1) == pytest.approx(22, rel=1e-3)
@@ -85,14 +85,14 @@ def test_a_beta_over_the_chance_of_a_coin_is_the_exact_posterior(coin_posterior)
     assert coin_posterior.k_hat < 0.7
 
 
-def test_its_density_over_the_chance_is_that_of_the_beta(coin_posterior):
+def test_the_density_of_a_beta_family_is_that_of_the_beta(coin_posterior):
     p = torch.tensor([0.2, 0.5, 0.7], dtype=F64)
     wanted = coin_posterior.family.distributions()["p"].log_prob(p)
     torch.testing.assert_close(coin_posterior.log_prob({"p": p}), wanted, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("family", ["laplace", "logistic", "uniform"])
-def test_a_file_gives_back_the_same_bits(family, tmp_path):
+def test_a_loaded_posterior_equals_the_saved_one(family, tmp_path):
     exact = LinearRegression.make(0)
     posterior = pr.fit(exact.model(), exact.data, pr.MeanField(family=family), steps=5, progress=False)
     posterior.save(tmp_path / "q")
@@ -102,7 +102,7 @@ def test_a_file_gives_back_the_same_bits(family, tmp_path):
     assert torch.equal(loaded.sample(3, seed=1)["weight"], posterior.sample(3, seed=1)["weight"])
 
 
-def test_a_file_gives_back_a_dict_of_families(coin_posterior, tmp_path):
+def test_a_file_stores_a_dict_of_families(coin_posterior, tmp_path):
     coin_posterior.save(tmp_path / "q")
     loaded = pr.load(tmp_path / "q", Coin(17, 13, 5, 3).density())
     assert torch.equal(loaded.theta, coin_posterior.theta)
@@ -124,7 +124,7 @@ def test_the_tail_of_the_ratios_distinguishes_a_funnel_from_a_gaussian():
     assert good.k_hat < 0.7
 
 
-def test_bad_families_are_refused_in_one_sentence():
+def test_invalid_families_are_refused():
     with pytest.raises(
         InputError, match="'family' argument of MeanField must be one of gaussian, laplace, logistic, uniform"
     ):
@@ -162,11 +162,10 @@ IN_MINIBATCHES = (
 @pytest.mark.filterwarnings("ignore:(local reparameterisation|flipout); one draw")  # for batch normalisation
 @pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.__name__)
 @pytest.mark.parametrize("name", METHODS)
-def test_it_keeps_the_contract(name, clause, monkeypatch):
-    """In 500 steps where a clause leaves their number to the method.
+def test_the_contract_holds_for_every_family_and_estimator(name, clause, monkeypatch):
+    """Clauses that leave the number of steps to the method run 500.
 
-    Noise at the layers is for networks, and a density is refused by name. The importance-weighted bound needs every
-    row: in the clauses that read minibatches it refuses them, and the other clauses hold.
+    Layer noise refuses a density by name. The importance-weighted bound needs every row and refuses minibatches.
     """
     monkeypatch.setattr(VariationalMethod, "length", lambda self, data: 500)
     if name in ("local", "flipout") and clause in NEEDS_A_NETWORK:
@@ -179,8 +178,8 @@ def test_it_keeps_the_contract(name, clause, monkeypatch):
         clause(METHODS[name])
 
 
-def test_the_importance_weighted_fit_is_a_function_of_its_seed():
-    """What the contract could not ask of it in minibatches."""
+def test_the_importance_weighted_fit_is_reproducible():
+    """The clause of the contract reads minibatches, which this bound refuses."""
     model, data = clauses.classification()
     first, second = (pr.fit(model, data, METHODS["iwae"], steps=12, seed=3, progress=False) for _ in range(2))
     clauses.same(first, second)

@@ -1,4 +1,4 @@
-"""Full-rank variational inference against posteriors that are Gaussian, which it must reach to the last digit."""
+"""Full-rank variational inference against Gaussian posteriors, which it must reach accurately."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from priory.methods.variational.full_rank import STRIP_COLUMNS, lower_of_transpo
 from priory.testing import LinearRegression
 
 F64 = torch.float64
-WHOLE = {"batch_size": 10**6, "progress": False}
+FULL_BATCH = {"batch_size": 10**6, "progress": False}
 
 
 def gaussian(posterior):
@@ -19,7 +19,7 @@ def gaussian(posterior):
 
 
 def assert_equal_gaussians(found, exact, tolerance):
-    """Means to a fraction of a standard deviation, covariances in units of both."""
+    """Compare means and covariances in units of the exact standard deviations."""
     sd = exact.variance.sqrt()
     assert float(((found.loc - exact.loc) / sd).abs().max()) < tolerance
     off = (found.covariance_matrix - exact.covariance_matrix) / sd[:, None] / sd
@@ -27,16 +27,16 @@ def assert_equal_gaussians(found, exact, tolerance):
 
 
 @pytest.mark.parametrize("build", ["model", "density"])
-def test_on_linear_regression_it_is_the_exact_posterior_and_its_bound_the_evidence(build):
-    """To 1e-3 of a standard deviation and 0.01 nat; sticking the landing makes both far better."""
+def test_posterior_and_bound_of_linear_regression_are_exact(build):
+    """To 1e-3 of a standard deviation and 0.01 nat."""
     exact = LinearRegression.make(0)
-    posterior = pr.fit(getattr(exact, build)(), exact.data, pr.FullRank(learning_rate=0.2), steps=200, **WHOLE)
+    posterior = pr.fit(getattr(exact, build)(), exact.data, pr.FullRank(learning_rate=0.2), steps=200, **FULL_BATCH)
     assert_equal_gaussians(gaussian(posterior), exact.posterior, 1e-5)
     assert posterior.log_evidence.value == pytest.approx(exact.log_evidence, abs=1e-6)
     assert posterior.k_hat < 0.7
 
 
-def test_fifty_correlated_coordinates_are_found_with_every_correlation():
+def test_the_posterior_of_fifty_correlated_coordinates_is_found():
     """rho = 0.95, to 1e-3 of a standard deviation; the bound to 0.01 nat of the evidence."""
     size, rho = 50, 0.95
     covariance = rho * torch.ones(size, size, dtype=F64) + (1 - rho) * torch.eye(size, dtype=F64)
@@ -48,10 +48,10 @@ def test_fifty_correlated_coordinates_are_found_with_every_correlation():
     assert posterior.k_hat < 0.7
 
 
-def test_evidence_is_the_bound_plus_the_divergence_to_the_exact_posterior_at_any_q():
-    """20,000 draws, 4 standard errors (false alarms: 6e-5); at a q that is not there yet."""
+def test_the_bound_plus_the_divergence_is_the_evidence_at_any_q():
+    """20,000 draws, 4 standard errors (false alarms: 6e-5), at a q that has not converged."""
     exact = LinearRegression.make(1)
-    posterior = pr.fit(exact.model(), exact.data, pr.FullRank(), steps=15, **WHOLE)
+    posterior = pr.fit(exact.model(), exact.data, pr.FullRank(), steps=15, **FULL_BATCH)
     gap = float(kl_divergence(gaussian(posterior), exact.posterior))
     bound = posterior.elbo(samples=20_000)
     assert gap > 0.3
@@ -61,7 +61,7 @@ def test_evidence_is_the_bound_plus_the_divergence_to_the_exact_posterior_at_any
 @pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
 @pytest.mark.parametrize("temperature", [0.05, 20.0])
 def test_a_tempered_posterior_has_the_exact_precision_in_no_more_steps(temperature, tempers):
-    """X'X / (T noise^2) + I / scale^2, or the whole precision over T; the mean moves with the first alone."""
+    """The precision is X'X / (T noise^2) + I / scale^2, or all of it divided by T; only the first changes the mean."""
     exact = LinearRegression.make(2)
     posterior = pr.fit(
         exact.model(),
@@ -70,7 +70,7 @@ def test_a_tempered_posterior_has_the_exact_precision_in_no_more_steps(temperatu
         steps=200,
         temperature=temperature,
         tempers=tempers,
-        **WHOLE,
+        **FULL_BATCH,
     )
     X = exact.design(exact.X)
     prior = torch.eye(X.shape[1], dtype=F64) * exact.prior_scale**-2
@@ -82,16 +82,16 @@ def test_a_tempered_posterior_has_the_exact_precision_in_no_more_steps(temperatu
 
 def random_problem(size=4):
     generator = stream(0, "natural step")
-    loc, toward = torch.randn(2, size, generator=generator, dtype=F64)
-    spread = torch.randn(size, size, generator=generator, dtype=F64).tril()
+    loc, grad_mean = torch.randn(2, size, generator=generator, dtype=F64)
+    grad_scale = torch.randn(size, size, generator=generator, dtype=F64).tril()
     tril = 0.3 * torch.randn(size, size, generator=generator, dtype=F64).tril(-1) + torch.eye(size, dtype=F64)
-    return loc, tril, toward, spread, generator
+    return loc, tril, grad_mean, grad_scale, generator
 
 
-def test_its_step_is_the_gradient_over_the_fisher_information():
-    """The information by autograd: the second derivative of KL(q(d, M) || q(0, 0)), d and M the local coordinates."""
-    size, rate = 4, 1e-6  # so small that the second order of exp(S) does not show
-    loc, tril, toward, spread, _ = random_problem(size)
+def test_a_step_is_the_natural_gradient():
+    """The Fisher information is the Hessian of KL(q(d, M) || q(0, 0)) in the local coordinates d and M, by autograd."""
+    size, rate = 4, 1e-6  # so small that the second order of exp(S) is negligible
+    loc, tril, grad_mean, grad_scale, _ = random_problem(size)
     rows, columns = torch.tril_indices(size, size)
 
     def moved(local):
@@ -106,32 +106,32 @@ def test_its_step_is_the_gradient_over_the_fisher_information():
 
     def loss(local):
         m, root = moved(local)
-        return (toward * m).sum() + (spread * root).sum()
+        return (grad_mean * m).sum() + (grad_scale * root).sum()
 
     origin = torch.zeros(size + len(rows), dtype=F64)
     fisher = torch.autograd.functional.hessian(divergence, origin)
     gradient = torch.autograd.functional.jacobian(loss, origin)
     wanted = moved(-rate * torch.linalg.solve(fisher, gradient))
-    found = natural_step(loc, tril, toward, spread, rate, samples=size)
+    found = natural_step(loc, tril, grad_mean, grad_scale, rate, samples=size)
     for one, other, before in zip(found, wanted, (loc, tril), strict=True):
         torch.testing.assert_close((one - before) / rate, (other - before) / rate, rtol=1e-4, atol=1e-4)
 
 
-def test_its_step_is_the_same_in_every_system_of_coordinates():
-    """w -> A w + b, A lower-triangular: a step there is the step here, carried over."""
-    loc, tril, toward, spread, generator = random_problem()
+def test_a_step_is_invariant_under_affine_maps():
+    """A step after w -> A w + b, with A lower triangular, equals the mapped step."""
+    loc, tril, grad_mean, grad_scale, generator = random_problem()
     A = 5 * torch.randn(4, 4, generator=generator, dtype=F64).tril(-1) + torch.diag(
         torch.tensor([100.0, 0.01, 3.0, 1.0], dtype=F64)
     )
-    back = torch.linalg.inv(A).mT  # what gradients are multiplied by
-    here = natural_step(loc, tril, toward, spread, 0.3, samples=2)
-    there = natural_step(A @ loc + 1, A @ tril, back @ toward, (back @ spread).tril(), 0.3, samples=2)
+    back = torch.linalg.inv(A).mT  # maps gradients
+    here = natural_step(loc, tril, grad_mean, grad_scale, 0.3, samples=2)
+    there = natural_step(A @ loc + 1, A @ tril, back @ grad_mean, (back @ grad_scale).tril(), 0.3, samples=2)
     torch.testing.assert_close(there[0], A @ here[0] + 1, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(there[1], A @ here[1], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("size", [1, STRIP_COLUMNS - 1, STRIP_COLUMNS, STRIP_COLUMNS + 1, 2 * STRIP_COLUMNS + 3])
-def test_products_by_strips_are_whole_products(size):
+def test_products_by_strips_equal_dense_products(size):
     generator = torch.Generator().manual_seed(size)
     a, b = torch.randn(2, 3, size, size, generator=generator, dtype=F64)
     a, lower = a.tril(), b.tril()
@@ -139,17 +139,17 @@ def test_products_by_strips_are_whole_products(size):
     torch.testing.assert_close(lower_of_transposed_product(a, b), (a.mT @ b).tril(), rtol=1e-12, atol=1e-12)
 
 
-def test_a_step_of_any_length_leaves_the_diagonal_positive():
-    loc, tril, toward, spread, _ = random_problem()
+def test_a_step_of_any_size_keeps_the_diagonal_positive():
+    loc, tril, grad_mean, grad_scale, _ = random_problem()
     for size in (1e3, -1e3, 1e9):
-        _, root = natural_step(loc, tril, toward, size * spread, 1.0, samples=4)
+        _, root = natural_step(loc, tril, grad_mean, size * grad_scale, 1.0, samples=4)
         assert bool((root.diagonal() > 0).all())
         assert torch.equal(root, root.tril())
 
 
-def test_a_file_gives_back_the_same_bits(tmp_path):
+def test_a_loaded_posterior_equals_the_saved_one(tmp_path):
     exact = LinearRegression.make(0)
-    posterior = pr.fit(exact.model(), exact.data, pr.FullRank(), steps=20, **WHOLE)
+    posterior = pr.fit(exact.model(), exact.data, pr.FullRank(), steps=20, **FULL_BATCH)
     posterior.save(tmp_path / "full_rank")
     loaded = pr.load(tmp_path / "full_rank", exact.model())
     assert torch.equal(loaded.theta, posterior.theta)
@@ -157,7 +157,7 @@ def test_a_file_gives_back_the_same_bits(tmp_path):
     assert loaded.elbo(exact.data).value == posterior.elbo().value
 
 
-def test_too_many_parameters_are_refused_with_what_to_use_instead():
+def test_too_many_parameters_are_refused_with_a_remedy():
     model = pr.Density(lambda p: -p["w"].square().sum(-1), {"w": pr.Param((5_001,))}, batched=True)
     with pytest.raises(InputError, match=r"at most 5,000 parameters \(LowRank takes more\), got 5001"):
         pr.fit(model, None, pr.FullRank(), steps=1, progress=False)

@@ -9,7 +9,7 @@ from priory.core.errors import InputError
 from priory.testing import LinearRegression
 
 F64 = torch.float64
-WHOLE = {"batch_size": 10**6, "progress": False}
+FULL_BATCH = {"batch_size": 10**6, "progress": False}
 
 
 def gaussian(posterior):
@@ -17,11 +17,11 @@ def gaussian(posterior):
     return MultivariateNormal(q.loc, q.factor @ q.factor.mT + torch.diag((2 * q.log_diag).exp()))
 
 
-def test_with_as_many_directions_as_coordinates_it_is_the_exact_posterior():
-    """To 1e-3 of a standard deviation and 1e-3 nat: the factor alone can be any covariance."""
+def test_with_full_rank_the_posterior_is_exact():
+    """To 1e-3 of a standard deviation and 1e-3 nat."""
     exact = LinearRegression.make(0)
     method = pr.LowRank(rank=4, samples=8, learning_rate=0.05)
-    posterior = pr.fit(exact.model(), exact.data, method, steps=600, **WHOLE)
+    posterior = pr.fit(exact.model(), exact.data, method, steps=600, **FULL_BATCH)
     found, sd = gaussian(posterior), exact.posterior.variance.sqrt()
     assert float(((found.loc - exact.posterior.loc) / sd).abs().max()) < 1e-3
     off = (found.covariance_matrix - exact.posterior.covariance_matrix) / sd[:, None] / sd
@@ -30,8 +30,8 @@ def test_with_as_many_directions_as_coordinates_it_is_the_exact_posterior():
     assert posterior.k_hat < 0.7
 
 
-def test_one_direction_finds_the_one_that_all_coordinates_share():
-    """cov = I/4 + f f': a factor of rank one and a diagonal, which is reached; the factorised Gaussian is far below."""
+def test_rank_one_finds_the_common_direction():
+    """The covariance I/4 + f f' is in the family; the bound of the factorised Gaussian is far below."""
     size = 6
     direction = torch.linspace(-1.5, 2, size, dtype=F64)
     exact = MultivariateNormal(torch.ones(size, dtype=F64), torch.outer(direction, direction) + torch.eye(size) / 4)
@@ -50,7 +50,7 @@ def test_the_bound_rises_with_the_rank_from_the_factorised_one_to_the_evidence()
     bounds = [exact.best_mean_field().elbo]
     for rank in (1, 4):
         method = pr.LowRank(rank=rank, samples=8, learning_rate=0.05)
-        posterior = pr.fit(exact.model(), exact.data, method, steps=400, **WHOLE)
+        posterior = pr.fit(exact.model(), exact.data, method, steps=400, **FULL_BATCH)
         bound = posterior.elbo(samples=4_000)
         gap = float(kl_divergence(gaussian(posterior), exact.posterior))
         assert abs(bound.value + gap - exact.log_evidence) < 4 * bound.error + 1e-6
@@ -59,21 +59,21 @@ def test_the_bound_rises_with_the_rank_from_the_factorised_one_to_the_evidence()
     assert bounds[2] == pytest.approx(exact.log_evidence, abs=0.01)
 
 
-def test_a_rank_beyond_the_coordinates_is_theirs():
+def test_the_rank_is_at_most_the_number_of_coordinates():
     exact = LinearRegression.make(0)
-    posterior = pr.fit(exact.model(), exact.data, pr.LowRank(rank=50), steps=3, **WHOLE)
+    posterior = pr.fit(exact.model(), exact.data, pr.LowRank(rank=50), steps=3, **FULL_BATCH)
     assert posterior.form.rank == 4
 
 
 @pytest.mark.parametrize("rank", [0, -1, 2.0, True, "2"])
-def test_a_rank_that_is_not_a_whole_number_from_one_is_refused(rank):
+def test_a_rank_that_is_not_a_positive_integer_is_refused(rank):
     with pytest.raises(InputError, match="'rank' argument of LowRank must be an integer >= 1"):
         pr.LowRank(rank=rank)
 
 
-def test_a_file_gives_back_the_same_bits(tmp_path):
+def test_a_loaded_posterior_equals_the_saved_one(tmp_path):
     exact = LinearRegression.make(0)
-    posterior = pr.fit(exact.model(), exact.data, pr.LowRank(rank=2), steps=20, **WHOLE)
+    posterior = pr.fit(exact.model(), exact.data, pr.LowRank(rank=2), steps=20, **FULL_BATCH)
     posterior.save(tmp_path / "low_rank")
     loaded = pr.load(tmp_path / "low_rank", exact.model())
     assert torch.equal(loaded.theta, posterior.theta)

@@ -16,7 +16,7 @@ from priory.methods.base import Plan
 from priory.testing import Coin, GaussianMean, LinearRegression
 
 F64 = torch.float64
-MANY = pr.MeanField(samples=512, learning_rate=0.1)
+ACCURATE = pr.MeanField(samples=512, learning_rate=0.1)
 CASES = {
     "the coin": (Coin(17, 13, 5, 3), lambda exact: exact.density(), lambda exact: exact.best_gaussian()),
     "the mean of a Gaussian": (
@@ -40,17 +40,17 @@ CASES = {
 @pytest.fixture(scope="module", params=CASES)
 def fitted(request):
     exact, build, best = CASES[request.param]
-    return exact, best(exact), pr.fit(build(exact), exact.data, MANY, steps=1_500, batch_size=10**6, progress=False)
+    return exact, best(exact), pr.fit(build(exact), exact.data, ACCURATE, steps=1_500, batch_size=10**6, progress=False)
 
 
-def test_it_reaches_the_best_factorised_gaussian_within_one_percent_of_a_standard_deviation(fitted):
+def test_the_result_is_the_best_factorised_gaussian_within_one_percent(fitted):
     _, best, posterior = fitted
     assert float(((posterior.family.loc - best.loc) / best.scale).abs().max()) < 0.01
     assert float((posterior.family.scale / best.scale - 1).abs().max()) < 0.01
 
 
-def test_its_elbo_is_below_the_evidence_by_the_known_gap_to_a_hundredth_of_a_nat(fitted):
-    """1,000,000 draws; within 0.01 nat beside four standard errors of the estimate (false alarms: 6e-5 a case)."""
+def test_the_elbo_is_the_evidence_minus_the_known_gap(fitted):
+    """1,000,000 draws; within 0.01 nat plus four standard errors of the estimate (false alarms: 6e-5 per case)."""
     exact, best, posterior = fitted
     bound = posterior.elbo(samples=1_000_000)
     assert 4 * bound.error < 0.01
@@ -60,7 +60,7 @@ def test_its_elbo_is_below_the_evidence_by_the_known_gap_to_a_hundredth_of_a_nat
 
 
 def test_a_step_descends_the_loss():
-    """Along the step, the autograd loss at the same noise falls: the sign that one printed algorithm has wrong."""
+    """The loss at the same noise falls along the step; one published algorithm has the wrong sign."""
     exact = LinearRegression.make(1)
     model = exact.model()
     data = Data.of(exact.data, 10**6).prepared(model.prepare)
@@ -76,7 +76,7 @@ def test_a_step_descends_the_loss():
     assert all(later < earlier for earlier, later in itertools.pairwise(losses))
 
 
-def test_several_samples_are_the_mean_of_single_ones():
+def test_the_gradient_of_several_samples_is_the_mean_over_them():
     exact = LinearRegression.make(1)
     model = exact.model()
     data = Data.of(exact.data, 10**6).prepared(model.prepare)
@@ -97,7 +97,7 @@ def test_several_samples_are_the_mean_of_single_ones():
     torch.testing.assert_close(gradient(4, noise), each, rtol=0, atol=1e-10)
 
 
-def test_members_of_a_batch_step_as_they_would_alone():
+def test_members_of_a_batch_step_like_single_fits():
     exact = LinearRegression.make(1)
     model = exact.model()
     data = Data.of(exact.data, 10**6).prepared(model.prepare)
@@ -128,8 +128,8 @@ def test_the_mean_of_a_positive_parameter_is_that_of_a_lognormal():
     torch.testing.assert_close(posterior.mean["likelihood.noise"], (m + s * s / 2).exp(), rtol=1e-12, atol=0)
 
 
-def test_its_density_is_over_the_users_parameters():
-    """q integrates to one over p itself: the log-determinant is in log_prob."""
+def test_log_prob_is_a_density_over_the_constrained_parameters():
+    """q integrates to one over p, so log_prob includes the log-determinant."""
     coin = Coin(17, 13, 5, 3)
     posterior = pr.fit(coin.density(), coin.data, pr.MeanField(), steps=50, progress=False)
     p = torch.linspace(1e-6, 1 - 1e-6, 200_001, dtype=F64)
@@ -152,8 +152,8 @@ def test_cold_and_warm_posteriors_of_a_gaussian_mean_have_the_exact_width():
 
 @pytest.mark.parametrize("tempers", ["likelihood", "posterior"])
 @pytest.mark.parametrize("temperature", [0.1, 3.0])
-def test_its_tempered_elbo_is_the_closed_form_of_a_gaussian_mean_and_is_not_called_a_bound(temperature, tempers):
-    """4 standard errors (false alarms: 6e-5 a case)."""
+def test_the_tempered_elbo_of_a_gaussian_mean_is_exact_and_is_not_called_a_bound(temperature, tempers):
+    """4 standard errors (false alarms: 6e-5 per case)."""
     exact = GaussianMean.make(0)
     options = {"steps": 50, "temperature": temperature, "tempers": tempers, "progress": False}
     posterior = pr.fit(exact.density(), exact.data, pr.MeanField(), **options)
@@ -171,8 +171,8 @@ def test_its_tempered_elbo_is_the_closed_form_of_a_gaussian_mean_and_is_not_call
     assert "no bound" in found.kind
 
 
-def test_the_standard_error_of_its_elbo_is_the_spread_over_seeds():
-    """A ratio of 40 estimates' spread to the error that they give lies in (0.6, 1.6) but for 1e-5 of seeds."""
+def test_the_standard_error_of_the_elbo_is_its_standard_deviation_over_seeds():
+    """The standard deviation of 40 estimates is 0.6 to 1.6 times their stated error (false alarms: 1e-5)."""
     exact = LinearRegression.make(0)
     posterior = pr.fit(exact.density(), exact.data, pr.MeanField(), steps=50, progress=False)
     found = [posterior.elbo(samples=200, seed=seed) for seed in range(40)]
@@ -181,7 +181,7 @@ def test_the_standard_error_of_its_elbo_is_the_spread_over_seeds():
     assert 0.6 < float(spread / error) < 1.6
 
 
-def test_an_even_number_of_samples_comes_in_pairs_of_opposite_noise():
+def test_an_even_number_of_samples_uses_antithetic_pairs():
     exact = LinearRegression.make(1)
     model = exact.model()
     data = Data.of(exact.data, 10**6).prepared(model.prepare)
@@ -194,20 +194,20 @@ def test_an_even_number_of_samples_comes_in_pairs_of_opposite_noise():
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-2])
 def test_a_cold_posterior_converges_to_the_mode_in_the_users_parameter(temperature):
-    """(p(D|p) p(p))^(1/T) has its mode at 21/36 for every T: the log-determinant is not tempered with it."""
+    """(p(D|p) p(p))^(1/T) has its mode at 21/36 for every T, because the log-determinant is not tempered."""
     coin = Coin(17, 13, 5, 3)
     options = {"temperature": temperature, "tempers": "posterior", "steps": 1_000, "progress": False}
     posterior = pr.fit(coin.density(), coin.data, pr.MeanField(samples=64, learning_rate=0.05), **options)
     a, b = 21 / temperature + 1, 15 / temperature + 1  # the tempered posterior is Beta(a, b)
     assert float(posterior.mean["p"]) == pytest.approx(a / (a + b), abs=2e-4)
-    assert abs(22 / 38 - a / (a + b)) > 3e-3  # where a tempered log-determinant would lead
+    assert abs(22 / 38 - a / (a + b)) > 3e-3  # the result with a tempered log-determinant
 
 
 @pytest.mark.parametrize("estimator", ["local", "flipout"])
 @pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize("temperature", [0.3, 4.0])
-def test_noise_at_the_layers_weighs_entropy_and_volume_by_the_temperature(estimator, samples, temperature):
-    """A whole posterior's T multiplies H(q) and E_q[log |dx/du|] alone, and of a noise exp(u) the latter is E_q[u].
+def test_with_layer_noise_the_temperature_multiplies_entropy_and_volume(estimator, samples, temperature):
+    """With a tempered posterior, T multiplies only H(q) and E_q[log |dx/du|], which is E_q[u] for a noise exp(u).
 
     So the same noise at T and at 1 gives losses that differ by (1 - T) (H(q) + the mean of u over plain draws).
     """
@@ -216,7 +216,7 @@ def test_noise_at_the_layers_weighs_entropy_and_volume_by_the_temperature(estima
     y = X.sum(1) + 0.3 * torch.randn(20, generator=generator, dtype=F64)
     model = pr.Model(nn.Linear(2, 1).to(F64), pr.Gaussian(), prior=Normal(*torch.tensor([0.0, 0.8], dtype=F64)))
     data = Data.of((X, y), 20).prepared(model.prepare)
-    assert not model.prior.others  # a log-normal noise is Gaussian in u: nothing else asks for draws
+    assert not model.prior.others  # a log-normal noise is Gaussian in u, so no prior needs draws
     method = pr.MeanField(estimator=estimator, samples=samples, antithetic=False, initial_scale=0.2)
     states, losses = [], []
     for t in (1.0, temperature):
@@ -238,14 +238,14 @@ def test_noise_at_the_layers_weighs_entropy_and_volume_by_the_temperature(estima
     assert losses[1] - losses[0] == pytest.approx((1 - temperature) * (entropy + drawn), abs=1e-9)
 
 
-def test_a_flat_prior_makes_the_bound_one_up_to_a_constant_and_says_so():
+def test_the_bound_under_a_flat_prior_is_reported_as_up_to_a_constant():
     exact = LinearRegression.make(1)
     model = pr.Model(exact.model().net, pr.Gaussian(exact.noise), prior="flat")
     posterior = pr.fit(model, exact.data, pr.MeanField(), steps=20, progress=False)
     assert "improper" in posterior.log_evidence.kind
 
 
-def test_a_prior_without_closed_form_enters_at_the_draws():
+def test_a_prior_without_a_closed_form_is_evaluated_at_the_draws():
     """Student-t at huge degrees of freedom is Normal(0, 1): one posterior by sampling, the other in closed form."""
     X = torch.randn(30, 1, generator=stream(0, "x"), dtype=F64)
     y = 2 * X[:, 0]

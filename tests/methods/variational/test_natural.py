@@ -30,18 +30,18 @@ F64 = torch.float64
 FULL = NaturalGradient(covariance="full", samples=4)
 
 
-# The rule itself.
+# The update rule.
 
 
 def log_joint_of(exact):
-    """The gradient and the Hessian of minus the log joint, which is quadratic: the gradient's mean is that at m."""
+    """Return gradient and Hessian of minus the log joint, which is quadratic, so the mean gradient is that at m."""
     H = exact.precision
     b = exact.design(exact.X).T @ exact.y * exact.noise**-2
     return lambda m: H @ m - b, H
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_one_step_of_size_one_from_anywhere_is_the_exact_posterior(seed):
+def test_one_step_of_size_one_gives_the_exact_posterior_from_any_start(seed):
     exact = LinearRegression.make(seed)
     slope, H = log_joint_of(exact)
     loc = 5 * torch.randn(len(H), generator=stream(seed, "loc"), dtype=F64)
@@ -51,8 +51,8 @@ def test_one_step_of_size_one_from_anywhere_is_the_exact_posterior(seed):
     torch.testing.assert_close(loc, exact.posterior.loc, rtol=0, atol=1e-10)
 
 
-def test_a_step_moves_the_natural_parameters_by_its_size():
-    """(S m, S) are linear in the step: the definition of the Bayesian learning rule."""
+def test_a_step_is_linear_in_the_natural_parameters():
+    """(S m, S) are linear in the step size, which defines the Bayesian learning rule."""
     exact = LinearRegression.make(0)
     slope, H = log_joint_of(exact)
     loc, precision = torch.ones(len(H), dtype=F64), 3 * torch.eye(len(H), dtype=F64)
@@ -62,7 +62,7 @@ def test_a_step_moves_the_natural_parameters_by_its_size():
 
 
 def test_the_reparameterised_gradient_and_hessian_are_unbiased():
-    """5 standard errors over 20 numbers (false alarms: 1.2e-5)."""
+    """20 entries at 5 standard errors (false alarms: 1.2e-5)."""
     exact = LinearRegression.make(0)
     target, data = target_of(exact)
     size, prior = target.size, target.prior.precision
@@ -112,7 +112,7 @@ def test_the_precision_matrix_stays_positive_for_any_symmetric_hessian(seed, rat
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9 * float(found.abs().max()))
 
 
-def test_the_matrix_rule_of_diagonal_matrices_is_the_diagonal_rule():
+def test_the_matrix_rule_equals_the_diagonal_rule_for_diagonal_matrices():
     S, curvature = torch.tensor([2.0, 5.0], dtype=F64), torch.tensor([-30.0, 4.0], dtype=F64)
     matrix = keep_definite(S.diag(), S.sqrt().diag(), curvature.diag(), 0.3)
     scale = S.rsqrt()
@@ -132,7 +132,7 @@ def target_of(exact, temperature=1.0, tempers="likelihood"):
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
 @pytest.mark.parametrize("samples", [1, 2, 3])
 @pytest.mark.parametrize(("temperature", "tempers"), [(1.0, "likelihood"), (0.3, "likelihood"), (0.3, "posterior")])
-def test_two_steps_are_those_derived_by_hand(covariance, samples, temperature, tempers):
+def test_two_steps_follow_the_derived_formulas(covariance, samples, temperature, tempers):
     exact = LinearRegression.make(0)
     target, data = target_of(exact, temperature, tempers)
     a = temperature if tempers == "likelihood" else 1.0
@@ -170,7 +170,7 @@ def draws(target, data, w, samples):
 
 
 def gaussian_loss(exact, target, m, S, w):
-    """-mean of log p(D|w) at the draws + a E_q[-log p(w)] - T H(q), from the definitions of Gaussians."""
+    """Return -mean of log p(D|w) at the draws + a E_q[-log p(w)] - T H(q), from the definitions."""
     q = torch.distributions.MultivariateNormal(m, precision_matrix=S)
     log_likelihood = torch.distributions.Normal(w @ exact.design(exact.X).T, exact.noise).log_prob(exact.y).sum(-1)
     s0 = exact.prior_scale
@@ -179,7 +179,7 @@ def gaussian_loss(exact, target, m, S, w):
     return float(loss)
 
 
-def test_the_metrics_are_those_of_the_evidence_bound():
+def test_the_metrics_are_the_terms_of_the_elbo():
     exact = LinearRegression.make(1)
     target, data = target_of(exact)
     method = NaturalGradient(samples=3)
@@ -194,7 +194,7 @@ def test_the_metrics_are_those_of_the_evidence_bound():
 
 
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
-def test_members_of_a_batch_step_as_they_would_alone(covariance):
+def test_members_of_a_batch_step_like_single_fits(covariance):
     exact = LinearRegression.make(1)
     target, data = target_of(exact)
     method = NaturalGradient(covariance)
@@ -256,7 +256,7 @@ def test_a_step_of_a_coin_is_that_derived_by_hand_with_a_volume_of_the_entropys_
     assert float(info.metrics["loss"]) == pytest.approx(float(loss), abs=1e-9)
 
 
-def test_an_even_number_of_samples_comes_in_pairs_of_opposite_noise():
+def test_an_even_number_of_samples_uses_antithetic_pairs():
     target, data = target_of(LinearRegression.make(1))
     method = NaturalGradient(samples=6)
     state = method.init(target, Plan(data, 10), stream(0, "init"))
@@ -264,12 +264,12 @@ def test_an_even_number_of_samples_comes_in_pairs_of_opposite_noise():
     assert torch.equal(state.noise[:3], -state.noise[3:])
 
 
-# Where it ends. Seeds are fixed. Over six seeds of linear regression the worst errors were 0.010 of a scale and 0.028
-# of the whitened covariance; over four of the coin, 0.008 of the scale. Tolerances are two to three times these.
+# Results with fixed seeds. The largest errors were 0.010 of a scale and 0.028 of the whitened covariance over six seeds
+# of linear regression, and 0.008 of the scale over four seeds of the coin. Tolerances are two to three times these.
 
 
 @pytest.mark.parametrize("kind", ["density", "model"])
-def test_it_ends_at_the_best_factorised_gaussian_of_linear_regression(kind):
+def test_linear_regression_converges_to_the_best_factorised_gaussian(kind):
     exact = LinearRegression.make(0)
     best = exact.best_mean_field()
     options = {"steps": 1_000, "batch_size": 10**6, "progress": False}
@@ -278,7 +278,7 @@ def test_it_ends_at_the_best_factorised_gaussian_of_linear_regression(kind):
     assert float((found.scale / best.scale - 1).abs().max()) < 0.03
 
 
-def test_with_full_covariance_it_ends_at_the_exact_posterior_of_linear_regression():
+def test_linear_regression_with_full_covariance_converges_to_the_exact_posterior():
     exact = LinearRegression.make(0)
     method = NaturalGradient(covariance="full", samples=32)
     posterior = pr.fit(exact.model(), exact.data, method, steps=1_000, batch_size=10**6, progress=False)
@@ -299,7 +299,7 @@ def test_cold_posteriors_of_a_gaussian_mean_have_the_exact_width(tempers):
     assert float(posterior.family.scale) == pytest.approx(cold**-0.5, rel=0.03)
 
 
-def test_it_finds_the_best_gaussian_of_a_coin():
+def test_a_coin_converges_to_the_best_gaussian():
     coin = Coin(17, 13, 5, 3)
     best = coin.best_gaussian()
     found = pr.fit(coin.density(), coin.data, NaturalGradient(samples=64), steps=800, progress=False).family
@@ -307,7 +307,7 @@ def test_it_finds_the_best_gaussian_of_a_coin():
     assert float(found.scale / best.scale) == pytest.approx(1, abs=0.03)
 
 
-def test_the_factor_of_the_covariance_is_lower_triangular_and_of_the_inverse_precision():
+def test_the_factor_of_the_covariance_is_lower_triangular_and_exact():
     root = torch.randn(2, 5, 5, generator=stream(0, "root"), dtype=F64)
     precision = root @ root.mT + torch.eye(5, dtype=F64)
     factor = covariance_factor(precision)
@@ -315,11 +315,11 @@ def test_the_factor_of_the_covariance_is_lower_triangular_and_of_the_inverse_pre
     torch.testing.assert_close(factor @ factor.mT, precision.inverse(), rtol=0, atol=1e-10)
 
 
-# Bad input.
+# Invalid arguments.
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"covariance": "kron"}, "'covariance' argument of NaturalGradient must be 'diagonal' or 'full'"),
         ({"samples": 0}, "'samples' argument of NaturalGradient must be an integer >= 1"),
@@ -334,12 +334,12 @@ def test_the_factor_of_the_covariance_is_lower_triangular_and_of_the_inverse_pre
         ({"clip": True}, "'clip' argument of NaturalGradient must be a positive number"),
     ],
 )
-def test_invalid_options_are_refused_in_one_sentence(options, sentence):
-    with pytest.raises(pr.InputError, match=sentence):
+def test_invalid_options_are_refused(options, message):
+    with pytest.raises(pr.InputError, match=message):
         NaturalGradient(**options)
 
 
-def test_full_covariance_of_many_parameters_is_refused_with_what_to_choose():
+def test_full_covariance_of_many_parameters_is_refused_with_a_remedy():
     model = pr.Model(torch.nn.Linear(3_000, 1), pr.Gaussian(1.0))
     with pytest.raises(pr.InputError, match="must be 'diagonal' above 2,048 parameters"):
         pr.fit(model, (torch.zeros(4, 3_000), torch.zeros(4)), FULL, steps=1, progress=False)

@@ -15,7 +15,7 @@ from priory.fitting.prepare import make_target
 from priory.methods.variational.pathfinder import (
     Normal,
     Pathfinder,
-    State,
+    PathfinderState,
     approximation,
     line_search,
     log_joint,
@@ -42,7 +42,7 @@ def fit(density: pr.Density | pr.Model, method: Any = None, data: Any = None, **
 
 
 def history(*shape: int, places: int, pairs: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Moves and the changes that a convex function makes of them, the first places empty, and a diagonal."""
+    """Return steps, the changes of a convex function's gradient (with empty leading slots), and a diagonal."""
     moves = randn(*shape, places, size, name="moves")
     root = randn(*shape, size, size, name="root")
     hessian = root @ root.mT + torch.eye(size, dtype=DOUBLE)
@@ -53,7 +53,7 @@ def history(*shape: int, places: int, pairs: int, size: int) -> tuple[Tensor, Te
 
 
 def recursion(diagonal: Tensor, moves: Tensor, changes: Tensor) -> Tensor:
-    """The inverse BFGS update, move by move, for one path."""
+    """Apply the inverse BFGS update step by step, for one path."""
     H, one = diagonal.diag(), torch.eye(len(diagonal), dtype=DOUBLE)
     for s, z in zip(moves, changes, strict=True):
         if float(s @ z) > 0:
@@ -63,13 +63,13 @@ def recursion(diagonal: Tensor, moves: Tensor, changes: Tensor) -> Tensor:
 
 
 def covariance(normal: Normal) -> Tensor:
-    """C of one normal, from what its draws do to unit vectors."""
+    """Return the covariance of one normal, from its draws at unit vectors of noise."""
     factor = normal.draw(torch.eye(len(normal.loc), dtype=DOUBLE)) - normal.loc
     return factor.mT @ factor
 
 
 @pytest.mark.parametrize(("places", "pairs", "size"), [(3, 3, 10), (6, 2, 10), (6, 6, 4), (5, 0, 3), (1, 1, 1)])
-def test_the_compact_inverse_hessian_is_that_of_the_dense_recursion(places, pairs, size):
+def test_the_compact_inverse_hessian_equals_the_dense_recursion(places, pairs, size):
     moves, changes, diagonal = history(2, places=places, pairs=pairs, size=size)
     w, gradient = randn(2, size, name="w"), randn(2, size, name="gradient")
     normal = approximation(w, gradient, diagonal, moves, changes)
@@ -81,7 +81,7 @@ def test_the_compact_inverse_hessian_is_that_of_the_dense_recursion(places, pair
         assert abs(float(one.log_det() - torch.linalg.slogdet(H).logabsdet)) < 1e-10
 
 
-def test_log_prob_of_draws_is_that_of_the_dense_normal():
+def test_log_prob_of_draws_equals_that_of_the_dense_normal():
     moves, changes, diagonal = history(2, places=4, pairs=3, size=12)
     normal = approximation(randn(2, 12, name="w"), randn(2, 12, name="g"), diagonal, moves, changes)
     w = normal.draw(randn(7, 2, 12, name="draws"))
@@ -98,7 +98,7 @@ def test_log_prob_of_draws_is_that_of_the_dense_normal():
     torch.testing.assert_close(mixture(normal, w[:, 0]), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_the_next_diagonal_is_that_of_a_scaled_dense_update():
+def test_the_next_diagonal_equals_that_of_the_scaled_dense_update():
     """B' = c B - c B s s'B / s'B s + z z' / s'z with B = diag(1/a) and c = z'diag(a) z / s'z; the diagonal of it."""
     s, z, a = randn(6, name="s"), randn(6, name="z"), randn(6, name="a").exp()
     z = z * torch.sign(s @ z)
@@ -111,13 +111,13 @@ def test_the_next_diagonal_is_that_of_a_scaled_dense_update():
 # The line search.
 
 
-def started(density: pr.Density, method: Pathfinder) -> tuple[State, Target]:
+def started(density: pr.Density, method: Pathfinder) -> tuple[PathfinderState, Target]:
     rows = Data.of(None).prepared(density.prepare)
     target = make_target(density, rows)
     return method.init(target, method.plan(target, rows, 10, 0), stream(0), torch.Size()), target
 
 
-def test_a_step_keeps_the_conditions_of_wolfe_on_every_path():
+def test_steps_satisfy_the_wolfe_conditions_on_every_path():
     density = pr.Density(lambda p: -(p["x"].cosh().log() + p["x"] ** 4 / 10).sum(), {"x": pr.Param((3,))})
     state, target = started(density, Pathfinder(paths=20))
 
@@ -133,8 +133,8 @@ def test_a_step_keeps_the_conditions_of_wolfe_on_every_path():
     assert bool(((gradient * direction).sum(-1) <= 0.9 * slope).all())
 
 
-def test_a_density_without_a_value_outside_of_its_support_is_climbed_inside_of_it():
-    """(1 + x)^29 (1 - x)^59 has NaN beyond 1, where half of the starts lie; 2 Beta(30, 60) - 1 is its law."""
+def test_a_density_with_nan_outside_its_support_is_optimised_inside():
+    """(1 + x)^29 (1 - x)^59, the density of 2 Beta(30, 60) - 1, is NaN beyond 1, where half of the starts are."""
     density = pr.Density(lambda p: 29 * (1 + p["x"]).log() + 59 * (1 - p["x"]).log(), {"x": pr.Param()})
     posterior = fit(density, Pathfinder(draws=4000))
     sd = 2 * math.sqrt(30 * 60 / (90**2 * 91))
@@ -161,8 +161,8 @@ def gaussian(size: int, constant: float = 0.0) -> tuple[pr.Density, Multivariate
     return pr.Density(log_prob, {"x": pr.Param((size,))}), exact
 
 
-def test_on_a_gaussian_the_paths_end_with_its_covariance():
-    """Quasi-Newton estimates converge to the inverse Hessian along the directions walked: to ten percent here."""
+def test_on_a_gaussian_the_paths_find_its_covariance():
+    """Quasi-Newton estimates converge to the inverse Hessian along the directions of the path, here to 10 %."""
     density, exact = gaussian(5)
     method = Pathfinder()
     state, target = started(density, method)
@@ -203,7 +203,7 @@ def test_on_a_gaussian_draws_and_evidence_are_exact():
     assert bool((posterior.history["elbo"].diff() >= 0).all())
 
 
-def test_half_of_the_log_density_has_twice_the_covariance():
+def test_a_halved_log_density_has_twice_the_covariance():
     density, exact = gaussian(3)
     posterior = fit(density, Pathfinder(draws=2000), temperature=2.0, tempers="posterior")
     assert_covariance_close(posterior.w, 2 * exact.covariance_matrix)  # 6 comparisons: false alarms at 4e-6
@@ -213,7 +213,7 @@ def test_half_of_the_log_density_has_twice_the_covariance():
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_every_row_counts_once_whatever_the_blocks(temperature):
+def test_every_row_counts_once_in_blocks(temperature):
     """2,500 rows are more than two blocks; y ~ N(m, 1), m ~ N(0, 4), in closed form, with a likelihood to the 1/T."""
     y = 1.5 + randn(2500, name="rows")
     density = pr.Density(
@@ -239,7 +239,7 @@ def test_every_row_counts_once_whatever_the_blocks(temperature):
     assert abs(posterior.log_evidence.value - exact) < 1e-3 + 5 * posterior.log_evidence.error
 
 
-def test_a_constrained_parameter_has_its_own_mean():
+def test_the_mean_of_a_constrained_parameter_is_exact():
     """Gamma(5, rate 2), of mean 2.5 and standard deviation 1.118: 5 standard errors, false alarms at 6e-7."""
     density = pr.Density(lambda p: 4 * p["x"].log() - 2 * p["x"], {"x": pr.Param((), pr.constraints.positive)})
     posterior = fit(density, Pathfinder(draws=4000))
@@ -263,7 +263,7 @@ def test_many_paths_find_both_modes_and_their_weights():
 
 
 def test_a_funnel_is_reported_by_its_k_hat():
-    """v ~ N(0, 9), 25 x ~ N(0, e^v): normals know one width of the funnel, at every seed."""
+    """v ~ N(0, 9), 25 x ~ N(0, e^v): a normal has only one width, so k-hat is high for every seed."""
 
     def log_prob(p):
         v = p["v"]
@@ -274,8 +274,8 @@ def test_a_funnel_is_reported_by_its_k_hat():
         assert fit(density, Pathfinder(iterations=40), seed=seed).k_hat > 0.7
 
 
-def test_without_resampling_the_draws_are_those_of_the_normals():
-    """A Student-t of 2 degrees: the normals' draws spread less than the resampled ones, and have the same k-hat."""
+def test_without_resampling_draws_come_from_the_normals():
+    """On a Student-t with df = 2, draws of the normals vary less than resampled ones; k-hat is the same."""
     density = pr.Density(lambda p: -1.5 * torch.log1p(p["x"] ** 2 / 2), {"x": pr.Param()})
     plain, weighted = (fit(density, Pathfinder(resample=r)) for r in (False, True))
     assert plain.k_hat == weighted.k_hat
@@ -284,16 +284,16 @@ def test_without_resampling_the_draws_are_those_of_the_normals():
     assert len(weighted.w.unique(dim=0)) < 1000
 
 
-def test_a_method_can_start_where_pathfinder_leads():
+def test_a_method_can_start_from_pathfinder():
     density, exact = gaussian(5)
     found = fit(density, pr.MeanField(start=Pathfinder(), learning_rate=1e-6), steps=1)
     distance = found.family.loc - exact.mean
-    # a chi-square of 5 degrees of freedom is above 35 once in 700,000 times; zero is at hundreds
+    # A chi-squared variable with 5 degrees of freedom exceeds 35 with probability 1.4e-6; zero is in the hundreds.
     assert float(distance @ torch.linalg.solve(exact.covariance_matrix, distance)) < 35
     assert float(exact.mean @ torch.linalg.solve(exact.covariance_matrix, exact.mean)) > 35
 
 
-def test_members_are_more_paths():
+def test_members_have_their_own_paths():
     density, exact = gaussian(3)
     method = Pathfinder(paths=2)
     rows = Data.of(None)
@@ -306,10 +306,10 @@ def test_members_are_more_paths():
     assert_mean_close(method.posterior(target, state).w, exact.mean)  # 3 comparisons: false alarms at 2e-6
 
 
-# What goes wrong.
+# Failures and invalid arguments.
 
 
-def test_paths_that_fail_are_left_out_and_counted():
+def test_failed_paths_are_dropped_with_a_warning():
     """NaN for positive x, where about half of the eight starts lie; halving them doesn't reach zero."""
     density = pr.Density(lambda p: torch.where(p["x"] > 1e-4, math.nan, -200 * (p["x"] + 1) ** 2), {"x": pr.Param()})
     with pytest.warns(PrioryWarning, match=r"[1-7] of the 8 paths of Pathfinder found no approximation"):
@@ -317,7 +317,7 @@ def test_paths_that_fail_are_left_out_and_counted():
     assert abs(float(posterior.mean["x"]) + 1) < 0.02
 
 
-def test_that_no_path_succeeds_is_an_error():
+def test_an_error_is_raised_if_all_paths_fail():
     density = pr.Density(lambda p: torch.where(p["x"].abs() > 1e-9, math.nan, -(p["x"] ** 2)), {"x": pr.Param()})
     with pytest.raises(DivergedError, match="None of the 8 paths of Pathfinder found an approximation"):
         fit(density)
@@ -333,11 +333,11 @@ def test_a_network_with_running_statistics_is_refused():
 
 @pytest.mark.parametrize("name", ["paths", "draws", "history", "elbo_draws", "iterations"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "many", None])
-def test_a_count_that_is_none_is_refused(name, value):
+def test_invalid_counts_are_refused(name, value):
     with pytest.raises(pr.InputError, match=f"The '{name}' argument of Pathfinder must be an integer >= 1"):
         Pathfinder(**{name: value})
 
 
-def test_a_resample_that_is_neither_true_nor_false_is_refused():
+def test_a_resample_that_is_not_a_bool_is_refused():
     with pytest.raises(pr.InputError, match="The 'resample' argument of Pathfinder must be True or False"):
         Pathfinder(resample=1)  # pyright: ignore[reportArgumentType]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import priory as pr
 from priory.core.streams import stream
-from priory.methods.variational.svgd import apart, direction, median_rule, squared_distances
+from priory.methods.variational.svgd import direction, jittered, median_rule, squared_distances
 from priory.models.target import Target
 from priory.posteriors import Draws
 
@@ -24,7 +24,7 @@ def randn(*shape: int, name: str = "noise") -> Tensor:
 
 
 def gaussian() -> pr.Density:
-    """N(MEAN, COVARIANCE) without its constant."""
+    """The unnormalised density N(MEAN, COVARIANCE)."""
     precision = COVARIANCE.inverse()
 
     def log_prob(p: Any) -> Tensor:
@@ -51,7 +51,7 @@ def kernel(w: Tensor, v: Tensor, h: float) -> Tensor:
 
 
 def double_loop(w: Tensor, score: Tensor, h: float) -> Tensor:
-    """phi from its definition: one pair at a time, with the kernel's gradient by autograd."""
+    """Return phi from its definition, pair by pair, with the gradient of the kernel by autograd."""
     phi = torch.zeros_like(w)
     for i in range(len(w)):
         for j in range(len(w)):
@@ -66,19 +66,19 @@ def double_loop(w: Tensor, score: Tensor, h: float) -> Tensor:
 
 
 @pytest.mark.parametrize("h", [0.3, 4.0])
-def test_the_direction_is_the_double_loop_over_pairs_with_the_gradient_of_the_kernel_by_autograd(h):
+def test_the_direction_equals_a_double_loop_over_pairs(h):
     w, score = 5 + randn(6, 3, name="w"), randn(6, 3, name="score")
     torch.testing.assert_close(direction(w, score, h), double_loop(w, score, h), **EXACT)
 
 
-def test_without_a_bandwidth_it_is_the_median_squared_distance_over_log_n():
+def test_the_default_bandwidth_is_the_median_squared_distance_over_log_n():
     w, score = randn(6, 3, name="w"), randn(6, 3, name="score")  # 15 pairs
     distances = sorted(float((w[i] - w[j]).norm()) for i in range(6) for j in range(i))
     h = distances[7] ** 2 / math.log(6)
     torch.testing.assert_close(direction(w, score), double_loop(w, score, h), **EXACT)
 
 
-def test_members_in_a_leading_shape_have_directions_of_their_own():
+def test_members_have_their_own_directions():
     w, score = randn(2, 4, 5, 3, name="w"), randn(2, 4, 5, 3, name="score")
     for bandwidth in (None, 0.7):
         each = [direction(a, b, bandwidth) for a, b in zip(w.flatten(0, 1), score.flatten(0, 1), strict=True)]
@@ -91,12 +91,12 @@ def test_the_direction_of_one_particle_is_its_gradient():
         torch.testing.assert_close(direction(w, score, bandwidth), score, **EXACT)
 
 
-def test_the_direction_does_not_depend_on_where_the_origin_is():
+def test_the_direction_is_invariant_under_translation():
     w, score = randn(6, 3, name="w"), randn(6, 3, name="score")
     torch.testing.assert_close(direction(w + 1e3, score), direction(w, score), rtol=1e-9, atol=1e-9)
 
 
-def test_distances_of_particles_that_coincide_leave_the_direction_finite():
+def test_the_direction_of_coinciding_particles_is_finite():
     w, score = torch.zeros(5, 2, dtype=DOUBLE), randn(5, 2, name="score")
     torch.testing.assert_close(direction(w, score), score.mean(0).expand(5, -1), **EXACT)
     w[0] = 1.0  # 4 of 10 pairs are apart, so that their median distance is zero and their mean squared distance 0.8
@@ -107,7 +107,7 @@ def test_distances_of_particles_that_coincide_leave_the_direction_finite():
 # One particle, and two.
 
 
-def test_one_particle_takes_the_steps_of_map():
+def test_one_particle_takes_the_same_steps_as_map():
     model, data = line()
     first = fit(model, data, pr.MAP(), steps=5)
     options: dict[str, Any] = {"steps": 300, "batch_size": 7}
@@ -118,7 +118,7 @@ def test_one_particle_takes_the_steps_of_map():
 
 
 def two_particles(h: float | None, sd: float) -> float:
-    """Half the distance of two particles at rest on N(m, sd^2), from phi = 0 by hand.
+    """Return half the distance of two converged particles on N(m, sd^2), from phi = 0.
 
     With k = exp(-4 a^2 / h), phi(m + a) = 1/2 [-a/sd^2 (1 - k) + 4 a k / h]. The median rule makes k = 1/2.
     """
@@ -127,7 +127,7 @@ def two_particles(h: float | None, sd: float) -> float:
 
 @pytest.mark.parametrize("h", [None, 0.5, 20.0])
 @pytest.mark.parametrize("T", [1.0, 4.0])
-def test_two_particles_on_a_gaussian_rest_at_the_fixed_point_in_closed_form_at_any_temperature(h, T):
+def test_two_particles_on_a_gaussian_converge_to_the_fixed_point_at_any_temperature(h, T):
     sd = 0.7
     density = pr.Density(lambda p: -0.5 * ((p["x"] - 3) / sd).square(), {"x": pr.Param()}, dtype=DOUBLE)
     a = two_particles(h, sd * math.sqrt(T))
@@ -143,8 +143,8 @@ def test_two_particles_on_a_gaussian_rest_at_the_fixed_point_in_closed_form_at_a
 # Many particles.
 
 
-def test_particles_at_rest_on_a_gaussian_solve_for_its_mean_and_covariance():
-    """Sum phi_i and sum phi_i w_i' are zero at rest: two moments of the particles, weighted by the kernel, are exact.
+def test_converged_particles_on_a_gaussian_satisfy_the_moment_equations():
+    """At convergence sum phi_i and sum phi_i w_i' are zero, which fixes two kernel-weighted moments of the particles.
 
     With K the kernel: sum_ij k_ij (w_j - m) = 0, and
     sum_ij k_ij (w_j - m)(w_i - m)' = C (1/h) sum_ij k_ij (w_i - w_j)(w_i - w_j)'.
@@ -161,7 +161,7 @@ def test_particles_at_rest_on_a_gaussian_solve_for_its_mean_and_covariance():
     torch.testing.assert_close(moments @ spread.inverse(), COVARIANCE, rtol=0, atol=2e-3)
 
 
-def test_the_particles_of_the_median_rule_have_the_mean_of_a_gaussian_and_most_of_its_spread():
+def test_particles_with_the_median_rule_have_the_mean_and_most_of_the_variance():
     found = fit(gaussian(), None, pr.SVGD(learning_rate=0.05), steps=2000)
     sd = COVARIANCE.diagonal().sqrt()
     assert bool(((found.mean["x"] - MEAN).abs() < 0.01 * sd).all())
@@ -179,19 +179,19 @@ def test_minibatches_and_temperature_give_the_mean_of_the_tempered_linear_regres
     exact = torch.linalg.solve(precision, features.T @ y / (2 * 0.3**2))
     sd = precision.inverse().diagonal().sqrt()
     off = (found.w.mean(0) - exact) / sd
-    assert float(off.abs().max()) < 0.1, off  # N/n or T wrong by a factor of two moves it by more than half
+    assert float(off.abs().max()) < 0.1, off  # an error of a factor of two in N/n or T changes it by more than one half
 
 
-# Starts, status and what is refused.
+# Starts, status and invalid arguments.
 
 
-def test_particles_that_start_at_one_point_come_apart():
+def test_particles_that_start_at_one_point_separate():
     first = fit(gaussian(), None, pr.MAP(), steps=500)
     found = fit(gaussian(), None, pr.SVGD(particles=8, learning_rate=0.05, start=first), steps=1000)
     assert float(found.w.var(0).min()) > 0.05
     w = torch.zeros(2, 3, 2, dtype=DOUBLE)
     w[:, 2] = 1.0
-    moved = apart(w, torch.ones(2, dtype=DOUBLE), stream(0, "apart"))
+    moved = jittered(w, torch.ones(2, dtype=DOUBLE), stream(0, "apart"))
     assert torch.equal((moved != w).any(-1), torch.tensor([[False, True, False]] * 2))
 
 
@@ -216,7 +216,7 @@ def test_a_prediction_uses_every_particle_once():
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"particles": 0}, "The 'particles' argument of SVGD must be an integer >= 1, got 0."),
         ({"bandwidth": 0.0}, "The 'bandwidth' argument of SVGD must be a positive number, or None, got 0.0."),
@@ -224,7 +224,7 @@ def test_a_prediction_uses_every_particle_once():
         ({"learning_rate": -1.0}, "The 'learning_rate' argument of SVGD must be a positive number, got -1.0."),
     ],
 )
-def test_an_option_out_of_its_range_is_refused_in_one_sentence(options, sentence):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(pr.InputError) as refused:
         pr.SVGD(**options)
-    assert str(refused.value) == sentence
+    assert str(refused.value) == message

@@ -1,4 +1,4 @@
-"""What the variational methods share: which estimators go with which objectives."""
+"""Variational methods: combinations of estimators and objectives."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ F64 = torch.float64
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 @pytest.mark.parametrize("options", [{"objective": "iwae"}, {"divergence": Renyi(0.5)}], ids=["iwae", "divergence"])
-def test_an_estimator_that_fits_is_chosen_and_steps(method: Any, options: dict[str, Any]) -> None:
+def test_a_suitable_estimator_is_chosen_for_each_objective(method: Any, options: dict[str, Any]) -> None:
     X = torch.linspace(-1, 1, 12, dtype=F64)[:, None]
     model = pr.Model(nn.Linear(1, 1, dtype=F64), pr.Gaussian(0.3))
     posterior = pr.fit(model, (X, X[:, 0].sin()), method(samples=4, **options), steps=3, batch_size=12, progress=False)
     assert bool(torch.isfinite(posterior.history["loss"]).all())
 
 
-def test_the_estimator_is_the_usual_one_unless_the_objective_needs_another() -> None:
+def test_the_default_estimator_is_replaced_only_if_the_objective_needs_it() -> None:
     assert pr.FullRank().bound.estimator == "sticking"
     assert pr.FullRank(objective="iwae").bound.estimator == "doubly"
     assert pr.FullRank(divergence=Renyi(0.5)).bound.estimator == "pathwise"
@@ -33,7 +33,7 @@ def test_the_estimator_is_the_usual_one_unless_the_objective_needs_another() -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"objective": "iwae", "estimator": "sticking"}, "must be one of pathwise, doubly for the objective 'iwae'"),
         ({"estimator": "doubly"}, "vargrad for the objective 'elbo', got 'doubly'"),
@@ -45,12 +45,12 @@ def test_the_estimator_is_the_usual_one_unless_the_objective_needs_another() -> 
         ),
     ],
 )
-def test_options_that_cannot_be_combined_are_refused_in_a_sentence(options: dict[str, Any], sentence: str) -> None:
+def test_options_that_cannot_be_combined_are_refused(options: dict[str, Any], message: str) -> None:
     for method in (pr.FullRank, pr.Flow, pr.MixtureOfGaussians):
-        with pytest.raises(pr.InputError, match=sentence):
+        with pytest.raises(pr.InputError, match=message):
             method(**options)
 
 
-def test_a_mixture_refuses_the_estimator_that_has_no_place_for_weights() -> None:
+def test_a_mixture_refuses_other_estimators_for_iwae() -> None:
     with pytest.raises(pr.InputError, match="of MixtureOfGaussians must be 'pathwise' for the objective 'iwae'"):
         pr.MixtureOfGaussians(objective="iwae", estimator="doubly")

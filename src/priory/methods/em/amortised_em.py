@@ -5,7 +5,7 @@
 
 q(z | y, phi) is an encoder network. L is the ELBO, or the tighter bound of Burda, Grosse and Salakhutdinov (2016), of a
 minibatch scaled to all rows, with reparameterised draws of z (Kingma and Welling 2014). By default phi and theta move
-together by one gradient. `e_steps` adds steps of phi alone before each joint step, which helps where the encoder lags
+together by one gradient. `e_steps` adds steps of phi only before each joint step, which helps if the encoder lags
 behind the decoder (He, Spokoyny, Neubig and Berg-Kirkpatrick 2019).
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class State:
+class AmortisedState:
     """phi and theta in one vector, and Adam's moments of each."""
 
     w: Tensor  # (*B, P)
@@ -97,15 +97,19 @@ class AmortisedEM(Options):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> State:
+    ) -> AmortisedState:
         model = vae_of(target)
         theta = model.begin(model.rows(plan.data.some(model.sample)), "", generator) if start is None else start.mean
         w = model.layout.unconstrain(theta).expand(*shape, -1).clone()
         moving = rates(self.schedule, self.learning_rate, plan.steps, "AmortisedEM")
         alone = moving.repeat_interleave(self.e_steps + 1)
-        return State(w, Adam.of(w[..., : model.split].clone(), alone), Adam.of(w[..., model.split :].clone(), moving))
+        return AmortisedState(
+            w, Adam.of(w[..., : model.split].clone(), alone), Adam.of(w[..., model.split :].clone(), moving)
+        )
 
-    def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+    def step(
+        self, target: Target, state: AmortisedState, batch: Batch, generator: torch.Generator
+    ) -> tuple[AmortisedState, Info]:
         split = vae_of(target).split
         for _ in range(self.e_steps):
             _, gradient = self.bound_and_grad(target, state.w, batch, generator)
@@ -115,7 +119,7 @@ class AmortisedEM(Options):
         move(state.decoder, state.w[..., split:], gradient[..., split:])
         return state, Info({"bound": value})
 
-    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> AmortisedPosterior:
+    def posterior(self, target: Target, state: AmortisedState, draws: Tensor | None = None) -> AmortisedPosterior:
         return AmortisedPosterior(target, state.w.reshape(-1, state.w.shape[-1])[0])
 
     def bound_and_grad(
@@ -142,7 +146,7 @@ def move(adam: Adam, part: Tensor, gradient: Tensor) -> None:
 
 
 def vae_of(target: Target) -> VAE:
-    """The target's model, which must be a VAE."""
+    """Return the target's model, which must be a VAE."""
     model = target.model
     require(has_encoder(model), "model", "AmortisedEM", "be a latent.VAE", type(model).__name__)
     assert has_encoder(model)

@@ -31,11 +31,10 @@ import torch
 from torch import Tensor
 
 from priory.core.data import Data
-from priory.core.errors import DivergedError, is_integer, require, warn
+from priory.core.errors import DivergedError, is_integer, require
 from priory.latent.base import Latent, Theta, has_latent
-from priory.latent.expectation import climbed, expect
+from priory.latent.expectation import expect, lbfgs_steps
 from priory.methods.base import Info, Options, Plan, Traits
-from priory.posteriors.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +51,7 @@ FALL_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative fall of
 
 
 @dataclass
-class State:
+class AscentState:
     """Theta of each restart, with the statistics of the E-step there: the next iteration starts with an M-step."""
 
     theta: dict[str, Tensor]  # each (*B, R, ...)
@@ -161,7 +160,7 @@ class Ascent(Options):
         return Plan(data, steps)
 
     def latent(self, target: Target) -> Latent:
-        """The target's model, which must have an E-step."""
+        """Return the target's model, which must have an E-step."""
         model = target.model
         must = "be a latent model, such as latent.GaussianMixture(3)"
         require(has_latent(model), "model", type(self).__name__, must, type(model).__name__)
@@ -177,7 +176,7 @@ class Ascent(Options):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> State:
+    ) -> AscentState:
         model = self.latent(target)
         lead = torch.Size([*shape, self.restarts])
         batch = plan.data.random_rows(model.sample, model.block, generator)
@@ -188,7 +187,7 @@ class Ascent(Options):
         bound = torch.stack([e.bound for e in found])
         entropy = bound - torch.stack([expected(model, t, e.statistics) for t, e in zip(thetas, found, strict=True)])
         size = model.layout.size if self.accelerate else 0
-        return State(
+        return AscentState(
             stacked(thetas, lead),
             stacked([e.statistics for e in found], lead),
             bound.reshape(lead),
@@ -200,7 +199,9 @@ class Ascent(Options):
             0,
         )
 
-    def step(self, target: Target, state: State, batch: Data | Batch, generator: torch.Generator) -> tuple[State, Info]:
+    def step(
+        self, target: Target, state: AscentState, batch: Data | Batch, generator: torch.Generator
+    ) -> tuple[AscentState, Info]:
         model, lead = self.latent(target), state.bound.shape
         thetas, sums = members(state.theta, lead), members(state.statistics, lead)
         bound, entropy, q, gap = (t.flatten().clone() for t in (state.bound, state.entropy, state.expected, state.gap))
@@ -222,7 +223,7 @@ class Ascent(Options):
             entropy[i] = bound[i] - expected(model, thetas[i], sums[i])
             settled = self.tolerance > 0 and not self.noisy and state.iteration + 1 > len(self.annealing)
             active[i] = not (settled and rise < self.tolerance * (target.num_data or 1))
-        after = State(
+        after = AscentState(
             stacked(thetas, lead),
             stacked(sums, lead),
             bound.reshape(lead),
@@ -237,22 +238,21 @@ class Ascent(Options):
 
     # The parts of an iteration.
 
-    def point(self, target: Target, state: State) -> Posterior:
-        """The posterior of the best restart."""
+    def point(self, target: Target, state: AscentState) -> Posterior:
+        """Return the posterior of the best restart."""
         raise NotImplementedError
 
-    def best(self, state: State) -> tuple[Theta, dict[str, Tensor], float, bool]:
-        """Theta, statistics and bound of the best restart of all members, and whether it has converged."""
+    def best(self, state: AscentState) -> tuple[Theta, dict[str, Tensor], float, bool]:
+        """Return theta, statistics and bound of the best restart of all members, and whether it has converged."""
         lead, index = state.bound.shape, int(state.bound.argmax())
         theta, statistics = members(state.theta, lead)[index], members(state.statistics, lead)[index]
         return theta, statistics, float(state.bound.flatten()[index]), not bool(state.active.flatten()[index])
 
-    def warn_of_doubts(self, target: Target, state: State, posterior: Posterior) -> None:
-        """Report the model's doubts about the best restart, as warnings and in the posterior's status."""
+    def report_problems(self, target: Target, state: AscentState, posterior: Posterior) -> None:
+        """Report problems that the model finds at the best restart, as warnings and in the posterior's status."""
         theta, statistics, _, _ = self.best(state)
-        for sentence in self.latent(target).doubts(theta, statistics):
-            warn(sentence)
-            posterior.know(Status("doubtful", sentence), warned=True)
+        for sentence in self.latent(target).problems(theta, statistics):
+            posterior.doubt(sentence)
 
     def e_step_options(self, iteration: int, generator: torch.Generator) -> dict[str, Any]:
         """The options of the E-step of an iteration."""
@@ -269,7 +269,7 @@ class Ascent(Options):
             u = model.layout.unconstrain(named)
         except RuntimeError:  # a matrix that is not positive definite
             u = torch.full((model.layout.size,), torch.nan)
-        inside = model.layout.constrain(u)  # differs from the given values if, say, weights don't sum to one
+        inside = model.layout.constrain(u)  # differs from the given values if, for example, weights don't sum to one
         ok = bool(torch.isfinite(u).all()) and all(near(inside[name], named[name]) for name in inside)
         require(ok, "start", type(self).__name__, f"hold parameters of {model!r} inside their supports", given)
         return {name: t.clone() for name, t in inside.items()}
@@ -279,7 +279,7 @@ class Ascent(Options):
         with torch.no_grad():
             if self.gradient_steps is None:
                 return model.m_step(sums, theta)
-        return climbed(model, sums, theta, self.gradient_steps)
+        return lbfgs_steps(model, sums, theta, self.gradient_steps)
 
     def found(
         self,
@@ -333,7 +333,7 @@ class Ascent(Options):
             if float(there.bound) > float(found[i].bound):
                 moved[i], found[i] = further[i], there
 
-    def check_rise(self, target: Target, state: State, rise: float, before: float) -> None:
+    def check_rise(self, target: Target, state: AscentState, rise: float, before: float) -> None:
         """Raise an error if the bound fell although the steps are exact."""
         model = self.latent(target)
         exact = model.exact and not self.noisy and state.iteration + 1 > len(self.annealing)
@@ -341,12 +341,12 @@ class Ascent(Options):
         if exact and rise < -FALL_TOLERANCE.get(model.dtype, FALL_TOLERANCE[torch.float32]) * size:
             where = f"from {before:.10g} at iteration {state.iteration + 1}"
             raise DivergedError(
-                f"The bound of {type(self).__name__} fell by {-rise:.3g} {where}: the equations of {model!r} don't "
-                "belong together. The state before is in the error's 'posterior'.",
+                f"The bound of {type(self).__name__} fell by {-rise:.3g} {where}: the E-step and M-step of "
+                f"{model!r} don't agree. The state before is in the error's 'posterior'.",
                 self.point(target, state),
             )
 
-    def metrics(self, state: State) -> dict[str, Tensor | float]:
+    def metrics(self, state: AscentState) -> dict[str, Tensor | float]:
         """The metrics of the best restart: the bound, Q and the gap, each (*B,)."""
         bound, best = state.bound.max(-1)
         if self.noisy:
@@ -356,7 +356,7 @@ class Ascent(Options):
 
 
 class Given(dict[str, Any]):
-    """Initial parameters, whose repr is a hash: method names stay short."""
+    """Initial parameters with a hash as their repr, so that the repr of a method stays short."""
 
     def __repr__(self) -> str:
         numbers = repr([(name, torch.as_tensor(t).tolist()) for name, t in self.items()])
@@ -375,7 +375,7 @@ def near(a: Tensor, b: Tensor) -> bool:
 
 
 def squared(first: Tensor, second: Tensor, third: Tensor) -> Tensor | None:
-    """The SQUAREM point from three consecutive ones, (P,); None where it would not lie beyond the third."""
+    """Return the SQUAREM extrapolation of three consecutive points, (P,); None if it is not beyond the third."""
     r = second - first
     v = (third - second) - r
     length = r.norm() / v.norm()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from priory.methods.em.ascent import Ascent, State
+from priory.methods.em.ascent import Ascent, AscentState
 from priory.posteriors.latent import LatentPoint
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ class EM(Ascent):
         algorithm.
     """
 
-    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> LatentPoint:
+    def posterior(self, target: Target, state: AscentState, draws: Tensor | None = None) -> LatentPoint:
         found = self.point(target, state)
-        self.warn_of_doubts(target, state, found)
+        self.report_problems(target, state, found)
         return found
 
-    def point(self, target: Target, state: State) -> LatentPoint:
-        theta, _, bound, settled = self.best(state)
+    def point(self, target: Target, state: AscentState) -> LatentPoint:
+        theta, _, bound, converged = self.best(state)
         with torch.no_grad():
             prior = float(self.latent(target).log_prior(theta))
-        return LatentPoint(target, theta, bound - prior, settled)
+        return LatentPoint(target, theta, bound - prior, converged)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from priory.core.data import Batch
     from priory.latent.base import Latent, Theta
-    from priory.methods.em.ascent import State
+    from priory.methods.em.ascent import AscentState
     from priory.models.target import Target
     from priory.posteriors import Posterior
 
@@ -78,17 +78,17 @@ class VariationalEM(Ascent):
         assert has_conjugate_prior(model)
         return model.view
 
-    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> ConjugatePosterior:
+    def posterior(self, target: Target, state: AscentState, draws: Tensor | None = None) -> ConjugatePosterior:
         found = self.point(target, state)
-        self.warn_of_doubts(target, state, found)
+        self.report_problems(target, state, found)
         return found
 
     # The parts of an iteration.
 
-    def point(self, target: Target, state: State) -> ConjugatePosterior:
+    def point(self, target: Target, state: AscentState) -> ConjugatePosterior:
         """q(theta) of the best restart."""
-        phi, _, bound, settled = self.best(state)
-        return ConjugatePosterior(target, phi, bound, settled)
+        phi, _, bound, converged = self.best(state)
+        return ConjugatePosterior(target, phi, bound, converged)
 
     def first(self, model: Latent, batch: Batch, generator: torch.Generator, start: Posterior | None) -> Theta:
         """The initial phi of a restart: from a posterior, from a dict, or by the model's initialisation."""

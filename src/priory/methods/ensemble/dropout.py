@@ -5,7 +5,7 @@ unit (see `priory.network.dropout_sites`). Under a prior N(m0, 1/lambda) over ea
 
     -E_q[log p(D | w)] + sum_i lambda_i / 2 ((m_i - m0_i)^2 + m_i^2 a_i) - sum_u H(p_u),    a = p / (1 - p)
 
-which is the negative bound up to a constant that depends on neither m nor p: weight decay divided by 1 - p, and the
+which is the negative bound, up to a constant that doesn't depend on m and p: weight decay divided by 1 - p, and the
 entropy of the masks, H(p) = -p log p - (1 - p) log(1 - p). (In the lectures' form, without the factor 1 / (1 - p) on
 the kept units, the decay is multiplied by 1 - p, which gives the same number.) In training, each row has its own masks
 where a layer allows it (`priory.network.row_masks`); in predictions, each draw of the weights has one mask.
@@ -40,7 +40,14 @@ from priory.distributions import LogUniform
 from priory.divergences import kl
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
-from priory.methods.point.held_out import HELD_ROWS, learns, plan_with_held_rows, settled, settles
+from priory.methods.point.held_out import (
+    HELD_ROWS,
+    check_holdout,
+    learn_from_held_out,
+    learns,
+    plan_with_held_rows,
+    updates_noise,
+)
 from priory.models.base import has_network
 from priory.models.model import Model
 from priory.network.dropout_off import DropoutOff
@@ -66,7 +73,7 @@ MAX_GAUSSIAN_LOGIT = 0.0  # logit of the largest learnt rate of Gaussian noise, 
 
 
 @dataclass
-class State:
+class DropoutState:
     """The means and the logits of the rates, one set per searched rate, and Adam's moments."""
 
     theta: Tensor  # (*B, R, P + L)
@@ -131,8 +138,7 @@ class Dropout(Options):
         require(known, "noise", "Dropout", "be 'bernoulli' or 'gaussian'", repr(self.noise))
         require(isinstance(self.inputs, bool), "inputs", "Dropout", "be True or False", repr(self.inputs))
         require(is_integer(self.samples, 1), "samples", "Dropout", "be an integer >= 1", repr(self.samples))
-        ok = self.holdout is None or (isinstance(self.holdout, (int, float)) and 0 < self.holdout < 1)
-        require(ok, "holdout", "Dropout", "lie between 0 and 1", self.holdout)
+        check_holdout(self.holdout, "Dropout")
         check_rate(self.learning_rate, self.schedule, "Dropout")
 
     @property
@@ -162,7 +168,8 @@ class Dropout(Options):
             )
         if not learns(target) and not isinstance(self.rate, tuple):
             return Plan(data, steps)
-        return plan_with_held_rows(data, steps, self.holdout, seed)
+        named = ("noise", "as in Gaussian(0.1)") if learns(target) else ("rate", "as in Dropout(rate=0.1)")
+        return plan_with_held_rows(data, steps, self.holdout, seed, *named)
 
     def init(
         self,
@@ -171,7 +178,7 @@ class Dropout(Options):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> State:
+    ) -> DropoutState:
         model = target.model
         assert has_network(model)
         some = plan.data.some(2)[:-1]
@@ -186,9 +193,11 @@ class Dropout(Options):
         held = None if plan.held is None else plan.held.some(HELD_ROWS)
         buffers = target.buffers(torch.Size(lead), start)
         masks = RowMasks(model.evaluation, units, some, model.buffers())
-        return State(theta, adam, buffers, torch.zeros(shape, dtype=torch.int64), masks, held, plan.turn)
+        return DropoutState(theta, adam, buffers, torch.zeros(shape, dtype=torch.int64), masks, held, plan.turn)
 
-    def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+    def step(
+        self, target: Target, state: DropoutState, batch: Batch, generator: torch.Generator
+    ) -> tuple[DropoutState, Info]:
         self._use_held_rows(target, state, generator)
         units, size = state.masks.units, target.size
         loc, logits = state.theta[..., :size], state.theta[..., size:]
@@ -212,10 +221,10 @@ class Dropout(Options):
         if self.log_uniform:
             state.theta[..., size:].clamp_max_(MAX_GAUSSIAN_LOGIT)
         nll = -value.mean(0)
-        told = {"loss": nll + penalty.detach(), "nll": nll, "kl": (cross - entropy).detach()}
-        return state, Info({name: at(number, state.chosen) for name, number in told.items()})
+        metrics = {"loss": nll + penalty.detach(), "nll": nll, "kl": (cross - entropy).detach()}
+        return state, Info({name: at(number, state.chosen) for name, number in metrics.items()})
 
-    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Masked:
+    def posterior(self, target: Target, state: DropoutState, draws: Tensor | None = None) -> Masked:
         chosen = state.chosen
         if isinstance(self.rate, tuple) and state.adam.step <= state.turn:  # no rate is selected yet
             chosen = self._best(target, state, stream(0, "dropout", device=target.model.device))
@@ -228,7 +237,7 @@ class Dropout(Options):
     # The mathematics.
 
     def _likelihood(
-        self, target: Target, state: State, loc: Tensor, z: Tensor, batch: Batch
+        self, target: Target, state: DropoutState, loc: Tensor, z: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """log p(D | w) of each draw, (S, *B, R), and its gradients in the means and, if rates are learnt, in z."""
         means = loc.expand(self.samples, *loc.shape)
@@ -298,20 +307,20 @@ class Dropout(Options):
 
     # Held-out rows.
 
-    def _use_held_rows(self, target: Target, state: State, generator: torch.Generator) -> None:
+    def _use_held_rows(self, target: Target, state: DropoutState, generator: torch.Generator) -> None:
         """Set a learnt noise scale on the held-out rows until all rows are used; then select a rate by them."""
         step, model = state.adam.step, target.model
         if state.held is None or step > state.turn:
             return
         assert has_network(model)
-        if learns(target) and settles(step, state.turn):
+        if learns(target) and updates_noise(step, state.turn):
             with DropoutOff():
-                tail = settled(target, self._drawn(target, state, generator), state.held, state.buffers)
+                tail = learn_from_held_out(target, self._drawn(target, state, generator), state.held, state.buffers)
             state.theta[..., model.learnt] = tail
         if isinstance(self.rate, tuple) and step == state.turn:
             state.chosen = self._best(target, state, generator)
 
-    def _best(self, target: Target, state: State, generator: torch.Generator) -> Tensor:
+    def _best(self, target: Target, state: DropoutState, generator: torch.Generator) -> Tensor:
         """The index of the rate that predicts the held-out rows best, (*B,)."""
         assert state.held is not None
         draws = self._drawn(target, state, generator)
@@ -320,7 +329,7 @@ class Dropout(Options):
         weights = target.row_weights(state.held)
         return weighted_sum(torch.logsumexp(scores, 0), weights).argmax(-1)
 
-    def _drawn(self, target: Target, state: State, generator: torch.Generator) -> Tensor:
+    def _drawn(self, target: Target, state: DropoutState, generator: torch.Generator) -> Tensor:
         """Draws of the weights, (S, *B, R, P)."""
         loc, logits = state.theta[..., : target.size], state.theta[..., target.size :]
         units, p = state.masks.units, logits.sigmoid()[..., state.masks.units.site]

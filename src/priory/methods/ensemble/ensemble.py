@@ -23,7 +23,7 @@ converged member is an exact and independent draw from the posterior. For other 
 regularises weights, while a prior function shapes the predictions far from the data. Labels and counts have no noise to
 add; there only the prior is shifted.
 
-A noise scale that is learnt is set by the residuals of the members' mean on held-out rows. The residuals of a single
+A learnt noise scale is set by the residuals of the members' mean on held-out rows. The residuals of a single
 member contain the noise that was added to its targets, and a scale set by them would grow by itself. For the same
 reason a noise that the network outputs is refused.
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class State:
+class EnsembleState:
     """The members as one State with a leading dimension, or one State each, and the target of anchored members."""
 
     together: Any
@@ -120,7 +120,7 @@ class Ensemble(Options):
         )
         begun = method.start
         ok = not (isinstance(begun, Posterior) and begun.point) or bool(self.anchored)
-        must = "have another start for each member; members that start at one point stay alike"
+        must = "have a different start for each member; members that start at one point stay equal"
         require(ok, "method", "Ensemble", must, got)
         require(is_integer(self.size, 1), "size", "Ensemble", "be an integer >= 1", repr(self.size))
         ok = isinstance(self.anchored, bool) or self.anchored == "function"
@@ -163,20 +163,20 @@ class Ensemble(Options):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> State:
+    ) -> EnsembleState:
         if self.anchored:
             return self._anchored(target, plan, generator, shape, start)
         method: Any = self.method
         size = share(self.size)
         if not (isinstance(start, Mixture) or method.traits.follows):
-            return State(method.init(target, plan, generator, torch.Size([*shape, size]), start), [], None)
-        require(shape == (), "shape", "Ensemble", "be () for members that are fitted apart", tuple(shape))
-        states = [self._begun(target, plan, generator, own) for own in starts(start, size)]
-        return State(None, states, None)
+            return EnsembleState(method.init(target, plan, generator, torch.Size([*shape, size]), start), [], None)
+        require(shape == (), "shape", "Ensemble", "be () for members that are fitted one by one", tuple(shape))
+        states = [self._begun(target, plan, generator, member_start) for member_start in starts(start, size)]
+        return EnsembleState(None, states, None)
 
     def _anchored(
         self, target: Target, plan: Plan, generator: torch.Generator, shape: torch.Size, start: Posterior | None
-    ) -> State:
+    ) -> EnsembleState:
         """The State of anchored members."""
         require(shape == (), "shape", "Ensemble", "be () for anchored members", tuple(shape))
         size, rows = share(self.size), plan.data.unnumbered()
@@ -186,12 +186,12 @@ class Ensemble(Options):
         plan = dataclasses.replace(plan, data=rows)
         inner = self.method.init(target, plan, generator, torch.Size([size]), one)
         if isinstance(start, Mixture):
-            for m, own in enumerate(starts(start, size)):
-                assert own is not None
-                inner.w[m] = own.draw(1, generator)[0]
-                for name, b in own.buffers.items():
+            for m, member_start in enumerate(starts(start, size)):
+                assert member_start is not None
+                inner.w[m] = member_start.draw(1, generator)[0]
+                for name, b in member_start.buffers.items():
                     inner.buffers[name][m] = b
-        return State(inner, [], seen)
+        return EnsembleState(inner, [], seen)
 
     def _begun(self, target: Target, plan: Plan, generator: torch.Generator, start: Posterior | None) -> Any:
         """The State of one member: at its start, or at fresh weights."""
@@ -199,28 +199,32 @@ class Ensemble(Options):
             start = Draws(target, target.start(plan.data, torch.Size([1]), generator))
         return self.method.init(target, plan, generator, torch.Size(), start)
 
-    def step(self, target: Target, state: State, batch: Any, generator: torch.Generator) -> tuple[State, Info]:
+    def step(
+        self, target: Target, state: EnsembleState, batch: Any, generator: torch.Generator
+    ) -> tuple[EnsembleState, Info]:
         if state.together is not None:
             state.together, info = self.method.step(state.seen or target, state.together, batch, generator)
             return state, dataclasses.replace(info, metrics={n: over_members(v) for n, v in info.metrics.items()})
         infos = []
-        for m, own in enumerate(state.apart):
-            state.apart[m], info = self.method.step(target, own, batch, generator)
+        for m, member_state in enumerate(state.apart):
+            state.apart[m], info = self.method.step(target, member_state, batch, generator)
             infos.append(info)
         metrics: dict[str, Tensor | float] = {}
         for name in infos[0].metrics:
             metrics[name] = torch.stack([torch.as_tensor(info.metrics[name]) for info in infos]).mean(0)
         return state, dataclasses.replace(infos[0], metrics=metrics, done=all(info.done for info in infos))
 
-    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Mixture:
+    def posterior(self, target: Target, state: EnsembleState, draws: Tensor | None = None) -> Mixture:
         states = state.apart
         if state.together is not None:
             states = [member_of(state.together, m) for m in range(share(self.size))]
         if state.seen is not None and state.seen.beside is not None:
             pairs = zip(states, state.seen.anchors, strict=True)
-            members: list[Posterior] = [PriorFunction(target, own.w, a, own.buffers) for own, a in pairs]
+            members: list[Posterior] = [
+                PriorFunction(target, member_state.w, a, member_state.buffers) for member_state, a in pairs
+            ]
         else:
-            members = [self.method.posterior(target, own) for own in states]
+            members = [self.method.posterior(target, member_state) for member_state in states]
         for member in members:
             member.method = type(self.method).__name__
         return Mixture(members)

@@ -26,7 +26,7 @@ from priory.methods.base import Info, Options, Plan, Traits, factors_of
 from priory.methods.optimise import Adam, check_rate, rates
 from priory.methods.point.map import MAP
 from priory.posteriors import Posterior, Variational
-from priory.posteriors.status import CONVERGED, Status, of_start
+from priory.posteriors.status import CONVERGED, HistoryWords, Status, of_start
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ MIN_VARIANCE = 1e-30  # of a coordinate that never moves, such as a learnt noise
 
 
 @dataclass
-class State:
+class SWAGState:
     """The current vector, and the moments of the snapshots so far."""
 
     w: Tensor  # (*B, P)
@@ -116,16 +116,18 @@ class SWAG(Options):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> State:
+    ) -> SWAGState:
         w = target.start(plan.data, shape, generator, start)
         adam = Adam.of(w, rates("constant", self.learning_rate, plan.steps, "SWAG"))
         last = w.new_zeros(*shape, self.columns, target.size)
         zeros, every = torch.zeros_like(w), self._every(plan.data)
         buffers, factors = target.buffers(shape, start), factors_of(start)
         begun = CONVERGED if start is None else of_start(start.status, "The mode comes")
-        return State(w, adam, buffers, zeros, zeros.clone(), last, 0, every, factors, begun)
+        return SWAGState(w, adam, buffers, zeros, zeros.clone(), last, 0, every, factors, begun)
 
-    def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+    def step(
+        self, target: Target, state: SWAGState, batch: Batch, generator: torch.Generator
+    ) -> tuple[SWAGState, Info]:
         target = target.scaled(state.factors)
         value, gradient = target.log_likelihood_and_grad(state.w, batch, state.buffers)
         log_prior, prior_gradient = target.log_prior_and_grad(state.w, jacobian=False)
@@ -137,11 +139,14 @@ class SWAG(Options):
         loss = -value - target.prior_weight * log_prior
         return state, Info({"loss": loss, "nll": -value, "log_prior": log_prior})
 
-    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Variational:
+    def posterior(self, target: Target, state: SWAGState, draws: Tensor | None = None) -> Variational:
         if state.count == 0:
             take(state)
         form = LowRankForm(target.size, self.columns)
         found = Variational(target.scaled(state.factors), form, theta_of(state), state.buffers)
+        found.history_words = HistoryWords(
+            " that SWAG took after the mode", "give the fit of the mode more steps, or SWAG more snapshots"
+        )
         found.know(state.begun)
         if state.count < self.snapshots:
             short = f"{state.count} of {self.snapshots} snapshots were taken before the fit ended: give it more steps."
@@ -149,7 +154,7 @@ class SWAG(Options):
         return found
 
 
-def take(state: State) -> None:
+def take(state: SWAGState) -> None:
     """Record one snapshot, with the moments updated as by Welford (1962), without the cancellation of E[w^2] - m^2."""
     state.count += 1
     before = state.w - state.mean
@@ -158,7 +163,7 @@ def take(state: State) -> None:
     state.last = torch.cat([state.w.unsqueeze(-2), state.last[..., :-1, :]], -2)
 
 
-def theta_of(state: State) -> Tensor:
+def theta_of(state: SWAGState) -> Tensor:
     """The parameters of N(m, D D' / (2 (r - 1)) + diag(v / 2)), from the snapshots recorded so far."""
     rank, kept = state.last.shape[-2], min(state.count, state.last.shape[-2])
     scale = (0.5 * state.squares / state.count).clamp_min(MIN_VARIANCE).sqrt()  # (*B, P)

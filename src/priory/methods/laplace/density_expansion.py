@@ -92,8 +92,12 @@ def newton_step(target: Target, state: NewtonState, data: Data) -> tuple[NewtonS
 def posterior_at_mode(target: Target, state: NewtonState, over: Any, diagonal: bool, advice: str) -> LaplacePosterior:
     """Return the posterior at the mode, whose curvature is that of the whole tempered log joint, prior included."""
     selection = select(target.model, over)
-    bend = -state.hessian[selection.places][:, selection.places]
-    curvature = DiagonalCurvature(selection, bend.diagonal()) if diagonal else Full(selection, bend.double(), "hessian")
+    negative_hessian = -state.hessian[selection.places][:, selection.places]
+    curvature = (
+        DiagonalCurvature(selection, negative_hessian.diagonal())
+        if diagonal
+        else Full(selection, negative_hessian.double(), "hessian")
+    )
     none = torch.zeros_like(state.w[selection.places])
     gaussian = curvature.gaussian(none)
     evidence = float(log_evidence(target, state.w, gaussian, state.log_likelihood, selection))
@@ -111,9 +115,9 @@ def status_of_mode(target: Target, state: NewtonState, there: bool) -> Status:
     """Return the status: converged, step limit reached, saddle point, or mode at the edge of the support."""
     if not there:
         return of_cap(False, None, "Newton's method")
-    bend = eigh(-state.hessian).values
-    if float(bend[0]) < -math.sqrt(torch.finfo(bend.dtype).eps) * float(bend.abs().max()):
-        return Status("doubtful", "The log joint curves upward at the point found, a saddle: try another start.")
+    eigenvalues = eigh(-state.hessian).values
+    if float(eigenvalues[0]) < -math.sqrt(torch.finfo(eigenvalues.dtype).eps) * float(eigenvalues.abs().max()):
+        return Status("doubtful", "Newton's method ended at a saddle point of the log joint: try another start.")
     for block in target.model.layout.constrained:
         if float(state.w[block.start : block.stop].abs().max()) > SUPPORT_EDGE:
             where = f"The mode of '{block.name}' lies at the edge of its support, where no Gaussian fits it"
@@ -165,22 +169,22 @@ def second_order(function: Callable[[Tensor], Tensor], w: Tensor) -> tuple[Tenso
 def newton_move(
     value_at: Callable[[Tensor], Tensor], w: Tensor, value: Tensor, gradient: Tensor, hessian: Tensor
 ) -> tuple[Tensor, bool]:
-    """Return the step uphill from w, (P,), and whether it is the last.
+    """Return the ascent step from w, (P,), and whether it is the last.
 
     The Newton step uses absolute eigenvalues of the Hessian, so that directions of positive curvature are climbed
     instead of descended (Dauphin et al. 2014). Where the gradient vanishes at a saddle point, the step follows the
     direction of largest positive curvature.
     """
     eps = torch.finfo(w.dtype).eps
-    bend, basis = eigh(-hessian)
-    floor = math.sqrt(eps) * float(bend.abs().max()) or 1.0
+    eigenvalues, basis = eigh(-hessian)
+    floor = math.sqrt(eps) * float(eigenvalues.abs().max()) or 1.0
     slope = basis.T @ gradient
-    move = basis @ (slope / bend.abs().clamp_min(floor))
+    move = basis @ (slope / eigenvalues.abs().clamp_min(floor))
     promise = float(gradient @ move)  # twice the nats that the step should gain
     if promise < eps:
-        if float(bend[0]) >= -floor:
+        if float(eigenvalues[0]) >= -floor:
             return move, True
-        move = basis[:, 0] * float(bend[0].abs()) ** -0.5
+        move = basis[:, 0] * float(eigenvalues[0].abs()) ** -0.5
         promise = 0.0
     elif promise < math.sqrt(eps):
         return move, False  # values agree to rounding here, so a line search can't compare them

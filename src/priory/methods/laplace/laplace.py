@@ -222,8 +222,10 @@ class Laplace(Options):
         target = target.scaled(factors_of(start))  # the prior that the mode was found under
         around: list[LocalGaussian | None] = []
         for i, v in enumerate(w.view(-1, target.size)):
-            own = model.member(buffers, i)
-            around.append(expand_at(self, target, v, plan.data, own, generator) if bool(v.isfinite().all()) else None)
+            member_buffers = model.member(buffers, i)
+            around.append(
+                expand_at(self, target, v, plan.data, member_buffers, generator) if bool(v.isfinite().all()) else None
+            )
         status = CONVERGED if start is None else of_start(start.status, "The mode comes")
         return NetworkState(w, buffers, around, plan.data, status)
 

@@ -42,7 +42,7 @@ NOISE_ROUNDS = 3  # alternating updates of the last layer and the noise
 
 
 @dataclass
-class State:
+class LastLayerState:
     """Weights with the last layer at its mode, the precision there, and log p(D), for every member."""
 
     w: Tensor  # (*B, P)
@@ -116,7 +116,7 @@ class LastLayer(Options):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> State:
+    ) -> LastLayerState:
         model = target.network_model("LastLayer")
         layer = OutputLayer.of(model, plan.data.some(2)[:-1])
         begun = target.start(plan.data, shape, generator) if start is None else centre_of(start, "LastLayer")
@@ -125,24 +125,26 @@ class LastLayer(Options):
         buffers = target.buffers(shape, start)
         value = torch.zeros_like(precision[..., 0, 0])
         begun = CONVERGED if start is None else of_start(start.status, "The layers before the last come")
-        state = State(w, precision, value, buffers, layer, factors_of(start), begun)
+        state = LastLayerState(w, precision, value, buffers, layer, factors_of(start), begun)
         if start is None and learns(target):
             self._set_noise(target, plan, generator, state)
         return state
 
-    def _set_noise(self, target: Target, plan: Plan, generator: torch.Generator, state: State) -> None:
+    def _set_noise(self, target: Target, plan: Plan, generator: torch.Generator, state: LastLayerState) -> None:
         """Set the noise to maximise the evidence of the last layer, alternating with the mode of the layer."""
         model, data = target.network_model("LastLayer"), plan.data
         last = select(model, "last", data.some(2)[:-1])
         for _ in range(NOISE_ROUNDS):
             self.step(target, state, data, generator)
             for i, w in enumerate(state.w.view(-1, target.size)):
-                own = model.member(state.buffers, i)
-                of = lambda v, own=own: Full.of(Pass(target, v, data, last, buffers=own))  # noqa: E731
-                w.copy_(tune(target, w, of(w), data, own, None, kind="ggn", again=of).w)
+                member_buffers = model.member(state.buffers, i)
+                of = lambda v, b=member_buffers: Full.of(Pass(target, v, data, last, buffers=b))  # noqa: E731
+                w.copy_(tune(target, w, of(w), data, member_buffers, None, kind="ggn", again=of).w)
 
-    def step(self, target: Target, state: State, batch: Data, generator: torch.Generator) -> tuple[State, Info]:
-        must = "be all rows as one Data, plan.rows(step), and no minibatch"
+    def step(
+        self, target: Target, state: LastLayerState, batch: Data, generator: torch.Generator
+    ) -> tuple[LastLayerState, Info]:
+        must = "be all rows as one Data, plan.rows(step), not a minibatch"
         require(isinstance(batch, Data), "batch", "LastLayer.step", must, type(batch).__name__)
         target = target.scaled(state.factors)
         model, prior = target.network_model("LastLayer"), prior_of(target, state.layer)
@@ -152,14 +154,14 @@ class LastLayer(Options):
             if not bool(torch.isfinite(w).all()):
                 value.fill_(float("nan"))
                 continue  # the driver reports the divergence
-            own = model.member(state.buffers, i)
-            found, belief, log_evidence = newton(target, state.layer, w, batch, prior, own)
+            member_buffers = model.member(state.buffers, i)
+            found, belief, log_evidence = newton(target, state.layer, w, batch, prior, member_buffers)
             w.copy_(found)
             precision.copy_(belief.precision)
             value.fill_(log_evidence)
         return state, Info({"bound": state.value.clone()}, done=True)
 
-    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> LastLayerPosterior:
+    def posterior(self, target: Target, state: LastLayerState, draws: Tensor | None = None) -> LastLayerPosterior:
         belief = LastLayerGaussian(state.w[state.layer.places].double(), state.precision)
         target = target.scaled(state.factors)
         found = LastLayerPosterior(target, state.w, belief, state.layer, float(state.value), state.buffers)

@@ -90,8 +90,8 @@ def expand_at(
         return found
     tuned = tune(target, w, curvature, data, buffers, method.tune, kind=method.curvature, again=of)
     w.copy_(tuned.w)
-    # rebuilt as when loaded from a file: a basis cached for another prior may differ in its signs
-    curvature = type(curvature).of_tensors(selection, tuned.curvature.tensors(), **tuned.curvature.own())
+    # rebuilt as if loaded from a file: a basis cached for another prior may have other signs
+    curvature = type(curvature).of_tensors(selection, tuned.curvature.tensors(), **tuned.curvature.to_json())
     return LocalGaussian(
         curvature,
         tuned.precision,
@@ -163,12 +163,12 @@ def check_prior(target: Target, w: Tensor, selection: Selection) -> None:
         return
     free = torch.full_like(w, -math.inf)
     free[selection.places] = prior_second_derivative(target, w)[selection.places]
-    for block, believed in others:
+    for block, distribution in others:
         at = block.start + int(free[block.start : block.stop].argmax())
         if float(free[at]) >= 0:
             raise InputError(
                 f"The log prior of '{block.name}' must curve down at the mode, where minus its second derivative "
-                f"stands for a precision, got {name_of(believed)} with {0 - float(free[at]):.3g} at the weight "
+                f"stands for a precision, got {name_of(distribution)} with {0 - float(free[at]):.3g} at the weight "
                 f"{float(w[at]):.3g}: use a Normal prior."
             )
     chosen = torch.zeros_like(w, dtype=torch.bool)
@@ -183,7 +183,7 @@ def check_prior(target: Target, w: Tensor, selection: Selection) -> None:
 
 
 def notes_on_prior(target: Target, selection: Selection) -> list[str]:
-    """Return notes on what replaces the precision of non-Gaussian priors."""
+    """Return notes on how the precision of non-Gaussian priors is approximated."""
     what = "minus the second derivative of its logarithm at the mode stands for a precision"
     return [f"{block.name}: its prior is {name_of(d)}, and {what}." for block, d in others_of(target, selection)]
 

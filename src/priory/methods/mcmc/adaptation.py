@@ -1,4 +1,6 @@
-"""Adaptation: what a sampler learns in its warm-up, from all chains together.
+"""Adaptation of the step size and of the trajectory length in a warm-up, from all chains together.
+
+The metric is learnt in `priory.methods.mcmc.metrics`.
 
 **Step size**, by dual averaging (Nesterov 2009; Hoffman and Gelman 2014) of the error in the acceptance, averaged over
 chains (a harmonic mean would follow the worst chain):
@@ -6,9 +8,6 @@ chains (a harmonic mean would follow the worst chain):
     e_t = (1 - 1 / (t + 10)) e_(t-1) + (wanted - accepted) / (t + 10),     log step_t = anchor - e_t sqrt(t) / 0.05
 
 At the end of the warm-up the step size is the average of log step_t with weights t^-0.75.
-
-**Metric**, from the moments of the draws of all chains in windows of doubling length, so that early draws are
-forgotten.
 
 **Trajectory length** T of HMC, by ChEES (Hoffman, Radul and Sountsov 2021): with d = |w' - m'|^2 - |w - m|^2 the change
 of the squared distance from the mean over a trajectory of length t, in the metric's coordinates, Adam maximises
@@ -36,8 +35,6 @@ AVERAGING_DELAY, AVERAGING_GAIN, AVERAGING_DECAY = 10, 0.05, 0.75  # dual averag
 FIRST_STEP_ACCEPTANCE = 0.8  # acceptance of one step at which the search for a first step size ends
 MAX_HALVINGS = 60
 LENGTH_RATE, LENGTH_DECAY = 0.025, 0.95  # Adam on log T: learning rate, and decay of the squared gradients
-MIN_WINDOW_STEPS = 8  # length of the first window, and half of the shortest warm-up that learns a metric
-RECENT_DRAWS = 256  # draws that a low-rank metric is estimated from
 
 
 @dataclass
@@ -85,55 +82,6 @@ def first_step(accepted: Callable[[Tensor], Tensor], step: Tensor) -> Tensor:
         if not bool(searching.any()):
             break
     return step
-
-
-# The metric.
-
-
-@dataclass
-class Moments:
-    """Count, mean and sums of squared deviations of the draws of a window, over all chains."""
-
-    count: int
-    mean: Tensor  # (*B, P)
-    squares: Tensor  # (*B, P)
-    scatter: Tensor  # (*B, P, P) for a dense metric, empty otherwise
-    recent: Tensor | None  # the last draws (*B, R, P) for a low-rank metric, padded with zeros in front
-
-    @classmethod
-    def none(cls, w: Tensor, metric: str) -> Moments:
-        """Empty moments of chains w (*B, K, P), for the metric class of this name."""
-        zeros, size = torch.zeros_like(w[..., 0, :]), w.shape[-1]
-        scatter = w.new_zeros(*w.shape[:-2], size, size) if metric == "DenseMetric" else w.new_zeros(*w.shape[:-2], 0)
-        recent = w.new_zeros(*w.shape[:-2], RECENT_DRAWS, size) if metric == "LowRankMetric" else None
-        return cls(0, zeros, zeros.clone(), scatter, recent)
-
-    def record(self, w: Tensor) -> None:
-        """Add one draw of each chain (*B, K, P) (Chan, Golub and LeVeque 1979)."""
-        k = w.shape[-2]
-        mean = w.mean(-2)
-        total, apart = self.count + k, mean - self.mean
-        deviations = w - mean[..., None, :]
-        between = self.count * k / total
-        self.squares = self.squares + deviations.square().sum(-2) + between * apart.square()
-        if self.scatter.ndim >= 2 and self.scatter.shape[-1]:
-            outer = apart[..., :, None] * apart[..., None, :]
-            self.scatter = self.scatter + deviations.mT @ deviations + between * outer
-        if self.recent is not None:
-            self.recent = torch.cat([self.recent, w[..., -RECENT_DRAWS:, :]], -2)[..., -RECENT_DRAWS:, :].contiguous()
-        self.mean, self.count = self.mean + k / total * apart, total
-
-
-def windows(warmup: int) -> list[int]:
-    """The steps after which the metric is estimated: from a twentieth of the warm-up, doubling, up to four fifths.
-
-    Draws in the first half of the first window are dropped. The last fifth of the warm-up tunes the step size only.
-
-    >>> windows(300)
-    [15, 30, 60, 120, 240]
-    """
-    ends = [round(warmup / 20 * 2**k) for k in range(5)]
-    return [end for end in ends if end >= MIN_WINDOW_STEPS] if warmup >= 2 * MIN_WINDOW_STEPS else []
 
 
 # The trajectory.

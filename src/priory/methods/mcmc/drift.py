@@ -22,6 +22,8 @@ MAX_SPREAD_RATIO = 2.0  # interquartile range of the last fifth of the draws, re
 MIN_FIFTH_DRAWS = 20  # draws per chain in a fifth, for a comparison
 MAX_SHIFT_WIDTHS = 0.5  # shift of the median from the first to the last fifth, in interquartile ranges
 MIN_SHIFT_ERRORS = 6.0  # standard errors of a significant shift
+MIN_REGION_DRAWS = 8  # draws per chain, for separate regions to be told
+MIN_REGION_GAP = 2.0  # distance of separate regions, in standard deviations within a superchain
 MIN_DRIFT_CHAINS = 32  # chains, for a standard error over chains
 
 
@@ -64,6 +66,33 @@ def warn_of_drift(target: Target, w: Tensor, owner: str) -> str:
     )
     warnings.warn(sentence, PrioryWarning, stacklevel=5)
     return sentence
+
+
+def separate_regions(target: Target, w: Tensor, superchains: Tensor | None) -> str:
+    """Say which superchains of draws (K, S, P) are in separate regions that no chain has crossed; empty if none are.
+
+    In the coordinate with the largest nested R-hat, the superchains are divided at the widest gap between their means.
+    The regions are separate if the gap exceeds the standard deviations of both sides, each superchain's own.
+    """
+    if superchains is None or w.shape[1] < MIN_REGION_DRAWS:
+        return ""
+    count = len(superchains.unique())
+    groups = w.unflatten(0, (count, -1)).flatten(1, 2)  # (superchain, draw, P)
+    means, spreads = groups.mean(1), groups.std(1)
+    place = int((means.var(0) / spreads.square().mean(0)).nan_to_num(nan=0.0).argmax())
+    order = means[:, place].argsort()
+    m, s = means[order, place], spreads[order, place]
+    gap = int(m.diff().argmax())
+    low, high = m[: gap + 1], m[gap + 1 :]
+    if not float(high[0] - low[-1]) > MIN_REGION_GAP * float(s.max()):
+        return ""
+    return (
+        "The chains are in separate regions that none of them leaves: in unconstrained coordinates "
+        f"'{name_of(target, place)}' is near {float(low.mean()):.3g} in {len(low)} of {count} superchains and near "
+        f"{float(high.mean()):.3g} in the others. Each region is sampled, but how probable each is remains "
+        "unknown. If both are real, compare their evidence; if they are the same up to a relabelling, order the "
+        "parameters, as constraints.ordered does."
+    )
 
 
 def quartiles(w: Tensor) -> Tensor:

@@ -45,18 +45,20 @@ class HMC(Sampler):
     """Hamiltonian Monte Carlo: chains that run in step, with a trajectory length learnt from all of them.
 
     Args:
-        chains: Number of chains, which move together as one batch. Default: None, a power of two between 4 and 256
-            that the size of the problem allows.
-        warmup: Number of warm-up transitions, which are not kept. Default: None, 900, 300 or 200 for fewer than
-            16, 16 to 127, and 128 or more chains.
+        chains: Number of chains, which move together as one batch. Default: None, a power of two between 16 and 256,
+            fewer the more a gradient costs.
+        warmup: Number of warm-up transitions, which are not kept. Default: None, until the chains have settled, at most
+            640.
         thin: Keep every `thin`-th draw after the warm-up. `steps` in `fit` counts kept draws per chain.
-        accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: 0.95.
+        accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: None, 0.8, and up
+            to 0.95 if transitions of the warm-up diverge.
         metric: Form of the covariance that rescales the parameters: "diagonal", "dense" or "low_rank". Default: None,
-            "dense" for at least 16 chains and at most 128 parameters, otherwise "diagonal".
+            "dense" for at most 256 parameters and at most 8 per chain, otherwise "low_rank".
         compile: Whether to compile the log density with `torch.compile`. Compiling takes 10 to 60 seconds and needs a
             C++ compiler; it about halves the time of a gradient of a small density.
-        until_ess: Stop before `steps` draws once the smallest bulk effective sample size of all coordinates reaches
-            this number. Default: None, never.
+        until_ess: Stop once the smallest bulk effective sample size of all coordinates reaches this number, or after
+            `steps` draws. Default: None, after `steps` draws; and without `steps`, once the effective sample sizes are
+            1,000 and in the tails 400, and nested R-hat is below 1.01.
         store: Folder for the draws, where they don't fit into memory. Default: None, they are kept in memory.
         start: Where the chains start: None for the model's own initialisation, "prior" for draws from the model's
             prior, a method such as `Pathfinder()` or a fitted posterior for draws from its result.
@@ -108,14 +110,14 @@ class HMC(Sampler):
         after = kinetic(state.metric, p) - value
         taken = self.stages * steps[..., None].expand_as(before)
         move = metropolis(state, (w, value, gradient), before, after, taken, generator)
-        learning = state.step < state.warmup and self.trajectory is None
+        learning = not state.warmup.frozen and self.trajectory is None
         slope = self.slope(state, w, p, length, move.acceptance) if learning else None
         return replace(move, divergent=~(before - after > -DIVERGENCE_NATS), slope=slope)
 
     def furthest(self, state: State) -> Tensor:
         if self.trajectory is not None:
             return torch.full_like(state.length.log, self.trajectory)
-        return (1.0 if state.step < state.warmup else LENGTH_FACTOR) * state.length.log.exp()
+        return (LENGTH_FACTOR if state.warmup.frozen else 1.0) * state.length.log.exp()
 
     def follow(self, state: State, p: Tensor, step: Tensor, steps: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Integrate each member's number of steps; members that have finished take steps of size zero."""
@@ -137,5 +139,5 @@ class HMC(Sampler):
 
     def middle(self, state: State, w: Tensor) -> Tensor:
         """The mean of the chains w (*B, K, P), (*B, 1, P); with a single chain, the mean of its window so far."""
-        alone = w.shape[-2] == 1 and state.moments.count > 0
-        return state.moments.mean[..., None, :] if alone else w.mean(-2, keepdim=True)
+        alone = w.shape[-2] == 1 and state.window.count > 1
+        return state.window.recent().mean(-2) if alone else w.mean(-2, keepdim=True)

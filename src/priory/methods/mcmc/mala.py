@@ -32,18 +32,20 @@ class MALA(Sampler):
     Needs one gradient per transition, and many transitions per independent draw; `HMC` and `NUTS` are usually better.
 
     Args:
-        chains: Number of chains, which move together as one batch. Default: None, a power of two between 4 and 256
-            that the size of the problem allows.
-        warmup: Number of warm-up transitions, which are not kept. Default: None, 3000, 1000 or 1000 for fewer than
-            16, 16 to 127, and 128 or more chains.
+        chains: Number of chains, which move together as one batch. Default: None, a power of two between 16 and 256,
+            fewer the more a gradient costs.
+        warmup: Number of warm-up transitions, which are not kept. Default: None, until the chains have settled, at most
+            5,120.
         thin: Keep every `thin`-th draw after the warm-up. `steps` in `fit` counts kept draws per chain.
-        accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: 0.574.
+        accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: None,
+            0.574.
         metric: Form of the covariance that rescales the parameters: "diagonal", "dense" or "low_rank". Default: None,
-            "dense" for at least 16 chains and at most 128 parameters, otherwise "diagonal".
+            "dense" for at most 256 parameters and at most 8 per chain, otherwise "low_rank".
         compile: Whether to compile the log density with `torch.compile`. Compiling takes 10 to 60 seconds and needs a
             C++ compiler; it about halves the time of a gradient of a small density.
-        until_ess: Stop before `steps` draws once the smallest bulk effective sample size of all coordinates reaches
-            this number. Default: None, never.
+        until_ess: Stop once the smallest bulk effective sample size of all coordinates reaches this number, or after
+            `steps` draws. Default: None, after `steps` draws; and without `steps`, once the effective sample sizes are
+            1,000 and in the tails 400, and nested R-hat is below 1.01.
         store: Folder for the draws, where they don't fit into memory. Default: None, they are kept in memory.
         start: Where the chains start: None for the model's own initialisation, "prior" for draws from the model's
             prior, a method such as `Pathfinder()` or a fitted posterior for draws from its result.
@@ -58,10 +60,9 @@ class MALA(Sampler):
         Roberts and Tweedie (1996), Exponential convergence of Langevin distributions and their discrete approximations.
     """
 
-    accept: float = 0.574
-
     draws: ClassVar[int] = 2000
-    patience: ClassVar[tuple[int, int, int]] = (3000, 1000, 1000)
+    longest_warmup: ClassVar[int] = 5_120
+    acceptances: ClassVar[tuple[float, ...]] = (0.574,)
 
     def transition(self, state: State, generator: torch.Generator) -> Move:
         metric: Metric = state.metric

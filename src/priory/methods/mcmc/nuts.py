@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
     from priory.methods.mcmc.metrics import Metric
 
-# in the first tenth of the warm-up, before the scales are known, the depth is capped
-EARLY_FRACTION, EARLY_MAX_DEPTH = 10, 5
+EARLY_STEPS, EARLY_MAX_DEPTH = 8, 5  # in the first transitions, before the scales are known, the depth is capped
 CHECK_EVERY = 4  # points between two checks of whether any chain is still active
 STRAGGLER_SHARE = 32  # once no more than one chain in this many is active, it is stopped
 
@@ -52,18 +51,20 @@ class NUTS(Sampler):
     """The No-U-Turn Sampler, with multinomial sampling of the points of its trajectories.
 
     Args:
-        chains: Number of chains, which move together as one batch. Default: None, a power of two between 4 and 256
-            that the size of the problem allows.
-        warmup: Number of warm-up transitions, which are not kept. Default: None, 900, 300 or 200 for fewer than
-            16, 16 to 127, and 128 or more chains.
+        chains: Number of chains, which move together as one batch. Default: None, a power of two between 16 and 256,
+            fewer the more a gradient costs.
+        warmup: Number of warm-up transitions, which are not kept. Default: None, until the chains have settled, at most
+            640.
         thin: Keep every `thin`-th draw after the warm-up. `steps` in `fit` counts kept draws per chain.
-        accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: 0.95.
+        accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: None, 0.8, and up
+            to 0.95 if transitions of the warm-up diverge.
         metric: Form of the covariance that rescales the parameters: "diagonal", "dense" or "low_rank". Default: None,
-            "dense" for at least 16 chains and at most 128 parameters, otherwise "diagonal".
+            "dense" for at most 256 parameters and at most 8 per chain, otherwise "low_rank".
         compile: Whether to compile the log density with `torch.compile`. Compiling takes 10 to 60 seconds and needs a
             C++ compiler; it about halves the time of a gradient of a small density.
-        until_ess: Stop before `steps` draws once the smallest bulk effective sample size of all coordinates reaches
-            this number. Default: None, never.
+        until_ess: Stop once the smallest bulk effective sample size of all coordinates reaches this number, or after
+            `steps` draws. Default: None, after `steps` draws; and without `steps`, once the effective sample sizes are
+            1,000 and in the tails 400, and nested R-hat is below 1.01.
         store: Folder for the draws, where they don't fit into memory. Default: None, they are kept in memory.
         start: Where the chains start: None for the model's own initialisation, "prior" for draws from the model's
             prior, a method such as `Pathfinder()` or a fitted posterior for draws from its result.
@@ -93,7 +94,7 @@ class NUTS(Sampler):
         # a separate stream: however many numbers a member takes from it, the next transition stays the same
         seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
         noise = torch.Generator(device=generator.device).manual_seed(seed)
-        early = state.step * EARLY_FRACTION < state.warmup
+        early = state.step < EARLY_STEPS and not state.warmup.frozen
         deepest = min(self.max_depth, EARLY_MAX_DEPTH) if early else self.max_depth
         return walk(state, p, deepest, noise).move()
 

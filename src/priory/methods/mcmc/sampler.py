@@ -17,13 +17,15 @@ from torch import Tensor
 
 from priory.core.errors import is_integer, require
 from priory.methods.base import Info, Options, Plan, Traits
-from priory.methods.draw_policy import DrawPolicy
-from priory.methods.mcmc.adaptation import Length, Moments, StepSize, first_step, windows
-from priory.methods.mcmc.drift import refuse_drift, warn_of_divergences, warn_of_drift
+from priory.methods.draw_policy import DrawPolicy, superchain_ids
+from priory.methods.mcmc.adaptation import Length, StepSize, first_step
+from priory.methods.mcmc.drift import refuse_drift, separate_regions, warn_of_divergences, warn_of_drift
 from priory.methods.mcmc.integrators import integrate, kinetic
-from priory.methods.mcmc.joint import log_joint, values_alone
+from priory.methods.mcmc.joint import cost_of_gradient, log_joint, values_alone
 from priory.methods.mcmc.metrics import METRICS, Metric
-from priory.methods.mcmc.starts import begin, from_prior, learnt_from, refuse_discrete, refuse_improper, replaced
+from priory.methods.mcmc.population import Window, ascend, disperse, leave_negligible_modes
+from priory.methods.mcmc.starts import begin, from_prior, learnt_from, refuse_discrete, refuse_improper
+from priory.methods.mcmc.warmup import MAX_CHAINS, Warmup, number_of_chains, settled
 from priory.models.base import has_network
 from priory.posteriors.chains import Chains
 from priory.posteriors.status import Status
@@ -37,13 +39,13 @@ if TYPE_CHECKING:
     from priory.posteriors import Posterior
 
 DIVERGENCE_NATS = 1000.0  # energy error at which a trajectory counts as divergent
-MAX_CHAINS, MIN_CHAINS = 256, 4
-SHORT_WARMUP_CHAINS = 16  # from this many on a short warm-up suffices, and a full covariance can be learnt
-SHORTEST_WARMUP_CHAINS = 128  # from this many on a still shorter warm-up suffices
-MAX_DENSE_COORDINATES = 128  # up to this many a full covariance is learnt
-MEMORY_LIMIT_NUMBERS = 1 << 24  # rows or draws x coordinates x chains
-CHECK_EVERY = 10  # transitions between two checks for stuck or drifting chains
-STUCK_CHAIN_NATS = (20.0, 5.0)  # a chain is stuck this far below the median chain: a constant, and per coordinate
+MAX_DENSE_COORDINATES = 256  # up to this many a full covariance is learnt, given an eighth as many chains
+CHECK_EVERY = 10  # transitions between two checks for drifting chains
+MAX_WARMUP_STEPS = 640
+MIN_DRAWS = 32  # of each chain, however long trajectories are
+UNSETTLED_DRAWS = 250  # of each chain, where the chains have not settled and the user gave no number
+MAX_LEAPFROGS = 20_000  # steps of all trajectories of a fit whose length the user has not given; half for its warm-up
+ROOM_DRAWS = 256  # draws for whose statistics there is room at first
 COUNTED_METRICS = ("divergences",)
 UNCHECKED_METRICS = ("acceptance", "step_size", "divergences", "gradients")  # not finite for a chain without a density
 
@@ -71,14 +73,17 @@ class State:
     value: Tensor  # log p(w, D), (*B, K)
     gradient: Tensor  # (*B, K, P)
     metric: Metric
-    moments: Moments
+    window: Window
     step_size: StepSize
     length: Length
+    warmup: Warmup
     statistics: dict[str, Tensor]  # (*B, K, S), one value per kept draw
     buffers: dict[str, Tensor]
-    step: int
-    warmup: int
-    scaled: bool  # whether the metric has been learnt
+    step: int  # transitions taken
+    drawn: int  # of them after the warm-up
+    wanted: int  # draws of each chain, at most
+    open_ended: bool  # whether fewer draws may be enough
+    leapfrogs: int  # steps of all trajectories so far, each as long as the longest of the chains
     joint: Joint = field(metadata={"fixed": True})
 
 
@@ -87,18 +92,20 @@ class Sampler(Options):
     """Base class of the samplers that correct every transition by Metropolis' rule.
 
     Args:
-        chains: Number of chains, which move together as one batch. Default: None, a power of two between 4 and 256
-            that the size of the problem allows.
-        warmup: Number of warm-up transitions, which are not kept. Default: None, 900, 300 or 200 for fewer than
-            16, 16 to 127, and 128 or more chains.
+        chains: Number of chains, which move together as one batch. Default: None, a power of two between 16 and 256,
+            fewer the more a gradient costs.
+        warmup: Number of warm-up transitions, which are not kept. Default: None, until the chains have settled, at most
+            640.
         thin: Keep every `thin`-th draw after the warm-up. `steps` in `fit` counts kept draws per chain.
-        accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: 0.95.
+        accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: None, 0.8, and up
+            to 0.95 if transitions of the warm-up diverge.
         metric: Form of the covariance that rescales the parameters: "diagonal", "dense" or "low_rank". Default: None,
-            "dense" for at least 16 chains and at most 128 parameters, otherwise "diagonal".
+            "dense" for at most 256 parameters and at most 8 per chain, otherwise "low_rank".
         compile: Whether to compile the log density with `torch.compile`. Compiling takes 10 to 60 seconds and needs a
             C++ compiler; it about halves the time of a gradient of a small density.
-        until_ess: Stop before `steps` draws once the smallest bulk effective sample size of all coordinates reaches
-            this number. Default: None, never.
+        until_ess: Stop once the smallest bulk effective sample size of all coordinates reaches this number, or after
+            `steps` draws. Default: None, after `steps` draws; and without `steps`, once the effective sample sizes are
+            1,000 and in the tails 400, and nested R-hat is below 1.01.
         store: Folder for the draws, where they don't fit into memory. Default: None, they are kept in memory.
         start: Where the chains start: None for the model's own initialisation, "prior" for draws from the model's
             prior, a method such as `Pathfinder()` or a fitted posterior for draws from its result.
@@ -107,16 +114,17 @@ class Sampler(Options):
     chains: int | None = None
     warmup: int | None = None
     thin: int = 1
-    accept: float = 0.95
+    accept: float | None = None
     metric: Literal["diagonal", "dense", "low_rank"] | None = None
     compile: bool = False
     until_ess: float | None = None
     store: str | PathLike[str] | None = None
     start: Any = None
 
-    draws: ClassVar[int] = 500
+    draws: ClassVar[int] = 2000
     slopes: ClassVar[bool] = True  # whether it uses gradients
-    patience: ClassVar[tuple[int, int, int]] = (900, 300, 200)  # warm-up steps: below 16, below 128, from 128 chains
+    longest_warmup: ClassVar[int] = MAX_WARMUP_STEPS
+    acceptances: ClassVar[tuple[float, ...]] = (0.8, 0.9, 0.95)  # tried in turn while transitions diverge
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -125,7 +133,7 @@ class Sampler(Options):
             ok = value is None or is_integer(value, least)
             require(ok, option, name, f"be an integer >= {least}", value)
         require(is_integer(self.thin, 1), "thin", name, "be an integer >= 1", self.thin)
-        ok = isinstance(self.accept, float) and 0 < self.accept < 1
+        ok = self.accept is None or (isinstance(self.accept, float) and 0 < self.accept < 1)
         require(ok, "accept", name, "be a number between 0 and 1", self.accept)
         require(self.metric in (None, *METRICS), "metric", name, f"be one of {', '.join(METRICS)}", self.metric)
         require(isinstance(self.compile, bool), "compile", name, "be True or False", self.compile)
@@ -139,7 +147,7 @@ class Sampler(Options):
             own_start=True,
             chains=True,
             spread=True,
-            draws=DrawPolicy(self.until_ess, self.store),
+            draws=DrawPolicy(self.until_ess, self.store, stops_early=True),
             trains_buffers=False,
             empirical_priors=False,
         )
@@ -148,16 +156,14 @@ class Sampler(Options):
         return self.draws
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
-        return Plan(data, self._warmup(target) + steps * self.thin)
+        return Plan(data, self._longest_warmup() + steps * self.thin)
 
-    def _warmup(self, target: Target) -> int:
-        if self.warmup is not None:
-            return int(self.warmup)
-        chains = self._chains(target)
-        return self.patience[(chains >= SHORT_WARMUP_CHAINS) + (chains >= SHORTEST_WARMUP_CHAINS)]
+    def _longest_warmup(self) -> int:
+        return self.longest_warmup if self.warmup is None else int(self.warmup)
 
-    def _chains(self, target: Target) -> int:
-        return int(self.chains or number_of_chains(target))
+    def _metric(self, chains: int, size: int) -> type[Metric]:
+        dense = size <= min(MAX_DENSE_COORDINATES, 8 * chains)
+        return METRICS[self.metric or ("dense" if dense else "low_rank")]
 
     def init(
         self,
@@ -170,38 +176,47 @@ class Sampler(Options):
         name = type(self).__name__
         if not self.slopes:
             target = target.of_model(target.model.values_only())
-        lead = torch.Size([*shape, self._chains(target)])
+        lead = torch.Size([*shape, int(self.chains or MAX_CHAINS)])
         if self.start == "prior":
             w = from_prior(target, lead, generator, name)
         else:
             w = target.start(plan.data, lead, generator, start)
+        if self.chains is None:
+            chains = number_of_chains(cost_of_gradient(target, plan.data, w), target)
+            w = w[..., :chains, :].contiguous()
         joint = log_joint(target, plan.data, w, self.compile)
         joint = joint if self.slopes else values_alone(joint)
         w, value, gradient = begin(joint, w, target, name)
         if self.slopes and not has_network(target.model):
             refuse_discrete(target.model, joint, w, value, gradient, name)
         refuse_improper(target, joint, w, value, name)
-        warmup = self._warmup(target)
-        few = lead[-1] >= SHORT_WARMUP_CHAINS and w.shape[-1] <= MAX_DENSE_COORDINATES
-        metric = METRICS[self.metric or ("dense" if few else "diagonal")]
-        kept = max(0, plan.steps - warmup) // self.thin
-        near = None if start is None else learnt_from(start, metric.__name__, w, generator)
+        limit = self._longest_warmup()
+        wanted = max(0, plan.steps - limit) // self.thin
+        metric = self._metric(*w.shape[-2:]).unit(w)
+        near = None if start is None else learnt_from(start, joint, metric, w, generator, self.slopes)
+        one = torch.ones(shape, dtype=w.dtype, device=w.device)
         state = State(
             w,
             value,
             gradient,
-            metric=metric.unit(w) if near is None else metric.unit(w).learnt(near),
-            moments=Moments.none(w, metric.__name__),
-            step_size=StepSize.at(torch.ones(shape, dtype=w.dtype, device=w.device)),
-            length=Length.at(torch.ones(shape, dtype=w.dtype, device=w.device)),
-            statistics=blank_statistics(value, kept, self.trees),
+            metric=near or metric,
+            window=Window.empty(w, self.slopes),
+            step_size=StepSize.at(one),
+            length=Length.at(one),
+            warmup=Warmup.of(
+                limit, self.warmup is not None, start is not None, near is not None, self.accept or self.acceptances[0]
+            ),
+            statistics=blank_statistics(value, min(wanted, ROOM_DRAWS), self.trees),
             buffers=target.buffers(),
             step=0,
-            warmup=warmup,
-            scaled=near is not None,
+            drawn=0,
+            wanted=wanted,
+            open_ended=plan.open_ended or self.until_ess is not None,
+            leapfrogs=0,
             joint=joint,
         )
-        self.restart(state, generator)
+        if state.warmup.frozen:
+            self.restart(state, generator)
         return state
 
     trees: ClassVar[bool] = False
@@ -217,21 +232,33 @@ class Sampler(Options):
         _, p, value, _ = integrate("leapfrog", state.joint, state.metric, state.w, p, state.gradient, wide(step))
         return probability(energy - kinetic(state.metric, p) + value).mean(-1)
 
-    def restart(self, state: State, generator: torch.Generator, learnt: bool = False) -> None:
-        """Search for a step size anew, at the start and after the metric has changed.
-
-        A trajectory length that was `learnt` is kept if it is longer than the initial one: another metric of the same
-        posterior hardly changes its unit, and the rest of the warm-up is short.
-        """
+    def restart(self, state: State, generator: torch.Generator) -> None:
+        """Search for a step size, at the start and after the metric is first learnt."""
         noise = normal(state.w, generator)
         step = first_step(lambda e: self.acceptance_of(state, noise, e), state.step_size.log.exp())
         state.step_size = StepSize.at(step)
         # with unit scales a half-turn takes pi; before the metric is learnt, use a few steps
-        first = torch.full_like(step, math.pi / 2) if state.scaled else 8 * step
-        length = torch.maximum(state.length.log.exp(), first) if learnt else first
-        state.length = Length.at(torch.maximum(length, 2 * step))
+        first = torch.full_like(step, math.pi / 2) if state.warmup.learnt else 8 * step
+        state.length = Length.at(torch.maximum(first, 2 * step))
+
+    def arrive(self, state: State, generator: torch.Generator) -> Tensor:
+        """Bring the chains to the posterior before their first transition; return the gradients that it took."""
+        taken = torch.zeros_like(state.step_size.log)
+        if not state.warmup.arrived:
+            if self.slopes:
+                state.w, state.value, state.gradient, state.metric, taken = ascend(
+                    state.joint, state.metric, state.w, state.value, state.gradient, generator
+                )
+                state.warmup.learnt = state.w.shape[-2] > 1
+            state.w, state.value, state.gradient = disperse(
+                state.joint, state.metric, state.w, state.value, state.gradient, generator
+            )
+            state.warmup.arrived = True
+        self.restart(state, generator)
+        return taken
 
     def step(self, target: Target, state: State, batch: Data, generator: torch.Generator) -> tuple[State, Info]:
+        spent = self.arrive(state, generator) if state.step == 0 and not state.warmup.frozen else 0
         move = self.transition(state, generator)
         state.w, state.value, state.gradient = move.w, move.value, move.gradient
         accepted = move.acceptance.mean(-1)
@@ -239,40 +266,83 @@ class Sampler(Options):
             "acceptance": accepted,
             "step_size": state.step_size.log.exp(),
             "divergences": move.divergent.sum(-1).to(accepted.dtype),
-            "gradients": move.steps.to(accepted.dtype).mean(-1),
+            "gradients": move.steps.to(accepted.dtype).mean(-1) + spent,
         }
-        if state.step < state.warmup:
-            self.adapt(target, state, move, accepted, generator)
-        kept, rest = divmod(state.step - state.warmup, self.thin)
-        if kept >= 0:
-            state.statistics["divergent"][..., kept] |= move.divergent  # thinned transitions count too
         state.step += 1
+        state.leapfrogs += int(move.steps.nan_to_num(nan=0.0).max())
         if state.step % CHECK_EVERY == 0:
             refuse_drift(target, state.w, type(self).__name__)
-        if state.step <= state.warmup or rest != self.thin - 1:
+        if not state.warmup.frozen:
+            self.adapt(state, move, accepted, generator)
             return state, Info(metrics, counts=COUNTED_METRICS, unchecked=UNCHECKED_METRICS)
-        write(state.statistics, move, kept)
-        return state, Info(metrics, draw=state.w, counts=COUNTED_METRICS, unchecked=UNCHECKED_METRICS)
+        kept, rest = divmod(state.drawn, self.thin)
+        state.drawn += 1
+        write(state.statistics, move, kept, rest == self.thin - 1)
+        if rest != self.thin - 1:
+            return state, Info(metrics, counts=COUNTED_METRICS, unchecked=UNCHECKED_METRICS)
+        done = kept + 1 >= state.wanted and not state.warmup.exact  # otherwise the plan ends here
+        done = done or (self.limited(state) and kept + 1 >= MIN_DRAWS and state.leapfrogs > MAX_LEAPFROGS)
+        return state, Info(metrics, draw=state.w, done=done, counts=COUNTED_METRICS, unchecked=UNCHECKED_METRICS)
 
-    def adapt(self, target: Target, state: State, move: Move, accepted: Tensor, generator: torch.Generator) -> None:
+    def adapt(self, state: State, move: Move, accepted: Tensor, generator: torch.Generator) -> None:
         """Learn from one transition of the warm-up."""
-        state.step_size.record(accepted, self.accept, self.furthest(state))
+        state.step_size.record(accepted, state.warmup.accept, self.furthest(state))
         if move.slope is not None:
             step = state.step_size.log.exp()
             state.length.record(move.slope, step / 2, self.longest * step)
-        ends, now = windows(state.warmup), state.step + 1
-        if ends and (now in (ends[0] // 2, ends[0]) or (now < ends[0] and now % CHECK_EVERY == 0)):
-            rescue(state)  # before moments are first recorded, and before the metric is learnt
-        if ends and ends[0] // 2 < now <= ends[-1]:
-            state.moments.record(state.w)
-        if now in ends:
-            learnt = state.scaled
-            state.metric, state.scaled = state.metric.learnt(state.moments), True
-            self.restart(state, generator, learnt)
-            state.moments = Moments.none(state.w, type(state.metric).__name__)
-        if now == state.warmup:
-            state.step_size.settle()
-            state.length.settle()
+        state.window.record(state.w, state.value, state.gradient)
+        warmup, now = state.warmup, state.step
+        warmup.divergences += int(move.divergent.sum())
+        if warmup.learns_at(now):
+            self.learn(state, generator)
+            warmup.divergences = 0
+            if now == warmup.learns_until:
+                state.step_size = StepSize.at(state.step_size.log.exp())
+        if self.limited(state) and 2 * state.leapfrogs > MAX_LEAPFROGS:
+            warmup.limit = warmup.end = now
+        if now == warmup.end:
+            self.end_round(state)
+
+    def limited(self, state: State) -> bool:
+        """Whether the fit may end unconverged before its planned steps, because trajectories are long."""
+        return state.open_ended and self.until_ess is None and not state.warmup.exact
+
+    def end_round(self, state: State) -> None:
+        """End the warm-up, or begin another round of it."""
+        warmup = state.warmup
+        if state.step < warmup.limit:
+            higher = [a for a in self.acceptances if a > warmup.accept] if self.accept is None else []
+            if warmup.divergences and higher:
+                warmup.accept = higher[0]
+            if (
+                self.rescue(state)
+                or (warmup.divergences and higher)
+                or warmup.exact
+                or not settled(state.window, state.step)
+            ):
+                warmup.go_on()
+                return
+        warmup.frozen = True
+        state.step_size.settle()
+        state.length.settle()
+        if state.open_ended and self.until_ess is None and not settled(state.window, state.step):
+            state.wanted = min(state.wanted, UNSETTLED_DRAWS)
+
+    def rescue(self, state: State) -> bool:
+        """Replace chains that stay in regions of negligible probability, and return whether there were any."""
+        found = leave_negligible_modes(state.window, state.metric, state.w, state.value, state.gradient)
+        if found is not None:
+            state.w, state.value, state.gradient = found
+        return found is not None
+
+    def learn(self, state: State, generator: torch.Generator) -> None:
+        """Learn the metric from the recent positions and gradients of all chains."""
+        self.rescue(state)
+        points, slopes = state.window.points()
+        state.metric = state.metric.learnt(points, slopes)
+        if not state.warmup.learnt and points.shape[-2] > 2:
+            state.warmup.learnt = True
+            self.restart(state, generator)
 
     longest: ClassVar[int] = 1000  # steps of a trajectory
 
@@ -286,37 +356,16 @@ class Sampler(Options):
         kept = draws.shape[-2]
         w = draws.flatten(0, -3)
         statistics = {name: s[..., :kept].flatten(0, -2) for name, s in state.statistics.items()}
-        planned = state.warmup + self.thin * next(iter(state.statistics.values())).shape[-1]
-        drift = ""
-        if state.step >= planned or self.until_ess is not None:
+        drift, finished = "", state.open_ended or kept >= state.wanted
+        if finished:
             drift = warn_of_drift(target, w, type(self).__name__)
-            warn_of_divergences(target, w, statistics["divergent"], type(self).__name__, self.accept)
-        found = Chains(target, w, state.buffers, statistics, momenta=self.slopes)
+            warn_of_divergences(target, w, statistics["divergent"], type(self).__name__, state.warmup.accept)
+        found = Chains(target, w, state.buffers, statistics, momenta=self.slopes, superchains=superchain_ids(len(w)))
         if drift:
             found.know(Status("not_converged", drift), warned=True)
+        elif finished and not has_network(target.model) and (apart := separate_regions(target, w, found.superchains)):
+            found.know(Status("not_converged", apart))
         return found
-
-
-# The number of chains, and the replacement of stuck ones.
-
-
-def number_of_chains(target: Target) -> int:
-    """The default number of chains: 256 on small problems, 4 on large ones, a power of two between."""
-    work = target.size * max(Sampler.draws, target.num_data or 1)
-    return max(MIN_CHAINS, min(MAX_CHAINS, 1 << max(0, (MEMORY_LIMIT_NUMBERS // work).bit_length() - 1)))
-
-
-def rescue(state: State) -> None:
-    """Replace stuck chains, whose density is hopelessly below the median chain's, by copies of other chains.
-
-    This happens only in the warm-up. A few chains that never move would otherwise stay stuck, because the step size
-    adapts to the mean acceptance of all chains.
-    """
-    middle = state.value.nanmedian(-1, keepdim=True).values
-    alive = state.value > middle - (STUCK_CHAIN_NATS[0] + STUCK_CHAIN_NATS[1] * state.w.shape[-1])
-    alive |= ~torch.isfinite(middle)  # a member without a density has no chain to copy
-    if not bool(alive.all()):
-        state.w, state.value, state.gradient = replaced(alive, state.w, state.value, state.gradient)
 
 
 # The parts of a transition.
@@ -377,10 +426,15 @@ def blank_statistics(value: Tensor, kept: int, trees: bool) -> dict[str, Tensor]
     return {**found, "tree_depth": room.int()} if trees else found
 
 
-def write(statistics: dict[str, Tensor], move: Move, kept: int) -> None:
-    """Record the statistics of a kept draw, except for its divergence."""
-    statistics["energy"][..., kept] = move.energy
-    statistics["acceptance"][..., kept] = move.acceptance
-    statistics["steps"][..., kept] = move.steps
-    if move.depth is not None:
-        statistics["tree_depth"][..., kept] = move.depth
+def write(statistics: dict[str, Tensor], move: Move, kept: int, last: bool) -> None:
+    """Record the statistics of a kept draw, the `last` of those that thinning makes one; divergences count in all."""
+    if kept >= statistics["energy"].shape[-1]:
+        for name, s in statistics.items():
+            statistics[name] = torch.cat([s.mT, torch.zeros_like(s.mT)], -2).mT
+    statistics["divergent"][..., kept] |= move.divergent
+    if last:
+        statistics["energy"][..., kept] = move.energy
+        statistics["acceptance"][..., kept] = move.acceptance
+        statistics["steps"][..., kept] = move.steps
+        if move.depth is not None:
+            statistics["tree_depth"][..., kept] = move.depth

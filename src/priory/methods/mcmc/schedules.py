@@ -20,15 +20,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from priory.core.errors import is_integer, require
 from priory.methods.base import Options
+from priory.methods.mcmc.learning_rates import READ_EVERY_STEPS, ReadRate
 from priory.methods.optimise import default_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from priory.core.data import Data
@@ -70,12 +73,27 @@ class Cyclical(Options):
 
 @dataclass(frozen=True)
 class Timetable:
-    """For each step: its rate, whether noise is added, whether a preconditioner adapts, whether the draw is kept."""
+    """For each step: its rate, whether noise is added, whether options adapt, whether the draw is kept.
+
+    Args:
+        rates: Learning rate; as a share of the rate that is read from the target, if none was given.
+        noisy: Whether noise is added.
+        adapts: Whether the step belongs to a burn-in, where the preconditioner and the learning rate may change.
+        reads: Whether curvature and noise are read, to set the learning rate.
+        settles: Whether the step belongs to the part of a burn-in whose rate is limited by the noise of minibatches.
+        keeps: Whether the draw is kept.
+        restart: Step at which running means of gradients start again, a quarter of the burn-in; -1 for none.
+        sampling: Number of steps outside the burn-in.
+    """
 
     rates: list[float]
     noisy: list[bool]
     adapts: list[bool]
+    reads: list[bool]
+    settles: list[bool]
     keeps: list[bool]
+    restart: int
+    sampling: int
 
     @classmethod
     def of(cls, sampler: GradientSampler, steps: int) -> Timetable:
@@ -93,12 +111,17 @@ class Timetable:
         require(any(noisy), "schedule", owner, must, sampler.schedule)
         adapts = [k < burn_in or not noise for k, noise in enumerate(noisy)]
         places = [k for k, adapting in enumerate(adapts) if not adapting]
-        thin = sampler.thin or max(1, math.ceil(len(places) / MAX_KEPT_DRAWS))
+        sampling = len(places)
+        thin = sampler.thin or max(1, math.ceil(sampling / MAX_KEPT_DRAWS))
         places = places[thin - 1 :: thin]
         require(bool(places), "burn_in", owner, f"leave a draw of {steps} steps to keep, {thin} steps apart", burn_in)
         kept = set(places)
-        rates = [sampler.rate * f for f in falling]
-        return cls(rates, noisy, adapts, [k in kept for k in range(steps)])
+        rates = falling if sampler.learning_rate is None else [sampler.learning_rate * f for f in falling]
+        ends = [adapting and not later for adapting, later in zip(adapts, [*adapts[1:], False], strict=True)]
+        restart = burn_in // 4 if cyclical is None else -1
+        reads = [adapts[k] and (k % READ_EVERY_STEPS == 0 or k == restart or ends[k]) for k in range(steps)]
+        settles = [cyclical is None and k >= burn_in // 2 for k in range(steps)]
+        return cls(rates, noisy, adapts, reads, settles, [k in kept for k in range(steps)], restart, sampling)
 
     def place(self, step: int) -> int:
         """The index of a step in the lists; steps beyond the end use the last entry."""
@@ -110,7 +133,8 @@ class GradientSampler(Options):
     """Options that the stochastic-gradient samplers share, and the initial positions of their chains.
 
     Args:
-        learning_rate: Step size of gradient descent on the mean loss per row.
+        learning_rate: Step size of gradient descent on the mean loss per row. Default: None, read from the target (see
+            `priory.methods.mcmc.learning_rates`).
         chains: Number of chains, which read the same minibatches.
         burn_in: Steps at the start that are not kept. Default: None, half of the steps; with `Cyclical()`, none,
             because the exploring part of each cycle is its burn-in.
@@ -119,16 +143,16 @@ class GradientSampler(Options):
         schedule: "constant" (default) or `Cyclical()`.
     """
 
-    learning_rate: float | None
+    learning_rate: float | None = None
     chains: int = 4
     burn_in: int | None = None
     thin: int | None = None
     schedule: Literal["constant"] | Cyclical = "constant"
 
     def __post_init__(self) -> None:
-        owner, rate = type(self).__name__, self.rate
-        ok = isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 < rate < math.inf
-        require(ok, "learning_rate", owner, "be a positive number", repr(rate))
+        owner, rate = type(self).__name__, self.learning_rate
+        number = isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 < rate < math.inf
+        require(rate is None or number, "learning_rate", owner, "be a positive number", repr(rate))
         require(is_integer(self.chains, 1), "chains", owner, "be an integer >= 1", repr(self.chains))
         ok = self.burn_in is None or is_integer(self.burn_in, 0)
         require(ok, "burn_in", owner, "be an integer >= 0", repr(self.burn_in))
@@ -136,11 +160,6 @@ class GradientSampler(Options):
         require(ok, "thin", owner, "be an integer >= 1", repr(self.thin))
         ok = self.schedule == "constant" or isinstance(self.schedule, Cyclical)
         require(ok, "schedule", owner, "be 'constant' or Cyclical()", repr(self.schedule))
-
-    @property
-    def rate(self) -> float:
-        """The learning rate as given, or the sampler's default."""
-        raise NotImplementedError
 
     def length(self, data: Data) -> int:
         return default_steps(data.steps_per_epoch, epochs=200, least=4_000, most=50_000)
@@ -151,10 +170,35 @@ class GradientSampler(Options):
         """The initial positions of the chains, (*shape, chains, P)."""
         return target.start(plan.data, torch.Size([*shape, self.chains]), generator, start)
 
+    def read_rate(
+        self,
+        target: Target,
+        plan: Plan,
+        w: Tensor,
+        table: Timetable,
+        friction: float,
+        scale_of: Callable[[Tensor], Tensor | None] = lambda gradient: None,
+    ) -> ReadRate | None:
+        """The learning rate read at the starting positions, or None if one was given.
 
-def step_size(target: Target, rate: float) -> float:
-    """The step on the tempered log joint, T rate / N, so that a rate is equally stable at any N and T."""
-    return target.mean_loss_scale * rate
+        `scale_of` returns the square root of a preconditioner from the first gradient, or None.
+        """
+        if self.learning_rate is not None:
+            return None
+        batch = next(plan.data.batches(0, 0))
+        scale = scale_of(target.log_joint_and_grad(w, batch)[1])
+        found = ReadRate.at(target, w, batch, plan.data.steps_per_epoch, scale)
+        found.choose(friction, table.sampling if table.settles[0] else None)
+        return found
+
+
+def step_size(target: Target, rate: float, read: ReadRate | None = None) -> Any:
+    """The step on the tempered log joint, T rate / N, so that a rate is equally stable at any N and T.
+
+    If a rate was read from the target, `rate` is a share of it, and the result has the shape (*B, 1, 1).
+    """
+    size = target.mean_loss_scale * rate
+    return size if read is None else size * read.rate[..., None, None]
 
 
 def standard_normal(like: Tensor, generator: torch.Generator) -> Tensor:

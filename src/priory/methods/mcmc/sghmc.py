@@ -20,7 +20,6 @@ References:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from torch import Tensor
 
 from priory.core.errors import require
 from priory.methods.base import Info, Plan, Traits
+from priory.methods.mcmc.learning_rates import ReadRate, metrics
 from priory.methods.mcmc.schedules import GradientSampler, Timetable, standard_normal, step_size
 from priory.posteriors.chains import Chains
 
@@ -39,12 +39,13 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class State:
+class SGHMCState:
     """Positions and velocities of the chains."""
 
     w: Tensor  # (*B, K, P)
     v: Tensor  # (*B, K, P)
     step: int
+    read: ReadRate | None  # None if the learning rate was given
     timetable: Timetable = field(metadata={"fixed": True})
 
 
@@ -56,7 +57,7 @@ class SGHMC(GradientSampler):
 
     Args:
         learning_rate: Step size of gradient descent with momentum 1 - `friction` on the mean loss per row. Default:
-            0.01.
+            None, read from the curvature and the gradient noise of the target in the burn-in.
         chains: Number of chains, which read the same minibatches.
         burn_in: Steps at the start that are not kept. Default: None, half of the steps; with `Cyclical()`, none,
             because the exploring part of each cycle is its burn-in.
@@ -77,7 +78,7 @@ class SGHMC(GradientSampler):
         Chen, Fox and Guestrin (2014), Stochastic gradient Hamiltonian Monte Carlo.
     """
 
-    learning_rate: float = 0.01
+    learning_rate: float | None = None
     friction: float = 0.1
     start: Any = None
 
@@ -88,12 +89,8 @@ class SGHMC(GradientSampler):
         require(ok, "friction", "SGHMC", "be a number above 0, up to 1", repr(self.friction))
 
     @property
-    def rate(self) -> float:
-        return self.learning_rate
-
-    @property
     def traits(self) -> Traits:
-        return Traits(chains=True, spread=True, trains_buffers=False)
+        return Traits(chains=True, spread=True, trains_buffers=False, empirical_priors=False)
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
         Timetable.of(self, steps)  # raises if the options leave no draw to keep
@@ -106,22 +103,36 @@ class SGHMC(GradientSampler):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> State:
+    ) -> SGHMCState:
         w = self.begin(target, plan, generator, shape, start)
         table = Timetable.of(self, plan.steps)
-        v = math.sqrt(step_size(target, table.rates[0])) * standard_normal(w, generator)
-        return State(w, v, 0, table)
+        read = self.read_rate(target, plan, w, table, self.friction)
+        size = step_size(target, table.rates[0], read)
+        v = size**0.5 * standard_normal(w, generator)
+        return SGHMCState(w, v, 0, read, table)
 
-    def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+    def step(
+        self, target: Target, state: SGHMCState, batch: Batch, generator: torch.Generator
+    ) -> tuple[SGHMCState, Info]:
         now, k = state.timetable, state.timetable.place(state.step)
         value, gradient = target.log_joint_and_grad(state.w, batch)
-        size = step_size(target, now.rates[k])
-        state.v.mul_(1 - self.friction).add_(gradient, alpha=size)
+        if state.read is not None and now.adapts[k]:
+            reads = now.reads[k], k == now.restart
+            value, gradient, exploded = state.read.follow(target, state.w, value, gradient, batch, *reads)
+            state.v.masked_fill_(exploded, 0.0)
+            if now.reads[k]:
+                state.read.choose(self.friction, now.sampling if now.settles[k] else None)
+        size = step_size(target, now.rates[k], state.read)
+        state.v.mul_(1 - self.friction).add_(size * gradient)
         if now.noisy[k]:
-            state.v.add_(standard_normal(state.v, generator), alpha=math.sqrt(2 * self.friction * size))
+            state.v.add_((2 * self.friction * size) ** 0.5 * standard_normal(state.v, generator))
         state.w.add_(state.v)
         state.step += 1
-        return state, Info({"loss": target.loss(value.mean(-1))}, state.w if now.keeps[k] else None)
+        return state, Info(metrics(target, value, state.read), state.w if now.keeps[k] else None)
 
-    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Chains:
-        return Chains.kept(target, draws, state.w)
+    def posterior(self, target: Target, state: SGHMCState, draws: Tensor | None = None) -> Chains:
+        chains = Chains.kept(target, draws, state.w)
+        status = None if state.read is None else state.read.status(self.friction)
+        if status is not None:
+            chains.know(status)
+        return chains

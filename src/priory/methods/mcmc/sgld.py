@@ -11,9 +11,10 @@ With `precondition`, each coordinate has its own step size, as in RMSprop (Li, C
 
     w <- w + e G g + sqrt(2 e G) xi,      G = 1 / (1e-5 + sqrt(V)),    V <- 0.99 V + 0.01 (g / N)^2
 
-V is averaged over chains and is updated only while no draws are kept. A G that changed with w would need its divergence
-added, which Li et al. leave out; a constant G needs no such term. Cost of a step: one pass of the network, and O(P) per
-chain.
+V is averaged over chains and is updated only while no draws are kept. If the learning rate is read from the target, V
+starts again after a quarter of the burn-in, because gradients on the way from the start are larger than later ones. A G
+that changed with w would need its divergence added, which Li et al. leave out; a constant G needs no such term. Cost of
+a step: one pass of the network, and O(P) per chain.
 
 References:
     Welling and Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics.
@@ -22,7 +23,6 @@ References:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from priory.core.errors import require
 from priory.methods.base import Info, Plan, Traits
+from priory.methods.mcmc.learning_rates import ReadRate, metrics
 from priory.methods.mcmc.schedules import GradientSampler, Timetable, standard_normal, step_size
 from priory.posteriors.chains import Chains
 
@@ -43,13 +44,14 @@ SQUARES_DECAY, SCALE_DAMPING = 0.99, 1e-5  # of the running mean of squared grad
 
 
 @dataclass
-class State:
+class SGLDState:
     """Positions of the chains, and the running mean of their squared gradients per row."""
 
     w: Tensor  # (*B, K, P)
     squares: Tensor | None  # (*B, 1, P)
     seen: int  # gradients in the squares
     step: int
+    read: ReadRate | None  # None if the learning rate was given
     timetable: Timetable = field(metadata={"fixed": True})
 
 
@@ -61,8 +63,8 @@ class SGLD(GradientSampler):
     rate and to the curvature per row, which is 1 / noise^2 in a regression.
 
     Args:
-        learning_rate: Step size of gradient descent on the mean loss per row. Default: None, 0.05, or 0.01 with
-            `precondition`.
+        learning_rate: Step size of gradient descent on the mean loss per row. Default: None, read from the
+            curvature and the gradient noise of the target in the burn-in.
         chains: Number of chains, which read the same minibatches.
         burn_in: Steps at the start that are not kept. Default: None, half of the steps; with `Cyclical()`, none,
             because the exploring part of each cycle is its burn-in.
@@ -94,12 +96,8 @@ class SGLD(GradientSampler):
         require(isinstance(self.precondition, bool), "precondition", "SGLD", "be True or False", self.precondition)
 
     @property
-    def rate(self) -> float:
-        return self.learning_rate if self.learning_rate is not None else 0.01 if self.precondition else 0.05
-
-    @property
     def traits(self) -> Traits:
-        return Traits(chains=True, spread=True, trains_buffers=False)
+        return Traits(chains=True, spread=True, trains_buffers=False, empirical_priors=False)
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
         ok = Timetable.of(self, steps).adapts[0] or not self.precondition
@@ -113,26 +111,43 @@ class SGLD(GradientSampler):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> State:
+    ) -> SGLDState:
         w = self.begin(target, plan, generator, shape, start)
         squares = torch.zeros_like(w[..., :1, :]) if self.precondition else None
-        return State(w, squares, 0, 0, Timetable.of(self, plan.steps))
+        state = SGLDState(w, squares, 0, 0, None, Timetable.of(self, plan.steps))
+        state.read = self.read_rate(target, plan, w, state.timetable, 1.0, lambda g: at_first(state, g, target))
+        return state
 
-    def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+    def step(
+        self, target: Target, state: SGLDState, batch: Batch, generator: torch.Generator
+    ) -> tuple[SGLDState, Info]:
         now, k = state.timetable, state.timetable.place(state.step)
         value, gradient = target.log_joint_and_grad(state.w, batch)
         if state.squares is not None and now.adapts[k]:
+            if state.read is not None and k == now.restart:
+                forget(state)
             observe(state, gradient, target)
+        if state.read is not None and now.adapts[k]:
+            metric = preconditioner(state)
+            scale = None if metric is None else metric.sqrt()
+            reads = now.reads[k], k == now.restart
+            value, gradient, _ = state.read.follow(target, state.w, value, gradient, batch, *reads, scale)
+            if now.reads[k]:
+                state.read.choose(1.0, now.sampling if now.settles[k] else None)
         noise = standard_normal(state.w, generator) if now.noisy[k] else None
-        move(state, gradient, step_size(target, now.rates[k]), noise)
+        move(state, gradient, step_size(target, now.rates[k], state.read), noise)
         state.step += 1
-        return state, Info({"loss": target.loss(value.mean(-1))}, state.w if now.keeps[k] else None)
+        return state, Info(metrics(target, value, state.read), state.w if now.keeps[k] else None)
 
-    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Chains:
-        return Chains.kept(target, draws, state.w)
+    def posterior(self, target: Target, state: SGLDState, draws: Tensor | None = None) -> Chains:
+        chains = Chains.kept(target, draws, state.w)
+        status = None if state.read is None else state.read.status(1.0)
+        if status is not None:
+            chains.know(status)
+        return chains
 
 
-def observe(state: State, gradient: Tensor, target: Target) -> None:
+def observe(state: SGLDState, gradient: Tensor, target: Target) -> None:
     """Add the squared gradient per row, averaged over chains, to the running mean."""
     assert state.squares is not None
     each = gradient * target.mean_loss_scale
@@ -140,7 +155,25 @@ def observe(state: State, gradient: Tensor, target: Target) -> None:
     state.seen += 1
 
 
-def preconditioner(state: State) -> Tensor | None:
+def forget(state: SGLDState) -> None:
+    """Drop the squared gradients so far: those on the way from the start may be many times larger than later ones."""
+    assert state.squares is not None
+    state.squares.zero_()
+    state.seen = 0
+
+
+def at_first(state: SGLDState, gradient: Tensor, target: Target) -> Tensor | None:
+    """The square root of the preconditioner that the first gradient would give, (*B, 1, P); None for the identity."""
+    if state.squares is None:
+        return None
+    trial = SGLDState(state.w, torch.zeros_like(state.squares), 0, 0, None, state.timetable)
+    observe(trial, gradient, target)
+    metric = preconditioner(trial)
+    assert metric is not None
+    return metric.sqrt()
+
+
+def preconditioner(state: SGLDState) -> Tensor | None:
     """G, (*B, 1, P); None for the identity."""
     if state.squares is None:
         return None
@@ -148,9 +181,10 @@ def preconditioner(state: State) -> Tensor | None:
     return 1 / (SCALE_DAMPING + unbiased.sqrt())
 
 
-def move(state: State, gradient: Tensor, size: float, noise: Tensor | None) -> None:
+def move(state: SGLDState, gradient: Tensor, size: float | Tensor, noise: Tensor | None) -> None:
     """Take one step in place; without noise, a step of gradient ascent."""
     metric = preconditioner(state)
-    state.w.add_(gradient if metric is None else metric * gradient, alpha=size)
+    size = size if metric is None else size * metric
+    state.w.add_(size * gradient)
     if noise is not None:
-        state.w.add_(noise if metric is None else metric.sqrt() * noise, alpha=math.sqrt(2 * size))
+        state.w.add_((2 * size) ** 0.5 * noise)

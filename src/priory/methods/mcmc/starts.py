@@ -1,9 +1,8 @@
 """Initial positions of chains: points of finite density, draws of another posterior, or draws from the prior.
 
 By default a model's chains start at its layers' initialisation, and a density's uniformly on (-2, 2) in unconstrained
-parameters. Draws from the prior are further apart, so that R-hat can detect a mode that some chains don't reach, but
-are useless where the prior is far wider than the posterior. Draws of an approximate posterior shorten the warm-up and
-give the first metric.
+parameters. From there, and from draws of the prior, they ascend to the posterior (`priory.methods.mcmc.population`).
+Draws of an approximate posterior need no ascent, and give the first metric.
 """
 
 from __future__ import annotations
@@ -16,17 +15,14 @@ from torch import Tensor
 
 from priory.core.errors import DivergedError, InputError, require
 from priory.diagnostics.flatness import name_of
-from priory.methods.mcmc.adaptation import Moments
 from priory.models.base import BaseModel, has_network
 from priory.models.target import summed
-from priory.priors.base import flattens
-from priory.priors.hierarchical import Hierarchical, precision_name
+from priory.priors.draws import draw_prior
 
 if TYPE_CHECKING:
-    from torch.distributions import Distribution
-
-    from priory.core.flat import Block, Layout
+    from priory.core.flat import Layout
     from priory.methods.mcmc.joint import Joint
+    from priory.methods.mcmc.metrics import Metric
     from priory.models.target import Target
     from priory.posteriors import Posterior
 
@@ -58,42 +54,7 @@ def from_prior(target: Target, shape: torch.Size, generator: torch.Generator, ow
         "'prior'",
     )
     assert has_network(model)
-    prior, blocks = target.prior, model.layout.blocks
-    noise = torch.randn((*shape, target.size), generator=generator, dtype=model.dtype, device=model.device)
-    w = prior.loc + noise * prior.precision.rsqrt()
-    others = {block.name: believed for block, believed in prior.others}
-    for block in blocks:
-        believed = others.get(block.name)
-        if isinstance(believed, Hierarchical):
-            gamma = torch.full(shape, believed.shape, dtype=w.dtype, device=w.device)
-            precision = torch._standard_gamma(gamma, generator=generator) / believed.rate  # pyright: ignore
-            at = model.layout[precision_name(block.name)]
-            w[..., at.start] = precision.log()
-            w[..., block.start : block.stop] = noise[..., block.start : block.stop] * precision.rsqrt()[..., None]
-        elif believed is not None:
-            w[..., block.start : block.stop] = drawn(believed, block, shape, generator, owner)
-    flat = [block.name for block in blocks if not bool(torch.isfinite(w[..., block.start : block.stop]).all())]
-    must = "be 'prior' only where every prior is a proper distribution"
-    require(not flat, "start", owner, must, f"a prior of '{', '.join(flat)}' that has no finite draws")
-    return w
-
-
-def drawn(believed: Distribution, block: Block, shape: torch.Size, generator: torch.Generator, owner: str) -> Tensor:
-    """Draws from one parameter's distribution in unconstrained parameters, (*shape, n).
-
-    torch.distributions use the global random state, which is restored afterwards.
-    """
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    rest = () if flattens(believed, block) else block.shape[: len(block.shape) - len(believed.event_shape)]
-    with torch.random.fork_rng(devices=[generator.device] if generator.device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        try:
-            x = believed.expand(rest).sample(shape)
-        except NotImplementedError:
-            must = "be 'prior' only where every prior can be drawn from"
-            require(False, "start", owner, must, f"{type(believed).__name__} for '{block.name}'")
-            raise
-    return block.bijector.inverse(x.reshape(*shape, *block.shape)).reshape(*shape, -1)
+    return draw_prior(target.prior, shape, generator, argument="start", owner=owner, must="be 'prior' only where")
 
 
 def begin(joint: Joint, w: Tensor, target: Target, owner: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,17 +81,24 @@ def begin(joint: Joint, w: Tensor, target: Target, owner: str) -> tuple[Tensor, 
     return w.masked_fill(lost, 0.0), value.masked_fill(~alive, -math.inf), gradient.masked_fill(lost, 0.0)
 
 
-def learnt_from(start: Posterior, metric: str, w: Tensor, generator: torch.Generator) -> Moments | None:
-    """Moments of the posterior that chains w (*B, K, P) start from, for a first metric; None if it has no spread.
+def learnt_from(
+    start: Posterior, joint: Joint, metric: Metric, w: Tensor, generator: torch.Generator, slopes: bool
+) -> Metric | None:
+    """The metric of the posterior that chains w (*B, K, P) start from; None if it has no spread.
 
     A point has no spread, and neither has a failed importance sample that repeats a few of its draws.
     """
-    draws = start.draw(METRIC_DRAWS * w[..., 0, 0].numel(), generator)
+    rounds = -(-METRIC_DRAWS // w.shape[-2])
+    draws = start.draw(rounds * w[..., 0].numel(), generator)
     if len(torch.unique(draws, dim=0)) < min(METRIC_DRAWS, 2 * (w.shape[-1] + MIN_DISTINCT_DRAWS)):
         return None
-    moments = Moments.none(w, metric)
-    moments.record(draws.reshape(*w.shape[:-2], METRIC_DRAWS, w.shape[-1]))
-    return moments
+    blocks = draws.reshape(rounds, *w.shape)
+    found = [joint(block) for block in blocks] if slopes else []
+    x = torch.cat(list(blocks), -2)
+    if not slopes:
+        return metric.learnt(x)
+    g = torch.cat([gradient for _, gradient in found], -2)
+    return metric.learnt(x, torch.where(torch.isfinite(g), g, 0.0))
 
 
 def replaced(alive: Tensor, w: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:

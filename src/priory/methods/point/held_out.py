@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from priory.core.errors import InputError, require
 from priory.methods.base import Plan
 from priory.methods.optimise import Adam, rates
 
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
     from priory.core.data import Batch, Data
     from priory.models.target import Target
 
-SETTLE_EVERY = (25, 100)  # steps of the weights between two noise updates, in the first EARLY_STEPS steps and later
+NOISE_UPDATE_INTERVALS = (
+    25,
+    100,
+)  # steps of the weights between two noise updates, in the first EARLY_STEPS steps and later
 EARLY_STEPS = 500
-SETTLE_STEPS = 20  # of Adam per noise update
+NOISE_FIT_STEPS = 20  # of Adam per noise update
 HELD_ROWS = 4096  # held-out rows used, at most
 
 
@@ -36,8 +40,23 @@ def fraction_held(data: Data) -> float:
     return min(0.3, max(0.1, 200 / (data.num_data or 1)))
 
 
-def plan_with_held_rows(data: Data, steps: int, holdout: float | None, seed: int) -> Plan:
-    """Hold out a share of the rows for the first two thirds of the steps, and then read all of them."""
+def check_holdout(holdout: object, owner: str) -> None:
+    """Check the fraction of rows to hold out when the method is built."""
+    ok = holdout is None or (isinstance(holdout, (int, float)) and 0 < holdout < 1)
+    require(ok, "holdout", owner, "lie between 0 and 1", holdout)
+
+
+def plan_with_held_rows(
+    data: Data, steps: int, holdout: float | None, seed: int, learnt: str = "noise", remedy: str = "as in Gaussian(0.1)"
+) -> Plan:
+    """Hold out a share of the rows for the first two thirds of the steps, and then read all of them.
+
+    The names of what is learnt from them, and of the remedy, are for the error about data of a single row.
+    """
+    if data.num_data == 1:
+        raise InputError(
+            f"The {learnt} is learnt from held-out rows, which needs at least 2 rows, got 1: give it, {remedy}."
+        )
     early, held = data.split(holdout or fraction_held(data), seed)
     return Plan(data, steps, turn=max(1, 2 * steps // 3), early=early, held=held)
 
@@ -47,29 +66,24 @@ def learns(target: Target) -> bool:
     return target.model.learnt.start < target.model.learnt.stop
 
 
-def settles(step: int, turn: int) -> bool:
+def updates_noise(step: int, turn: int) -> bool:
     """Whether this step updates the noise: often at first, and in the last step before `turn`."""
-    return step < turn and (step % SETTLE_EVERY[step >= EARLY_STEPS] == 0 or step == turn - 1)
+    return step < turn and (step % NOISE_UPDATE_INTERVALS[step >= EARLY_STEPS] == 0 or step == turn - 1)
 
 
-def settled(target: Target, draws: Tensor, held: Batch, buffers: Mapping[str, Tensor]) -> Tensor:
-    """Return the likelihood parameters, (*B, k), with which draws (S, *B, P) best predict the held-out rows."""
-    outputs = target.outputs(draws.reshape(-1, draws.shape[-1]), held[:-1], buffers)
-    return settled_at(target, draws, outputs, held)
-
-
-def settled_at(target: Target, draws: Tensor, outputs: Tensor, held: Batch) -> Tensor:
-    """Return the likelihood parameters, (*B, k), given outputs at the held-out rows, (S x members, n, ...).
+def learn_from_held_out(target: Target, draws: Tensor, held: Batch, buffers: Mapping[str, Tensor]) -> Tensor:
+    """Return the likelihood parameters, (*B, k), with which draws (S, *B, P) best predict the held-out rows.
 
     They maximise the weighted mean over rows of the log predictive density, averaged over the draws.
     """
+    outputs = target.outputs(draws.reshape(-1, draws.shape[-1]), held[:-1], buffers)  # (S x members, n, ...)
     model, lead = target.network_model("A noise that is set on held-out rows"), draws.shape[:-1]
     counts = target.row_weights(held)
     share = None if counts is None else counts / counts.sum().clamp_min(torch.finfo(counts.dtype).tiny)
     weights = draws.reshape(-1, draws.shape[-1])[:, : model.learnt.start]
     tail = draws[0][..., model.learnt].detach().clone()  # (*B, k), one for all draws
-    adam = Adam.of(tail, rates("cosine", 0.1, SETTLE_STEPS, "MAP"))
-    for _ in range(SETTLE_STEPS):
+    adam = Adam.of(tail, rates("cosine", 0.1, NOISE_FIT_STEPS, "MAP"))
+    for _ in range(NOISE_FIT_STEPS):
         leaf = tail.detach().requires_grad_()
         with torch.enable_grad():
             each = leaf.expand(*lead, -1).reshape(len(weights), -1)

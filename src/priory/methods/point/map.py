@@ -33,7 +33,14 @@ from priory.curvature import STRUCTURES, Pass, select
 from priory.curvature.tuning import tune
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
-from priory.methods.point.held_out import HELD_ROWS, learns, plan_with_held_rows, settled_at, settles
+from priory.methods.point.held_out import (
+    HELD_ROWS,
+    check_holdout,
+    learn_from_held_out,
+    learns,
+    plan_with_held_rows,
+    updates_noise,
+)
 from priory.penalties.as_prior.proximal import ProximalBlock, proximal_blocks
 from priory.posteriors import Point, Posterior
 
@@ -51,7 +58,7 @@ EVIDENCE_UPDATES = 10  # of prior and noise each time; the next time continues f
 
 
 @dataclass
-class State:
+class MAPState:
     """Weights, Adam's moments, and what sets the noise: held-out rows, or the data of the evidence."""
 
     w: Tensor  # (*B, P)
@@ -109,8 +116,7 @@ class MAP(Options):
 
     def __post_init__(self) -> None:
         check_rate(self.learning_rate, self.schedule, "MAP")
-        ok = self.holdout is None or (isinstance(self.holdout, (int, float)) and 0 < self.holdout < 1)
-        require(ok, "holdout", "MAP", "lie between 0 and 1", self.holdout)
+        check_holdout(self.holdout, "MAP")
         ok = self.evidence_every is None or is_integer(self.evidence_every, 1)
         require(ok, "evidence_every", "MAP", "be an integer >= 1, or None", repr(self.evidence_every))
         ok = self.holdout is None or self.evidence_every is None
@@ -137,7 +143,7 @@ class MAP(Options):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> State:
+    ) -> MAPState:
         w = target.start(plan.data, shape, generator, start)
         learning = rates(self.schedule, self.learning_rate, plan.steps, "MAP")
         held = None if plan.held is None else plan.held.some(HELD_ROWS)
@@ -147,24 +153,24 @@ class MAP(Options):
             every = self.evidence_every * plan.data.steps_per_epoch
         first = max(1, int(BURN_IN_FRACTION * plan.steps))
         meets = [corner for corner in proximal_blocks(target.prior) if corner.stop <= target.model.learnt.start]
-        return State(w, Adam.of(w, learning), buffers, factors, held, plan.turn, data, first, every, meets)
+        return MAPState(w, Adam.of(w, learning), buffers, factors, held, plan.turn, data, first, every, meets)
 
-    def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
-        if state.held is not None and settles(state.adam.step, state.turn):
-            settle(target, state)
+    def step(self, target: Target, state: MAPState, batch: Batch, generator: torch.Generator) -> tuple[MAPState, Info]:
+        if state.held is not None and updates_noise(state.adam.step, state.turn):
+            fit_noise_on_held_out(target, state)
         if state.data is not None and state.adam.step >= state.first and state.adam.step % state.every == 0:
             retune(target, state, state.data, self.structure)
         value, gradient = target.log_likelihood_and_grad(state.w, batch, state.buffers)
         return self.update(target, state, value, gradient)
 
-    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Point:
+    def posterior(self, target: Target, state: MAPState, draws: Tensor | None = None) -> Point:
         return Point(target.scaled(state.factors), state.w, state.buffers)
 
-    def update(self, target: Target, state: State, value: Tensor, gradient: Tensor) -> tuple[State, Info]:
+    def update(self, target: Target, state: MAPState, value: Tensor, gradient: Tensor) -> tuple[MAPState, Info]:
         """Descend the loss, given log p(D|w) and its gradient at state.w."""
         # The mode is taken in the user's parameters; where only a noise is constrained, it is not moved here.
-        believed = target.scaled(state.factors)
-        log_prior, prior_gradient = believed.log_prior_and_grad(state.w, jacobian=learns(target))
+        scaled_target = target.scaled(state.factors)
+        log_prior, prior_gradient = scaled_target.log_prior_and_grad(state.w, jacobian=learns(target))
         for corner in state.corners:
             prior_gradient[..., corner.start : corner.stop] = 0
         down = torch.add(gradient, prior_gradient, alpha=target.prior_weight).neg_()
@@ -178,11 +184,10 @@ class MAP(Options):
         return state, Info({"loss": loss, "nll": -value, "log_prior": log_prior})
 
 
-def settle(target: Target, state: State) -> None:
+def fit_noise_on_held_out(target: Target, state: MAPState) -> None:
     """Set the likelihood parameters to those that best predict the held-out rows, with the weights fixed."""
     assert state.held is not None
-    outputs = target.outputs(state.w.reshape(-1, target.size), state.held[:-1], state.buffers)
-    state.w[..., target.model.learnt] = settled_at(target, state.w[None], outputs, state.held)
+    state.w[..., target.model.learnt] = learn_from_held_out(target, state.w[None], state.held, state.buffers)
 
 
 def factors_of(target: Target, shape: torch.Size) -> dict[str, Tensor]:
@@ -195,7 +200,7 @@ def factors_of(target: Target, shape: torch.Size) -> dict[str, Tensor]:
     return {name: model.network.initial.new_ones((*shape, 1)) for name in names}
 
 
-def retune(target: Target, state: State, data: Data, structure: str) -> None:
+def retune(target: Target, state: MAPState, data: Data, structure: str) -> None:
     """Maximise each member's evidence over the prior factors and the learnt parameters of the likelihood."""
     model = target.network_model("MAP")
     selection, tail = select(model), slice(model.network.size, model.layout.size)
@@ -203,8 +208,8 @@ def retune(target: Target, state: State, data: Data, structure: str) -> None:
     for i, w in enumerate(state.w.view(-1, model.layout.size)):
         if not bool(torch.isfinite(w).all()):
             continue  # the driver reports the divergence
-        own, buffers = {n: f.reshape(-1)[i] for n, f in state.factors.items()}, model.member(state.buffers, i)
-        here = target.scaled(own)
+        factors, buffers = {n: f.reshape(-1)[i] for n, f in state.factors.items()}, model.member(state.buffers, i)
+        here = target.scaled(factors)
         curvature = lambda v, here=here, buffers=buffers: STRUCTURES[structure].of(  # noqa: E731
             Pass(here, v, data, selection, buffers=buffers)
         )

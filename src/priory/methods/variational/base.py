@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from priory.core.errors import is_integer, require, warn
+from priory.core.errors import is_integer, require
 from priory.core.streams import stream
-from priory.diagnostics.flatness import FLATNESS_DRAWS, flat_place, name_of
+from priory.diagnostics.flatness import FLATNESS_DRAWS, flat_coordinate, name_of
 from priory.estimators.evidence_bound import assemble
 from priory.estimators.gradients import LAYER_ESTIMATORS, PATH_ESTIMATORS, SCORE_ESTIMATORS, Estimate, estimate
 from priory.estimators.importance import importance_weighted
@@ -23,7 +23,6 @@ from priory.families.diagonal import LOG_2_PI_E
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.models.base import has_network
-from priory.posteriors.status import Status
 from priory.posteriors.variational import Variational
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ BASELINE_DECAY = 0.9  # of the moving average of f per step
 
 
 @dataclass
-class State:
+class VariationalState:
     """Variational parameters, Adam's moments, and the moving average of f that score functions use as a baseline."""
 
     theta: Tensor  # (*B, K)
@@ -203,7 +202,9 @@ class VariationalMethod(Options):
         form, scale = self.form(target), self.first_scale(target)
         theta = form.initial(loc, scale, generator)
         learning = rates(self.schedule, self.learning_rate, plan.steps, type(self).__name__)
-        return State(theta, Adam.of(theta, learning), target.buffers(shape, start), loc.new_zeros(shape), form)
+        return VariationalState(
+            theta, Adam.of(theta, learning), target.buffers(shape, start), loc.new_zeros(shape), form
+        )
 
     def step(self, target: Target, state: Any, batch: Batch, generator: torch.Generator) -> tuple[Any, Info]:
         theta = state.theta.detach().requires_grad_()
@@ -242,16 +243,14 @@ def warn_if_flat(posterior: Variational, first: Tensor, samples: int, owner: str
     # in pieces of `samples` draws, for which a compiled graph exists already
     pieces = w.unbind() if samples == 1 else w[: FLATNESS_DRAWS - FLATNESS_DRAWS % samples].split(samples)
     gradient = torch.cat([target.log_joint_and_grad(piece, ())[1].reshape(-1, target.size) for piece in pieces])
-    place = flat_place(away[: len(gradient)], gradient, wide)
+    place = flat_coordinate(away[: len(gradient)], gradient, wide)
     if place is not None:
         sentence = (
-            f"The q of {owner} runs off: its standard deviation of '{name_of(target, place)}' is "
-            f"{float(away[:, place].std()):.2g} in unconstrained coordinates, and log p doesn't fall over it. "
-            f"The density seems "
-            "to be improper in it: give it a prior, or more steps if it is only very wide."
+            f"The q of {owner} diverges: its standard deviation of '{name_of(target, place)}' is "
+            f"{float(away[:, place].std()):.2g} in unconstrained coordinates, and log p doesn't fall over that "
+            "width. The density seems to be improper there: give it a prior, or more steps if it is only very wide."
         )
-        warn(sentence)
-        posterior.know(Status("doubtful", sentence), warned=True)
+        posterior.doubt(sentence)
 
 
 def updated_baseline(baseline: Tensor, found: Estimate, first: bool) -> Tensor:

@@ -42,7 +42,7 @@ STRIP_COLUMNS = 128  # per strip of a triangular product: wide enough to multipl
 
 
 @dataclass
-class State:
+class FullRankState:
     """Mean and Cholesky factor of q, learning rates, and the moving average of f, the baseline of score functions."""
 
     loc: Tensor  # (*B, P)
@@ -105,13 +105,13 @@ class FullRank(VariationalMethod):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> State:
+    ) -> FullRankState:
         few = target.size <= self.most
         require(few, "model", "FullRank", f"have at most {self.most:,} parameters (LowRank takes more)", target.size)
         loc = target.start(plan.data, shape, generator, start)
         scale = self.first_scale(target).expand_as(loc)
         learning = rates(self.schedule, self.learning_rate, plan.steps, "FullRank")
-        return State(loc, scale.diag_embed(), target.buffers(shape, start), loc.new_zeros(shape), learning)
+        return FullRankState(loc, scale.diag_embed(), target.buffers(shape, start), loc.new_zeros(shape), learning)
 
     def step(self, target: Target, state: Any, batch: Batch, generator: torch.Generator) -> tuple[Any, Info]:
         loc, tril = (t.detach().requires_grad_() for t in (state.loc, state.tril))

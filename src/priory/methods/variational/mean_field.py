@@ -36,8 +36,7 @@ from priory.families import DiagonalFamily, DiagonalForm, FactorisedForm, PerPar
 from priory.families.factorised import BASE_DISTRIBUTIONS
 from priory.methods.base import Info
 from priory.methods.optimise import Adam, rates
-from priory.methods.variational.base import State as FlatState
-from priory.methods.variational.base import VariationalMethod, inner, parts
+from priory.methods.variational.base import VariationalMethod, VariationalState, inner, parts
 from priory.models.base import has_network
 from priory.network.layer_noise import LayerNoise
 from priory.posteriors import DiagonalGaussian, Posterior, Variational
@@ -54,7 +53,7 @@ PER_PARAMETER_SCALE = 0.5  # initial scale for a dict: a narrow Beta or Gamma ha
 
 
 @dataclass
-class State:
+class MeanFieldState:
     """Variational parameters, Adam's moments, and work tensors that every step overwrites."""
 
     variational: Tensor = field(metadata={"lead": 1})  # (2, *B, P): means, log standard deviations
@@ -161,7 +160,7 @@ class MeanField(VariationalMethod):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> State | FlatState:
+    ) -> MeanFieldState | VariationalState:
         check(target, self)
         if not self.lean:
             return super().init(target, plan, generator, shape, start)
@@ -170,7 +169,7 @@ class MeanField(VariationalMethod):
         variational[1] = torch.log(self.first_scale(target))
         learning = rates(self.schedule, self.learning_rate, plan.steps, "MeanField")
         work = loc.new_empty(self.samples, *loc.shape)
-        return State(
+        return MeanFieldState(
             variational,
             Adam.of(variational, learning),
             target.buffers(shape, start),
@@ -199,7 +198,7 @@ class MeanField(VariationalMethod):
         return noise
 
     def step(self, target: Target, state: Any, batch: Batch, generator: torch.Generator) -> tuple[Any, Info]:
-        if isinstance(state, FlatState):
+        if isinstance(state, VariationalState):
             return super().step(target, state, batch, generator)
         if state.layers is not None:
             return self._step_at_layers(target, state, batch, generator)
@@ -208,7 +207,7 @@ class MeanField(VariationalMethod):
         return self.update(target, state, w, value, gradient)
 
     def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Variational:
-        if isinstance(state, State):
+        if isinstance(state, MeanFieldState):
             gaussian = DiagonalGaussian(target, DiagonalFamily(*state.variational), state.buffers)
             self.warn_if_flat(gaussian)
             return gaussian
@@ -222,11 +221,13 @@ class MeanField(VariationalMethod):
         known = expected(target, BASE_DISTRIBUTIONS[self.family].entropy if other else NORMAL_ENTROPY, closed=False)
         if known is None:
             return super().estimate(target, family, batch, state, generator)
-        return known.joined(target, family, super().estimate(known.apart(target), family, batch, state, generator))
+        return known.joined(
+            target, family, super().estimate(known.without_closed_forms(target), family, batch, state, generator)
+        )
 
     # The two halves of a step, for custom training loops.
 
-    def draw(self, state: State, generator: torch.Generator) -> Tensor:
+    def draw(self, state: MeanFieldState, generator: torch.Generator) -> Tensor:
         """Draw w = m + s eps, (*B, P), or (S, *B, P) for several samples; valid until the next draw."""
         m, log_s = state.variational
         torch.exp(log_s, out=state.scale)
@@ -243,12 +244,14 @@ class MeanField(VariationalMethod):
         torch.addcmul(m, state.noise, state.scale, out=state.w)
         return state.w[0] if self.samples == 1 else state.w
 
-    def update(self, target: Target, state: State, w: Tensor, value: Tensor, gradient: Tensor) -> tuple[State, Info]:
+    def update(
+        self, target: Target, state: MeanFieldState, w: Tensor, value: Tensor, gradient: Tensor
+    ) -> tuple[MeanFieldState, Info]:
         """Descend the loss, given log p(D|w) and its gradient at the draws that `draw` returned."""
         if target.empirical:
-            target = target.settled(DiagonalFamily(*state.variational))
+            target = target.with_empirical_precisions(DiagonalFamily(*state.variational))
         if state.expected is not None:
-            target = state.expected.apart(target)
+            target = state.expected.without_closed_forms(target)
         value, gradient, others, volume = self._add_priors_at_draws(target, w, value, gradient)
         if self.estimator == "sticking":
             square = self._sticking_descent(target, state, gradient)
@@ -278,7 +281,9 @@ class MeanField(VariationalMethod):
             others, volume = (None if part is None else part.mean(0) for part in (others, volume))
         return value, gradient, others, volume
 
-    def _descent(self, target: Target, state: State, gradient: Tensor, push: Tensor, noise: Tensor | None) -> Tensor:
+    def _descent(
+        self, target: Target, state: MeanFieldState, gradient: Tensor, push: Tensor, noise: Tensor | None
+    ) -> Tensor:
         """Write the gradient of the loss from g and from g eps (`push`, to be multiplied by `noise` if given).
 
         Returns sum_i lambda_i ((m - m0)^2 + s^2), which the closed form of the bound needs.
@@ -297,14 +302,14 @@ class MeanField(VariationalMethod):
         spread.mul_(state.scale).sub_(t)
         return square
 
-    def _add_closed_forms(self, target: Target, state: State, others: Tensor | None) -> Tensor | None:
+    def _add_closed_forms(self, target: Target, state: MeanFieldState, others: Tensor | None) -> Tensor | None:
         """Add the gradient of terms that need no draws; return E_q[log p] of the non-Gaussian priors with them."""
         if state.expected is None:
             return others
         known = state.expected.descend(target.prior_weight, state.variational[0], state.scale, state.gradient)
         return -known if others is None else others - known
 
-    def _sticking_descent(self, target: Target, state: State, gradient: Tensor) -> Tensor:
+    def _sticking_descent(self, target: Target, state: MeanFieldState, gradient: Tensor) -> Tensor:
         """Write the sticking-the-landing gradient of the loss: prior and log q at the draws, q fixed inside log q."""
         prior, a, t = target.prior, target.prior_weight, target.entropy_weight
         m = state.variational[0]
@@ -329,15 +334,15 @@ class MeanField(VariationalMethod):
         return square
 
     def _step_at_layers(
-        self, target: Target, state: State, batch: Batch, generator: torch.Generator
-    ) -> tuple[State, Info]:
+        self, target: Target, state: MeanFieldState, batch: Batch, generator: torch.Generator
+    ) -> tuple[MeanFieldState, Info]:
         """Take a step with noise at the layers: gradients in m and s, averaged over samples, one member at a time."""
         m, log_s = state.variational
         torch.exp(log_s, out=state.scale)
         if target.empirical:
-            target = target.settled(DiagonalFamily(m, log_s))
+            target = target.with_empirical_precisions(DiagonalFamily(m, log_s))
         if state.expected is not None:
-            target = state.expected.apart(target)
+            target = state.expected.without_closed_forms(target)
         noise = None
         if state.base is not None and state.adam.step % 2 == 0:
             state.base.normal_(generator=generator)
@@ -372,7 +377,7 @@ class MeanField(VariationalMethod):
     def _noisy_pass(
         self,
         target: Target,
-        state: State,
+        state: MeanFieldState,
         loc: Tensor,
         scale: Tensor,
         batch: Batch,

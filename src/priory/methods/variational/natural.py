@@ -61,7 +61,7 @@ MAX_HESSIAN_RATE = 0.02  # so that single draws don't dominate the precision
 
 
 @dataclass
-class State:
+class NaturalGradientState:
     """Mean, precision and averaged gradient, and work tensors that every step overwrites."""
 
     loc: Tensor  # (*B, P), m
@@ -155,7 +155,7 @@ class NaturalGradient(Options):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> State:
+    ) -> NaturalGradientState:
         loc = target.start(plan.data, shape, generator, start)
         typical = target.prior.typical_scale()
         precision, factor = ((self.initial_scale * typical) ** -2).expand_as(loc).clone(), None
@@ -165,7 +165,7 @@ class NaturalGradient(Options):
             require(target.size <= MAX_FULL_PARAMETERS, "covariance", "NaturalGradient", must, got)
             precision, factor = precision.diag_embed(), precision.sqrt().diag_embed()
         work = loc.new_empty(self.samples, *loc.shape)
-        return State(
+        return NaturalGradientState(
             loc,
             precision,
             factor,
@@ -180,12 +180,14 @@ class NaturalGradient(Options):
             work=loc.new_empty(2, *loc.shape),
         )
 
-    def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+    def step(
+        self, target: Target, state: NaturalGradientState, batch: Batch, generator: torch.Generator
+    ) -> tuple[NaturalGradientState, Info]:
         w = self.draw(state, generator)
         value, gradient = target.log_likelihood_and_grad(w, batch, state.buffers)
         return self.update(target, state, w, value, gradient)
 
-    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Variational:
+    def posterior(self, target: Target, state: NaturalGradientState, draws: Tensor | None = None) -> Variational:
         if state.factor is not None:
             form = FullRankForm(target.size)
             theta = form.theta(FullRankFamily(state.loc, covariance_factor(state.precision)))
@@ -198,7 +200,7 @@ class NaturalGradient(Options):
 
     # The two halves of a step, for custom training loops.
 
-    def draw(self, state: State, generator: torch.Generator) -> Tensor:
+    def draw(self, state: NaturalGradientState, generator: torch.Generator) -> Tensor:
         """Draw w = m + L^-T eps, (*B, P), or (S, *B, P) for several samples; valid until the next draw."""
         if self.samples % 2:
             state.noise.normal_(generator=generator)
@@ -212,10 +214,12 @@ class NaturalGradient(Options):
             torch.add(state.loc, solve(state.factor.mT, state.noise, upper=True), out=state.w)
         return state.w[0] if self.samples == 1 else state.w
 
-    def update(self, target: Target, state: State, w: Tensor, value: Tensor, gradient: Tensor) -> tuple[State, Info]:
+    def update(
+        self, target: Target, state: NaturalGradientState, w: Tensor, value: Tensor, gradient: Tensor
+    ) -> tuple[NaturalGradientState, Info]:
         """Take the step, given log p(D|w) and its gradient at the draws that `draw` returned."""
         if has_network(target.model) and target.prior.empirical:
-            target = target.settled(self.posterior(target, state).family)
+            target = target.with_empirical_precisions(self.posterior(target, state).family)
         prior, a, t = target.prior, target.prior_weight, target.entropy_weight
         others, volume = None, None
         if prior.others:
@@ -257,7 +261,7 @@ class NaturalGradient(Options):
         state.loc.sub_(torch.clamp(move, *state.reach, out=move), alpha=rate)
         return state, Info(parts(target, value, square, log_scales, others, volume))
 
-    def rates_of(self, state: State) -> tuple[float, float]:
+    def rates_of(self, state: NaturalGradientState) -> tuple[float, float]:
         """Return the rates of this step, of the mean and of the precision."""
         rate = float(state.rates[min(state.step, len(state.rates) - 1)])
         return rate, min(1.0, state.hessian_rate * rate / self.learning_rate)

@@ -32,14 +32,14 @@ from torch import Tensor
 from priory.core.errors import DivergedError, is_integer, require, warn
 from priory.core.linalg import try_cholesky
 from priory.core.streams import stream
-from priory.diagnostics.flatness import FLATNESS_DRAWS, flat_place, name_of
+from priory.diagnostics.flatness import FLATNESS_DRAWS, flat_coordinate, name_of
 from priory.diagnostics.importance import importance_resample, k_hat, psis
 from priory.estimators.evidence_bound import assemble
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.models.base import has_network
 from priory.posteriors import Evidence, Posterior
 from priory.posteriors.draws import Draws
-from priory.posteriors.status import Status, of_cap
+from priory.posteriors.status import of_cap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ MAX_TRIALS = 40  # points per line search
 MAX_START_HALVINGS = 10  # of a start whose log density is not finite
 MIN_CURVATURE = 1e-12  # s'z / z'z above which a move updates the curvature
 CONVERGED_GAIN_EPS = 500  # gain of log p, in machine epsilons, below which a path has converged
-MAX_DRAW_NUMBERS = 1 << 24  # numbers (coordinates x rows) of draws that are evaluated together
+MAX_DRAW_ELEMENTS = 1 << 24  # numbers (coordinates x rows) of draws that are evaluated together
 BLOCK_ROWS = 1024  # rows read at a time
 UNCHECKED_METRICS = ("elbo", "loss")  # minus infinity until a path finds a finite value
 
@@ -69,13 +69,13 @@ class Normal:
     factor: Tensor  # L (*B, r, r), lower triangular
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Loc + T noise, for standard normal noise (n, *B, P)."""
+        """Return loc + T noise, for standard normal noise (n, *B, P)."""
         inner = noise[..., None, :] @ self.basis  # (n, *B, 1, r)
         inner = inner @ (self.factor - self._one()).mT
         return self.loc + self.scale * (noise + (inner @ self.basis.mT)[..., 0, :])
 
     def newton(self, gradient: Tensor) -> Tensor:
-        """Loc + C gradient = loc + T (T' gradient), (*B, P)."""
+        """Return loc + C gradient = loc + T (T' gradient), (*B, P)."""
         scaled = self.scale * gradient
         inner = scaled[..., None, :] @ self.basis @ (self.factor - self._one())
         return self.draw((scaled + (inner @ self.basis.mT)[..., 0, :])[None])[0]
@@ -99,7 +99,7 @@ class Normal:
 
 
 @dataclass
-class State:
+class PathfinderState:
     """Position, curvature estimate and best approximation so far of each path."""
 
     w: Tensor  # (*B, K, P)
@@ -177,12 +177,12 @@ class Pathfinder(Options):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> State:
+    ) -> PathfinderState:
         w = target.start(plan.data, torch.Size([*shape, self.paths]), generator, start)
         w, value, gradient, alive = usable_starts(log_joint(target, plan.data), w)
         none = w.new_zeros(*w.shape[:-1], self.history, w.shape[-1])
         diagonal = torch.ones_like(w)
-        return State(
+        return PathfinderState(
             w,
             value,
             gradient,
@@ -197,7 +197,9 @@ class Pathfinder(Options):
             data=plan.data,
         )
 
-    def step(self, target: Target, state: State, batch: Data, generator: torch.Generator) -> tuple[State, Info]:
+    def step(
+        self, target: Target, state: PathfinderState, batch: Data, generator: torch.Generator
+    ) -> tuple[PathfinderState, Info]:
         w, value, gradient, moved = line_search(log_joint(target, batch), state)
         gain = value - state.value
         state.diagonal, state.moves, state.changes = updated_history(
@@ -221,9 +223,9 @@ class Pathfinder(Options):
         }
         return state, Info(metrics, done=not bool(state.active.any()), unchecked=UNCHECKED_METRICS)
 
-    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Draws:
+    def posterior(self, target: Target, state: PathfinderState, draws: Tensor | None = None) -> Draws:
         best = best_of_paths(state)
-        flat = warn_if_flat(target, state.data, best, state.seed)
+        flat = flat_sentence(target, state.data, best, state.seed)
         generator = stream(state.seed, "draws", device=state.w.device)
         noise = torch.randn(
             self.draws, *best.loc.shape, generator=generator, dtype=best.loc.dtype, device=best.loc.device
@@ -236,7 +238,7 @@ class Pathfinder(Options):
         found = Draws(target, w[places], k_hat=k_hat(log_weights), evidence=evidence(target, log_weights))
         found.know(of_cap(not bool(state.active.all()), None, "Every path of Pathfinder"))
         if flat:
-            found.know(Status("doubtful", flat), warned=True)
+            found.doubt(flat)
         return found
 
 
@@ -244,20 +246,8 @@ class Pathfinder(Options):
 
 
 def log_joint(target: Target, data: Data) -> Joint:
-    """Return a function for the tempered log joint over all rows and its gradient, (*B, P) -> (*B,), (*B, P).
-
-    Each block of rows is scaled to the whole data, so the blocks are averaged in proportion to their rows.
-    """
-
-    def both(w: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient, seen = torch.zeros_like(w[..., 0]), torch.zeros_like(w), 0
-        for block in data.blocks(BLOCK_ROWS):
-            rows = len(block[0]) if block else 1
-            block_value, block_gradient = target.log_joint_and_grad(w, block)
-            value, gradient, seen = value + rows * block_value, gradient + rows * block_gradient, seen + rows
-        return value / seen, gradient / seen
-
-    return both
+    """Return a function for the tempered log joint over all rows and its gradient, (*B, P) -> (*B,), (*B, P)."""
+    return lambda w: target.whole_log_joint_and_grad(w, data, BLOCK_ROWS)
 
 
 def log_ratio(target: Target, data: Data, w: Tensor, log_q: Tensor) -> Tensor:
@@ -266,7 +256,7 @@ def log_ratio(target: Target, data: Data, w: Tensor, log_q: Tensor) -> Tensor:
     parts = []
     with torch.no_grad():
         for v, q in zip(
-            w.split(max(1, MAX_DRAW_NUMBERS // each)), log_q.split(max(1, MAX_DRAW_NUMBERS // each)), strict=True
+            w.split(max(1, MAX_DRAW_ELEMENTS // each)), log_q.split(max(1, MAX_DRAW_ELEMENTS // each)), strict=True
         ):
             volume = target.model.layout.log_det(v)
             bound = assemble(target, target.log_likelihood(v, data, rows=BLOCK_ROWS), -target.log_prior(v), -q, volume)
@@ -300,7 +290,7 @@ def usable(value: Tensor, gradient: Tensor) -> Tensor:
     return torch.isfinite(value) & torch.isfinite(gradient).all(-1)
 
 
-def line_search(function: Joint, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def line_search(function: Joint, state: PathfinderState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Search along the Newton direction; return the new point, its value and gradient, and whether the path moved.
 
     The step length t is bisected (Lewis and Overton 2013) until both Wolfe conditions hold. Where log p is not finite,
@@ -328,7 +318,7 @@ def line_search(function: Joint, state: State) -> tuple[Tensor, Tensor, Tensor, 
     return w, value, gradient, low > 0
 
 
-def updated_history(state: State, s: Tensor, z: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def updated_history(state: PathfinderState, s: Tensor, z: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Add a pair (s, z) to the diagonal, the moves and the changes where its curvature is positive."""
     diagonal = next_diagonal(state.diagonal, s, z)
     curved = (s * z).sum(-1) > MIN_CURVATURE * z.square().sum(-1)
@@ -391,7 +381,7 @@ def chosen(first: Tensor, one: Normal, other: Normal) -> Normal:
     )
 
 
-def best_of_paths(state: State) -> Normal:
+def best_of_paths(state: PathfinderState) -> Normal:
     """Return the best approximations of the paths that found one, over all members, (K, P)."""
     found = torch.isfinite(state.elbo)
     failed, all_ = int((~found).sum()), found.numel()
@@ -409,8 +399,11 @@ def best_of_paths(state: State) -> Normal:
     return Normal(best.loc[found], best.scale[found], best.basis[found], best.factor[found])
 
 
-def warn_if_flat(target: Target, data: Data, paths: Normal, seed: int) -> str:
-    """Warn, and return the message, if log p is flat over the width of the approximations (K, P)."""
+def flat_sentence(target: Target, data: Data, paths: Normal, seed: int) -> str:
+    """Return a sentence that names a parameter in which log p is flat over the width of the approximations (K, P).
+
+    It is empty if there is none.
+    """
     if has_network(target.model) and not target.prior.improper:
         return ""
     generator, function = stream(seed, "flat", device=paths.loc.device), log_joint(target, data)
@@ -419,15 +412,13 @@ def warn_if_flat(target: Target, data: Data, paths: Normal, seed: int) -> str:
     w = paths.draw(noise)
     gradient = torch.stack([function(v)[1] for v in w]).flatten(0, 1)
     away = (w - paths.loc).flatten(0, 1)
-    place = flat_place(away, gradient, torch.ones_like(away[0], dtype=torch.bool))
+    place = flat_coordinate(away, gradient, torch.ones_like(away[0], dtype=torch.bool))
     if place is None:
         return ""
-    sentence = (
+    return (
         f"The paths of Pathfinder found no width in '{name_of(target, place)}': log p doesn't fall over that of "
-        "their approximations. The density seems to be improper in it: give it a prior."
+        "their approximations. The density seems to be improper there: give it a prior."
     )
-    warn(sentence)
-    return sentence
 
 
 def mixture(paths: Normal, w: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""Stein variational gradient descent (Liu and Wang 2016): particles that follow the gradient of the log joint, and that
-a kernel keeps apart.
+"""Stein variational gradient descent (Liu and Wang 2016): particles that follow the gradient of the log joint and repel
+each other through a kernel.
 
 The particles move in the direction phi in which KL(q || p) falls fastest, among those in the unit ball of the kernel's
 space, with q the distribution of the particles. The first term of phi moves them to where the posterior is high, the
@@ -37,7 +37,7 @@ JITTER_SCALE = 0.02  # of the prior's standard deviations, between particles tha
 
 
 @dataclass
-class State:
+class SVGDState:
     """The particles and Adam's moments."""
 
     w: Tensor  # (*B, n, P)
@@ -110,18 +110,20 @@ class SVGD(Options):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> State:
+    ) -> SVGDState:
         w = target.start(plan.data, torch.Size([*shape, self.particles]), generator, start)
-        w = apart(w, JITTER_SCALE * target.prior.typical_scale(), generator)
-        return State(w, Adam.of(w, rates(self.schedule, self.learning_rate, plan.steps, "SVGD")))
+        w = jittered(w, JITTER_SCALE * target.prior.typical_scale(), generator)
+        return SVGDState(w, Adam.of(w, rates(self.schedule, self.learning_rate, plan.steps, "SVGD")))
 
-    def step(self, target: Target, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+    def step(
+        self, target: Target, state: SVGDState, batch: Batch, generator: torch.Generator
+    ) -> tuple[SVGDState, Info]:
         value, score = target.log_joint_and_grad(state.w, batch)
         phi = direction(state.w, score, self.bandwidth)
         state.adam.descend(state.w, -phi)
         return state, Info({"loss": target.loss(value).mean(-1), "phi": phi.square().mean((-2, -1)).sqrt()})
 
-    def posterior(self, target: Target, state: State, draws: Tensor | None = None) -> Draws:
+    def posterior(self, target: Target, state: SVGDState, draws: Tensor | None = None) -> Draws:
         return Draws(target, state.w.flatten(0, -2))
 
 
@@ -145,7 +147,7 @@ def squared_distances(w: Tensor) -> Tensor:
 def median_rule(squares: Tensor) -> Tensor:
     """Return h for each set of squared distances (*B, n, n): (*B, 1, 1).
 
-    The median is over pairs, the lower one where their number is even. Where it is zero, the mean stands in for it.
+    The median is over pairs, the lower one where their number is even. Where it is zero, the mean is used instead.
     """
     n = squares.shape[-1]
     if n == 1:
@@ -157,8 +159,8 @@ def median_rule(squares: Tensor) -> Tensor:
     return (typical / math.log(n))[..., None, None]
 
 
-def apart(w: Tensor, scale: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the particles with noise of this scale, (P,), added to those that equal another: they would stay equal."""
+def jittered(w: Tensor, scale: Tensor, generator: torch.Generator) -> Tensor:
+    """Add noise of this scale, (P,), to particles that equal another one, because equal particles would stay equal."""
     noise = torch.randn(w.shape, generator=generator, dtype=w.dtype, device=w.device)
     exact = torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist") == 0
     repeated = exact.tril(-1).any(-1, keepdim=True)

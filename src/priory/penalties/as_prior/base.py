@@ -101,7 +101,7 @@ class Regulariser:
             if parameter.is_weight
         }
 
-    def beliefs(self, net: nn.Module, dtype: torch.dtype) -> dict[str, Distribution]:
+    def priors_of(self, net: nn.Module, dtype: torch.dtype) -> dict[str, Distribution]:
         """Return the prior of each trainable parameter, by name.
 
         Args:

@@ -86,7 +86,7 @@ class Variational:
         require(single, "function", "Variational", "return one value per weight to be certified", "their sum")
         return prior_from_penalty(self, family)
 
-    def beliefs(self, net: nn.Module, dtype: torch.dtype) -> dict[str, VariationalTerm]:
+    def priors_of(self, net: nn.Module, dtype: torch.dtype) -> dict[str, VariationalTerm]:
         """Return the penalty of each trainable parameter, by name.
 
         Args:

@@ -151,7 +151,7 @@ class Coin:
 
         for _ in range(100):
             step, least = newton(loc, scale), elbo(loc, scale)
-            least = least - 1e-13 * (1 + least.abs())  # what rounding may take away
+            least = least - 1e-13 * (1 + least.abs())  # bound on the rounding error
             while scale + step[1] <= 0 or elbo(loc + step[0], scale + step[1]) < least:
                 step = 0.5 * step
             loc, scale = loc + step[0], scale + step[1]
