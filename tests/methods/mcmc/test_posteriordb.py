@@ -1,8 +1,9 @@
 """Thirteen posteriors with reference draws, by NUTS and by HMC: means, standard deviations, R-hat and divergences.
 
 The mean and the standard deviation of all 105 parameters are compared at 4 combined standard errors. With new draws
-on both sides, one of the 210 comparisons would fail by chance in 1.3 % of the runs; seeds are fixed. Only the centred
-eight schools may have divergences.
+on both sides, one of the 210 comparisons would fail by chance in 1.3 % of the runs, and processors differ in their last
+bits. So a posterior that fails is sampled again with another seed, and must pass then: right draws fail twice in fewer
+than 1 of 5,000 runs, and a bias fails both times. Only the centred eight schools may have divergences.
 """
 
 from __future__ import annotations
@@ -54,24 +55,31 @@ def standard_errors_between(found: Tensor, known: Tensor) -> Tensor:
     return torch.stack(pairs)
 
 
-def fitted(density: pr.Density, method: Sampler, draws: int) -> Chains:
+def fitted(density: pr.Density, method: Sampler, draws: int, seed: int) -> Chains:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*diverged", PrioryWarning)  # divergences are counted below
-        posterior = pr.fit(density, None, method, steps=draws, progress=False)
+        posterior = pr.fit(density, None, method, steps=draws, seed=seed, progress=False)
     assert isinstance(posterior, Chains)
     return posterior
 
 
 def assert_matches_reference(name: str, method: Sampler, draws: int, folder: Path) -> None:
     known = posteriordb.problem(name, folder)
-    posterior = fitted(known.density, method, draws)
+    try:
+        assert_draws_match(known, method, draws, seed=0)
+    except AssertionError:
+        assert_draws_match(known, method, draws, seed=1)
+
+
+def assert_draws_match(known: Any, method: Sampler, draws: int, seed: int) -> None:
+    posterior = fitted(known.density, method, draws, seed)
     found = known.named(posterior.draws)
     assert found.keys() == known.draws.keys()
     for parameter, reference in known.draws.items():
         far = standard_errors_between(found[parameter], reference.unflatten(0, REFERENCE_SHAPE))
         assert float(far.max()) < MAX_STANDARD_ERRORS, f"{parameter}: {far.tolist()} standard errors"
         assert float(r_hat(found[parameter]).max()) < 1.01, parameter
-    assert name == FUNNEL or len(posterior.divergences) == 0
+    assert known.name == FUNNEL or len(posterior.divergences) == 0
 
 
 @pytest.mark.parametrize("name", posteriordb.NAMES)
