@@ -14,6 +14,8 @@ to Info.
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from priory.posteriors import Posterior
 
 P_co = TypeVar("P_co", bound="Posterior", covariant=True)
+
+ARGS_SECTION = re.compile(r"^Args:\n((?: {4}.*\n)+)", re.MULTILINE)
+ARGS_ENTRY = re.compile(r"^ {4}(\w+):.*\n(?: {5,}.*\n)*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -119,8 +124,32 @@ class Plan:
         return early + max(0, step - self.turn) // self.data.steps_per_epoch
 
 
+def documented_options(docstring: str | None) -> dict[str, str]:
+    """Return the entries of the Args section of a docstring, by the name of the option."""
+    section = ARGS_SECTION.search(inspect.cleandoc(docstring or "") + "\n")
+    return {entry[1]: entry[0] for entry in ARGS_ENTRY.finditer(section[1])} if section else {}
+
+
+def with_inherited_options(docstring: str | None, base: type) -> str | None:
+    """Append the options that only the docstring of the base class documents to the Args section of a docstring."""
+    own = documented_options(docstring)
+    inherited = "".join(text for name, text in documented_options(base.__doc__).items() if name not in own)
+    if not own or not inherited:
+        return docstring
+    return ARGS_SECTION.sub(lambda section: section[0] + inherited, inspect.cleandoc(docstring or "") + "\n", count=1)
+
+
 class Options:
-    """Base class of methods: raises InputError for unknown options, and provides common defaults."""
+    """Base class of methods: raises InputError for unknown options, and provides common defaults.
+
+    An option that several methods share is documented once, by the base class that declares it. `help` and the
+    reference show it for each method, because the Args section of a derived class is completed when it is made.
+    """
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if cls.__base__ is not None:
+            cls.__doc__ = with_inherited_options(cls.__doc__, cls.__base__)
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         known = [f.name for f in fields(cls) if f.init]  # pyright: ignore[reportArgumentType] - methods are dataclasses

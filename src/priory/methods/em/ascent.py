@@ -73,8 +73,8 @@ class Ascent(Options):
         restarts: Number of runs from different starts; the one with the highest bound is kept.
         tolerance: A run ends when an iteration raises the bound by less than this many nats per row. 0 runs all
             iterations. `steps` in `fit` is the cap on iterations (default: 200).
-        start: One of the model's initialisations ("k-means++" or "random" for mixtures), a dict of parameters, or a
-            fitted posterior. Default: None, the model's first initialisation.
+        start: One of the model's initialisations, a dict of parameters, or a fitted posterior. Default: None, the
+            model's first initialisation.
         accelerate: Whether to extrapolate every second iteration by SQUAREM.
         annealing: Temperatures, each >= 1, of the first iterations, such as (8, 4, 2). They flatten q(z), so that a
             poor start is left more easily. Default: (), none.

@@ -32,19 +32,8 @@ class EM(Ascent):
     Where the model has a prior over its parameters, EM finds the mode of the posterior.
 
     Args:
-        restarts: Number of runs from different starts; the one with the highest bound is kept.
-        tolerance: A run ends when an iteration raises the bound by less than this many nats per row. 0 runs all
-            iterations. `steps` in `fit` is the cap on iterations (default: 200).
         start: One of the model's initialisations ("k-means++" or "random" for mixtures), a dict of parameters, or a
             fitted posterior. Default: None, the model's first initialisation.
-        accelerate: Whether to extrapolate every second iteration by SQUAREM.
-        annealing: Temperatures, each >= 1, of the first iterations, such as (8, 4, 2). They flatten q(z), so that a
-            poor start is left more easily. Default: (), none.
-        draws: Number of draws of z that replace q(z) in the statistics (Monte Carlo EM). Default: 0, q(z) itself.
-        online: Exponent, above 0.5 and at most 1, of the decaying rate of minibatch updates. Default: None, every
-            iteration reads all rows.
-        gradient_steps: Number of L-BFGS steps that replace the model's closed M-step (generalised EM). Default: None,
-            the closed form.
 
     Example:
         >>> EM(restarts=0)

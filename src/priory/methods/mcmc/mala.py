@@ -32,23 +32,9 @@ class MALA(Sampler):
     Needs one gradient per transition, and many transitions per independent draw; `HMC` and `NUTS` are usually better.
 
     Args:
-        chains: Number of chains, which move together as one batch. Default: None, a power of two between 16 and 256,
-            fewer the more a gradient costs.
         warmup: Number of warm-up transitions, which are not kept. Default: None, until the chains have settled, at most
             5,120.
-        thin: Keep every `thin`-th draw after the warm-up. `steps` in `fit` counts kept draws per chain.
-        accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: None,
-            0.574.
-        metric: Form of the covariance that rescales the parameters: "diagonal", "dense" or "low_rank". Default: None,
-            "dense" for at most 256 parameters and at most 8 per chain, otherwise "low_rank".
-        compile: Whether to compile the log density with `torch.compile`. Compiling takes 10 to 60 seconds and needs a
-            C++ compiler; it about halves the time of a gradient of a small density.
-        until_ess: Stop once the smallest bulk effective sample size of all coordinates reaches this number, or after
-            `steps` draws. Default: None, after `steps` draws; and without `steps`, once the effective sample sizes are
-            1,000 and in the tails 400, and nested R-hat is below 1.01.
-        store: Folder for the draws, where they don't fit into memory. Default: None, they are kept in memory.
-        start: Where the chains start: None for the model's own initialisation, "prior" for draws from the model's
-            prior, a method such as `Pathfinder()` or a fitted posterior for draws from its result.
+        accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: None, 0.574.
 
     Example:
         >>> MALA(accept=1.5)

@@ -133,8 +133,8 @@ class GradientSampler(Options):
     """Options that the stochastic-gradient samplers share, and the initial positions of their chains.
 
     Args:
-        learning_rate: Step size of gradient descent on the mean loss per row. Default: None, read from the target (see
-            `priory.methods.mcmc.learning_rates`).
+        learning_rate: Step size of gradient descent on the mean loss per row. Default: None, read from the curvature
+            and the gradient noise of the target in the burn-in.
         chains: Number of chains, which read the same minibatches.
         burn_in: Steps at the start that are not kept. Default: None, half of the steps; with `Cyclical()`, none,
             because the exploring part of each cycle is its burn-in.

@@ -58,12 +58,6 @@ class SGHMC(GradientSampler):
     Args:
         learning_rate: Step size of gradient descent with momentum 1 - `friction` on the mean loss per row. Default:
             None, read from the curvature and the gradient noise of the target in the burn-in.
-        chains: Number of chains, which read the same minibatches.
-        burn_in: Steps at the start that are not kept. Default: None, half of the steps; with `Cyclical()`, none,
-            because the exploring part of each cycle is its burn-in.
-        thin: Keep every `thin`-th draw after the burn-in. Default: None, the smallest that keeps at most 1,000 draws
-            per chain.
-        schedule: "constant" (default) or `Cyclical()`.
         friction: Friction a, above 0 and at most 1. Default: 0.1.
         start: A method such as `MAP()` or a fitted posterior to start the chains from. Default: None, the model's own
             initialisation.

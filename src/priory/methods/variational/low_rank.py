@@ -32,19 +32,6 @@ class LowRank(VariationalMethod):
 
     Args:
         rank: Number of columns of F. Default: 5.
-        samples: Number of draws of w per step. Default: 1.
-        estimator: Gradient estimator, one of `priory.estimators.ESTIMATORS` except "local" and "flipout".
-            Default: None, "sticking" for the ELBO, "doubly" for "iwae", and "pathwise" with a `divergence`.
-        objective: "elbo", or "iwae" for the importance-weighted bound over `samples` draws. Default: "elbo".
-        divergence: Replaces KL(q || p) by another divergence to the prior, such as `priory.divergences.Renyi(0.5)`.
-            Default: None, KL.
-        antithetic: Whether draws come in pairs eps, -eps, whose odd errors cancel. Default: None, pairs where `samples`
-            is even and q is symmetric.
-        learning_rate: Learning rate of Adam. Default: 0.01.
-        schedule: "cosine" (decay to zero, so that the last steps average the noise away), "constant", or a function
-            from an optimizer to a `torch.optim.lr_scheduler`. Default: "cosine".
-        initial_scale: Initial standard deviations of q, in standard deviations of the prior. Default: None, 0.02.
-        start: Method to fit first, or posterior to start from. Default: None, the model's initial values.
 
     Example:
         >>> LowRank(rank=0)

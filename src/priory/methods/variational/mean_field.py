@@ -84,21 +84,13 @@ class MeanField(VariationalMethod):
         family: Distribution of every coordinate: "gaussian", "laplace", "logistic" or "uniform"; or, for a `Density`, a
             dict from parameter names to classes of `torch.distributions` on their supports, such as {"p": Beta}.
             Parameters missing from the dict are Gaussian in unconstrained coordinates. Default: "gaussian".
-        samples: Number of draws of w per step. Default: 1.
         estimator: Gradient estimator, one of `priory.estimators.ESTIMATORS`: "pathwise", "sticking", "local",
             "flipout", "score", "score_baseline", "leave_one_out" or "vargrad"; "pathwise" or "doubly" for the
             objective "iwae". Default: None, "pathwise" ("sticking" for a dict of distributions).
-        objective: "elbo", or "iwae" for the importance-weighted bound over `samples` draws. Default: "elbo".
-        divergence: Replaces KL(q || p) by another divergence to the prior, such as `priory.divergences.Renyi(0.5)`.
-            Default: None, KL.
         antithetic: Whether draws come in pairs eps, -eps, whose odd errors cancel. With an odd number of samples the
             next step mirrors this step's draws. Default: None, pairs where `samples` is even.
-        learning_rate: Learning rate of Adam. Default: 0.01.
-        schedule: "cosine" (decay to zero, so that the last steps average the noise away), "constant", or a function
-            from an optimizer to a `torch.optim.lr_scheduler`. Default: "cosine".
         initial_scale: Initial standard deviations of q, in standard deviations of the prior. Default: None, 0.02, so
             that noise doesn't hide the network in the first steps; 0.5 for a dict of distributions.
-        start: Method to fit first, or posterior to start from. Default: None, the model's initial values.
 
     Example:
         >>> MeanField(samples=0)
