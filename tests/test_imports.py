@@ -38,9 +38,12 @@ LAYERS = (
     ("testing",),
 )
 LINE = {unit: line for line, units in enumerate(LAYERS) for unit in units}
-# Methods that lead upward when they are called: those of a posterior, and the report of a comparison.
+# Functions that lead upward when they are called: those of a posterior, draws of a prior that only a sampler can make,
+# and the report of a comparison.
 MAY_IMPORT_UPWARD = {
     ("posteriors", "save"),
+    ("posteriors", "predictive"),
+    ("methods", "from_prior"),
     ("posteriors", "to_arviz"),
     ("analysis", "report"),
     ("estimators", "plot"),

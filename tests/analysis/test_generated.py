@@ -40,6 +40,16 @@ def test_of_chains_all_draws_are_used_in_order_with_constrained_parameters() -> 
     torch.testing.assert_close(found["scaled"], posterior.w[..., :3] * posterior.w[..., 3:].exp(), rtol=1e-14, atol=0)
 
 
+@pytest.mark.parametrize("samples", [None, 7])
+def test_a_posterior_generates_its_own_quantities(samples: int | None) -> None:
+    posterior = chains()
+    function = lambda p, a: {"replicate": Normal(p["x"] + a, p["s"]).sample()}  # noqa: E731
+    mine = posterior.predictive(function, 2.0, samples=samples, seed=3)["replicate"]
+    assert torch.equal(mine, pr.generate(function, posterior, 2.0, samples=samples, seed=3)["replicate"])
+    with pytest.raises(InputError, match="The 'samples' argument of predictive must be an integer >= 1"):
+        posterior.predictive(function, 2.0, samples=0)
+
+
 def test_blocks_give_the_same_values_as_all_draws_together() -> None:
     posterior = chains()
     sizes = []

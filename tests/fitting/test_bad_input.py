@@ -910,7 +910,7 @@ def test_wrong_densities_are_refused(name: str) -> None:
 
 def test_a_posterior_over_a_density_does_not_predict() -> None:
     assert_input_error(
-        r"posterior over a Density has no network.*generate\(function, posterior\)", lambda: density(bowl).predict(X)
+        r"posterior over a Density has no network.*predictive\(function\)", lambda: density(bowl).predict(X)
     )
 
 

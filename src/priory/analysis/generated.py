@@ -57,17 +57,30 @@ def generate(
         >>> replicated.shape
         torch.Size([500, 8])
     """
-    require(callable(function), "function", "generate", "be a function of the parameters", type(function).__name__)
-    require(samples is None or is_integer(samples, 1), "samples", "generate", "be an integer >= 1 or None", samples)
-    require(is_integer(limit, 1), "limit", "generate", "be an integer >= 1", limit)
-    mapped = DrawMap(function, arguments, "generate", int(limit))
+    return at_draws(function, draws, arguments, samples, seed, limit, "generate")
+
+
+def at_draws(
+    function: Callable[..., Any],
+    draws: Posterior | Mapping[str, Tensor],
+    arguments: tuple[Any, ...],
+    samples: int | None,
+    seed: int,
+    limit: int,
+    owner: str,
+) -> Any:
+    """Evaluate a function as `generate` does; `owner` is the public function that errors name."""
+    require(callable(function), "function", owner, "be a function of the parameters", type(function).__name__)
+    require(samples is None or is_integer(samples, 1), "samples", owner, "be an integer >= 1 or None", samples)
+    require(is_integer(limit, 1), "limit", owner, "be an integer >= 1", limit)
+    mapped = DrawMap(function, arguments, owner, int(limit))
     if isinstance(draws, Mapping):
-        require(samples is None, "samples", "generate", "be None for a dict, of which all draws are used", samples)
+        require(samples is None, "samples", owner, "be None for a dict, of which all draws are used", samples)
         first = {name: x[0] for name, x in checked(draws).items()}
         layout, device = None, next(iter(first.values())).device
     else:
         posterior = isinstance(draws, Posterior)
-        require(posterior, "draws", "generate", "be a posterior or a dict of tensors", type(draws).__name__)
+        require(posterior, "draws", owner, "be a posterior or a dict of tensors", type(draws).__name__)
         layout, device = draws.model.layout, draws.model.device
         first = layout.constrain(draws.draw(1, stream(seed, "trial", device=device))[0])
     with seeded(seed, "generate", device):

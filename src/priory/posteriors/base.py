@@ -6,7 +6,6 @@ and which tensors to store. Sampling by name, predicting, summarising and saving
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from abc import ABC, abstractmethod
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from priory.core.data import Data, tensor_of
+from priory.core.data import Data
 from priory.core.errors import InputError, is_integer, require, warn
 from priory.core.streams import stream
 from priory.core.tables import counted
@@ -24,6 +23,7 @@ from priory.divergences.result import ComputesKL, Divergence
 from priory.models.base import has_network
 from priory.posteriors.divergence import kl_from
 from priory.posteriors.frames import frame_of
+from priory.posteriors.inputs import explain_input_errors, inputs_for_prediction
 from priory.posteriors.pointwise import draws_of, pointwise, rows_of
 from priory.posteriors.status import CONVERGED, MIN_HISTORY_STEPS, NOT_IN_FILE, UNKNOWN, Status, of_history, worst
 from priory.posteriors.summaries import summarise
@@ -292,6 +292,29 @@ class Posterior(ComputesKL, ABC):
         self._check_rows(inputs, len(prediction))
         return prediction
 
+    def predictive(
+        self, function: Callable[..., Any], *arguments: Any, samples: int | None = None, seed: int = 0
+    ) -> Any:
+        """Evaluate a function of the parameters at every draw: derived quantities, or predictive draws of data.
+
+        It is `priory.generate` with this posterior's draws, which also takes the draws of a prior. For the targets of a
+        network at new inputs, use `predict`.
+
+        Args:
+            function: Takes a dict of constrained parameters of one draw and `arguments`; returns a tensor, or a dict,
+                list or tuple of tensors. It may take random numbers from torch.
+            arguments: Further arguments of the function, the same for every draw, such as new inputs.
+            samples: Number of draws. Default: None, all stored draws, or 1,000 if none are stored.
+            seed: Seed of the draws and of the function's random numbers. Default: 0.
+
+        Returns:
+            What the function returns, with the draws in front: (chain, draw, ...) for all draws of `Chains`, (n, ...)
+            otherwise.
+        """
+        from priory.analysis.generated import MEMORY_LIMIT_BYTES, at_draws
+
+        return at_draws(function, self, arguments, samples, seed, MEMORY_LIMIT_BYTES, "predictive")
+
     def log_likelihood(self, data: Any = None, samples: int | None = None, seed: int = 0) -> Tensor:
         """Pointwise log-likelihood: log p(y_n | x_n, w) of each row at draws of the parameters.
 
@@ -328,28 +351,7 @@ class Posterior(ComputesKL, ABC):
 
     def _inputs(self, x: Any) -> Batch:
         """Convert new inputs to the network's dtype, and raise an error that says what is wrong with x."""
-        if not has_network(self.model):
-            raise InputError(
-                "A posterior over a Density has no network to predict with: use pr.generate(function, posterior)."
-            )
-        several = isinstance(x, tuple) or (isinstance(x, list) and len(x) > 0 and isinstance(x[0], Tensor))
-        parts = tuple(x) if several else (x,)
-        name = lambda i: f"Part {i} of the 'x' argument of predict" if len(parts) > 1 else "The 'x' argument of predict"  # noqa: E731
-        inputs = tuple(tensor_of(part, name(i)) for i, part in enumerate(parts))
-        rows, shapes = {len(t) for t in inputs}, [tuple(t.shape) for t in inputs]
-        require(
-            len(rows) == 1 and min(rows) > 0,
-            "x",
-            "predict",
-            "have one row or more, and equally many in each part",
-            shapes,
-        )
-        for t in inputs:
-            bad_rows = (~torch.isfinite(t)).reshape(len(t), -1).any(1)
-            got = "NaN" if bool(torch.isnan(t).any()) else "infinity"
-            first = int(bad_rows.byte().argmax())
-            require(not bool(bad_rows.any()), "x", "predict", "be finite", f"{got} in row {first}")
-        return self.model.prepare_inputs(inputs)
+        return inputs_for_prediction(self.model, x)
 
     def _check_rows(self, inputs: Batch, count: int) -> None:
         """Raise an error unless the network returned one row per input."""
@@ -428,16 +430,3 @@ def choose_indices(stored: int, n: int, generator: torch.Generator) -> Tensor:
     if n <= stored:
         return torch.randperm(stored, generator=generator, device=generator.device)[:n]
     return torch.randint(stored, (n,), generator=generator, device=generator.device)
-
-
-@contextlib.contextmanager
-def explain_input_errors(inputs: Batch) -> Iterator[None]:
-    """Raise a clear error if the network can't process the inputs."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in inputs)
-        reason = str(error).strip().split("\n")[0]
-        raise InputError(f"The network must take the inputs, got {shapes} and it raised: {reason}") from error

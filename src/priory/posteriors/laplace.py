@@ -28,7 +28,8 @@ from priory.curvature.evidence import log_evidence
 from priory.curvature.layer_jacobians import LayerJacobians, picks
 from priory.models.base import has_network
 from priory.network.skeleton import MEMORY_LIMIT
-from priory.posteriors.base import Evidence, Posterior, explain_input_errors
+from priory.posteriors.base import Evidence, Posterior
+from priory.posteriors.inputs import explain_input_errors
 from priory.posteriors.point import FACTOR_PREFIX
 from priory.posteriors.status import UNKNOWN, Status
 from priory.predictive import LINKS, Linearised, Prediction

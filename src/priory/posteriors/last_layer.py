@@ -16,7 +16,8 @@ from priory.core.errors import is_integer, require
 from priory.curvature.last_layer import LastLayerGaussian, OutputLayer, newton, precision_root
 from priory.models.base import has_network
 from priory.models.model import rows_given
-from priory.posteriors.base import Evidence, Posterior, explain_input_errors
+from priory.posteriors.base import Evidence, Posterior
+from priory.posteriors.inputs import explain_input_errors
 from priory.posteriors.status import UNKNOWN, Status
 from priory.predictive import LINKS, Linearised, Prediction
 

@@ -11,7 +11,8 @@ from priory.core.distributed import gather, world
 from priory.core.errors import InputError, is_integer, require
 from priory.core.streams import stream
 from priory.models.base import has_network
-from priory.posteriors.base import BLOCK_ELEMENTS, KINDS, Evidence, Posterior, explain_input_errors
+from priory.posteriors.base import BLOCK_ELEMENTS, KINDS, Evidence, Posterior
+from priory.posteriors.inputs import explain_input_errors
 from priory.posteriors.point import Point
 from priory.posteriors.pointwise import DEFAULT_DRAWS, rows_of
 from priory.posteriors.prior_function import PriorFunction, predicted

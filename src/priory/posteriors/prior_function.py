@@ -12,7 +12,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from priory.core.errors import InputError, is_integer, require
-from priory.posteriors.base import Posterior, explain_input_errors
+from priory.posteriors.base import Posterior
+from priory.posteriors.inputs import explain_input_errors
 from priory.predictive import Prediction, predict
 
 if TYPE_CHECKING:

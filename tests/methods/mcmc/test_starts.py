@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Beta, Laplace, MultivariateNormal, Normal, Poisson, StudentT
+from torch.distributions import Bernoulli, Beta, Laplace, LogNormal, MultivariateNormal, Normal, Poisson, StudentT
 from torch.distributions import constraints as whole
 
 import priory as pr
@@ -108,9 +108,31 @@ def test_a_fit_may_start_at_the_prior(monkeypatch):
     assert_mean_close(posterior.w.mean(1), torch.linalg.solve(precision, design.mT @ Y / 0.3**2 + 4 * 5.0))
 
 
-def test_the_prior_of_a_density_cannot_be_drawn_from():
+def scaled_density(log_prior: Any) -> pr.Density:
+    params = {"s": Param((), constraints.positive), "x": Param((2,))}
+    return pr.Density(
+        params=params, log_prior=log_prior, log_likelihood=lambda p, batch: Normal(p["x"].sum(), 1.0).log_prob(batch[0])
+    )
+
+
+@pytest.mark.parametrize("form", ["distributions", "function"])
+def test_chains_of_a_density_start_at_draws_of_its_prior(form):
+    """log s ~ N(3, 0.1^2), x ~ N(50, s): three means of 256 chains at 5 standard errors, false alarms at 2e-6 each."""
+    by_name = {"s": LogNormal(3.0, 0.1), "x": lambda p: Normal(50.0, p["s"]).expand((2,))}
+    whole = lambda p: LogNormal(3.0, 0.1).log_prob(p["s"]) + Normal(50.0, p["s"]).log_prob(p["x"]).sum()  # noqa: E731
+    density = scaled_density(by_name if form == "distributions" else whole)
+    target, data = Target(density, 4), Data.of(torch.zeros(4, dtype=torch.float64))
+    sampler = HMC(chains=256, start="prior")
+    state = sampler.init(target, sampler.plan(target, data, 1, 0), stream(0, "starts"))
+    assert state.w.shape == (256, 3)
+    assert_mean_close(state.w[:, 0], 3.0)
+    assert_mean_close(state.w[:, 1:], 50.0)
+    assert_mean_close(((state.w[:, 1:] - 50) / state.w[:, :1].exp()).square(), 1.0)
+
+
+def test_a_density_without_a_separate_prior_has_no_draws_of_it():
     density = pr.Density(lambda p: -p["w"].square(), {"w": Param()})
-    with pytest.raises(InputError, match="'start' argument of HMC must be a method or a posterior for a Density"):
+    with pytest.raises(InputError, match="'start' argument of HMC must be a method or a posterior for a model without"):
         pr.fit(density, None, HMC(start="prior"), progress=False)
 
 

@@ -46,15 +46,14 @@ NEGLIGIBLE_TAIL_NATS = 10.0  # a tail this far below the best start is too small
 def from_prior(target: Target, shape: torch.Size, generator: torch.Generator, owner: str) -> Tensor:
     """One draw from the model's prior per chain, in unconstrained parameters, (*shape, P)."""
     model = target.model
-    require(
-        has_network(model),
-        "start",
-        owner,
-        "be a method or a posterior for a Density, whose prior can't be drawn from",
-        "'prior'",
-    )
-    assert has_network(model)
-    return draw_prior(target.prior, shape, generator, argument="start", owner=owner, must="be 'prior' only where")
+    if has_network(model):
+        return draw_prior(target.prior, shape, generator, argument="start", owner=owner, must="be 'prior' only where")
+    must = "be a method or a posterior for a model without a separate prior; give the Density log_prior, log_likelihood"
+    require(getattr(model, "log_prior", None) is not None, "start", owner, must, "'prior'")
+    from priory.analysis.prior_draws import prior_draws
+
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    return model.layout.unconstrain(prior_draws(model, shape.numel(), seed)).reshape(*shape, target.size)
 
 
 def begin(joint: Joint, w: Tensor, target: Target, owner: str) -> tuple[Tensor, Tensor, Tensor]:
