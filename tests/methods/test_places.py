@@ -1,7 +1,8 @@
-"""A method is written in four places: its file, methods/__init__.py, methods/citations.py and docs/api.md."""
+"""A method is written in three places: its own file, methods/__init__.py and docs/api.md."""
 
 import ast
 import importlib
+import importlib.util
 import pkgutil
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import priory as pr
 import priory.methods
 from priory.methods.base import Options
-from priory.methods.citations import METHODS
+from priory.methods.citations import references_of
 
 ROOT = Path(__file__).resolve().parents[2]
 INIT = ROOT / "src" / "priory" / "methods" / "__init__.py"
@@ -35,14 +36,22 @@ def imported_for_the_type_checker() -> dict[str, str]:
     return {a.name: str(node.module).removeprefix("priory.methods.") for node in imports for a in node.names}
 
 
+def has_references(name: str, module: str) -> bool:
+    """Return whether the class exists and `pr.cite` finds papers in its docstring."""
+    found = f"priory.methods.{module}"
+    there = importlib.util.find_spec(found) is not None
+    return there and bool(references_of(vars(importlib.import_module(found))[name]))
+
+
 def missing(name: str, module: str) -> list[str]:
     """Return the missing entries of a method, one line per place."""
     api, init = (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), "src/priory/methods/__init__.py"
+    file = f"src/priory/methods/{module.replace('.', '/')}.py"
     wanted = {
         f'{init}: "{name}" in __all__': name in priory.methods.__all__,
         f'{init}: "{name}": "{module}" in _MODULES': priory.methods._MODULES.get(name) == module,
         f"{init}: from priory.methods.{module} import {name}": imported_for_the_type_checker().get(name) == module,
-        f'src/priory/methods/citations.py: "{name}" in METHODS, with its papers in ENTRIES': name in METHODS,
+        f'{file}: papers under "References:" in the docstring of {name}': has_references(name, module),
         f"docs/api.md: a row with `{name}(...)`": f"`{name}(" in api,
         f"docs/api.md: .. autoclass:: priory.{name}": re.search(rf":: priory\.{name}\b", api) is not None,
     }

@@ -89,6 +89,7 @@ class Ensemble(Options):
     References:
         Lakshminarayanan, Pritzel and Blundell (2017), Simple and scalable predictive uncertainty estimation using deep
         ensembles.
+        Wilson and Izmailov (2020), Bayesian deep learning and a probabilistic perspective of generalization.
         Pearce, Leibfried and Brintrup (2020), Uncertainty in neural networks: approximately Bayesian ensembling.
         Osband, Aslanides and Cassirer (2018), Randomized prior functions for deep reinforcement learning.
     """

@@ -113,6 +113,7 @@ class Laplace(Options):
     References:
         MacKay (1992), A practical Bayesian framework for backpropagation networks.
         Daxberger et al. (2021), Laplace redux: effortless Bayesian deep learning.
+        Immer, Korzepa and Bauer (2021), Improving predictions of Bayesian neural nets via local linearization.
     """
 
     structure: str | None = None

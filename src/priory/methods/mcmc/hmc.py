@@ -57,6 +57,7 @@ class HMC(Sampler):
 
     References:
         Duane, Kennedy, Pendleton and Roweth (1987), Hybrid Monte Carlo.
+        Neal (2011), MCMC using Hamiltonian dynamics.
         Hoffman, Radul and Sountsov (2021), An adaptive MCMC scheme for setting trajectory lengths in Hamiltonian Monte
         Carlo.
     """

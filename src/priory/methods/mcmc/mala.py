@@ -44,6 +44,7 @@ class MALA(Sampler):
 
     References:
         Roberts and Tweedie (1996), Exponential convergence of Langevin distributions and their discrete approximations.
+        Roberts and Rosenthal (1998), Optimal scaling of discrete approximations to Langevin diffusions.
     """
 
     draws: ClassVar[int] = 2000

@@ -43,7 +43,10 @@ class RandomWalk(Sampler):
         priory.InputError: The 'thin' argument of RandomWalk must be an integer >= 1, got 0.
 
     References:
+        Metropolis, Rosenbluth, Rosenbluth, Teller and Teller (1953), Equation of state calculations by fast computing
+        machines.
         Haario, Saksman and Tamminen (2001), An adaptive Metropolis algorithm.
+        Roberts, Gelman and Gilks (1997), Weak convergence and optimal scaling of random walk Metropolis algorithms.
     """
 
     draws: ClassVar[int] = 4000

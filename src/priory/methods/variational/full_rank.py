@@ -75,6 +75,7 @@ class FullRank(VariationalMethod):
         priory.InputError: The 'samples' argument of FullRank must be at least 2 for vargrad, got 1.
 
     References:
+        Titsias and Lazaro-Gredilla (2014), Doubly stochastic variational Bayes for non-conjugate inference.
         Lin, Nielsen, Khan and Schmidt (2021), Tractable structured natural-gradient descent using local
         parameterizations.
     """

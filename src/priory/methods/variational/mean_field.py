@@ -102,6 +102,8 @@ class MeanField(VariationalMethod):
         Graves (2011), Practical variational inference for neural networks.
         Kingma and Welling (2014), Auto-encoding variational Bayes.
         Blundell et al. (2015), Weight uncertainty in neural networks.
+        Roeder, Wu and Duvenaud (2017), Sticking the landing: simple, lower-variance gradient estimators for variational
+        inference.
     """
 
     family: Any = "gaussian"

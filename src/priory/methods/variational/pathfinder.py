@@ -148,6 +148,7 @@ class Pathfinder(Options):
 
     References:
         Zhang, Carpenter, Gelman and Vehtari (2022), Pathfinder: parallel quasi-Newton variational inference.
+        Vehtari, Simpson, Gelman, Yao and Gabry (2024), Pareto smoothed importance sampling.
     """
 
     paths: int = 8

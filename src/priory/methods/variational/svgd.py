@@ -80,7 +80,7 @@ class SVGD(Options):
         tensor([2.1674, 3.8326], dtype=torch.float64)
 
     References:
-        Liu and Wang (2016), "Stein Variational Gradient Descent: A General Purpose Bayesian Inference Algorithm".
+        Liu and Wang (2016), Stein variational gradient descent: a general purpose Bayesian inference algorithm.
     """
 
     particles: int = 64
