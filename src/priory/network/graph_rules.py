@@ -169,9 +169,9 @@ def replace_node(graph: Graph, node: Node, other: Node) -> None:
 
 
 def remove_unused(graph: Graph) -> None:
-    """Remove operations and constants whose results are not used."""
+    """Remove operations and constants whose results are not used; an operation that writes to its argument stays."""
     for node in reversed(list(graph.nodes)):
-        if not node.users and node.op in ("call_function", "get_attr"):
+        if not node.users and node.op in ("call_function", "get_attr") and not mutates(node):
             graph.erase_node(node)
 
 

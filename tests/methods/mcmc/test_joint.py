@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import HalfCauchy, MultivariateNormal, Normal
+from torch.distributions import Bernoulli, HalfCauchy, MultivariateNormal, Normal
 
 import priory as pr
 from priory import Param, constraints
@@ -124,6 +124,21 @@ def test_a_density_with_in_place_operations_gives_the_same_value_twice():
         value, gradient = joint(w)
         torch.testing.assert_close(value, -0.5 * w.square().sum(-1), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(gradient, -w, rtol=1e-12, atol=1e-12)
+
+
+def test_a_logistic_regression_is_recorded_with_the_operations_that_write_in_place():
+    # under vmap torch computes exp in place, and reads the result through another view
+    y = (randn(40) > 0).double()
+    for X in (randn(40, 3), 1e3 * randn(40, 3)):
+        density = pr.Density(lambda p, X=X: Bernoulli(logits=X @ p["b"]).log_prob(y).sum(), {"b": Param((3,))})
+        w = randn(4, 3)
+        value, gradient = log_joint(make_target(density, Data.of(None)), Data.of(None), w)(w)
+        for v, found, slope in zip(w, value, gradient, strict=True):
+            leaf = v.clone().requires_grad_()
+            exact = Bernoulli(logits=X @ leaf).log_prob(y).sum()
+            exact.backward()
+            torch.testing.assert_close(found, exact.detach(), rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(slope, leaf.grad, rtol=1e-10, atol=1e-8)
 
 
 def test_a_density_that_cannot_be_recorded_runs_in_a_loop_with_a_warning():
