@@ -62,14 +62,14 @@ class VariationalOnlineNewton(Optimizer):
     Args:
         params: Parameters, or parameter groups, to optimise.
         num_data: Number of training rows N. Required; the loss is a mean over rows.
-        lr: Learning rate of the mean.
-        prior_precision: Precision lambda of the prior N(0, 1 / lambda). Give this or `weight_decay`.
-        weight_decay: The prior as a weight decay wd: lambda = N wd.
-        betas: Decay rates of the averages of the gradient and of the precision, each in [0, 1).
+        lr: Learning rate of the mean. Default: 0.3.
+        prior_precision: Precision lambda of the prior N(0, 1 / lambda). Give this or `weight_decay`. Default: None.
+        weight_decay: The prior as a weight decay wd: lambda = N wd. Default: None.
+        betas: Decay rates of the averages of the gradient and of the precision, each in [0, 1). Default: (0.9, 0.9995).
         initial_scale: Standard deviation s at the start. Default: a tenth of the prior's standard deviation.
         clip: Largest step of the mean, in units of `lr`. Default: a tenth of the prior's standard deviation.
-        temperature: Temperature T of the tempered posterior, proportional to p(D | w)^(1/T) p(w).
-        seed: Seed of the noise.
+        temperature: Temperature T of the tempered posterior, proportional to p(D | w)^(1/T) p(w). Default: 1.0.
+        seed: Seed of the noise. Default: 0.
 
     Raises:
         InputError: If an argument is invalid.

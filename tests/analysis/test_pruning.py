@@ -280,7 +280,7 @@ def test_the_curve_prints_and_draws_its_shares(tmp_path: Path):
         ),
         ({"shares": (1.5,)}, r"The 'shares' argument of prune_weights must lie between 0 and 1, got \[1.5\]."),
         ({"shares": ()}, "The 'shares' argument of prune_weights must be shares"),
-        ({"samples": 0}, "The 'samples' argument of prune_weights must be an integer, at least 1, got 0."),
+        ({"samples": 0}, "The 'samples' argument of prune_weights must be an integer >= 1, got 0."),
         ({"test": 1}, r"The 'test' argument of prune_weights must be a pair \(X, y\), got 1."),
     ],
 )

@@ -259,7 +259,7 @@ def test_a_picture_of_something_else_is_refused():
         ),
         ({"grid": (1.0, 1.0)}, "must hold each temperature once"),
         ({"test": 2.0}, "The 'test' argument of temperature_sweep must be a pair"),
-        ({"samples": 0}, "The 'samples' argument of temperature_sweep must be an integer, at least 1, got 0."),
+        ({"samples": 0}, "The 'samples' argument of temperature_sweep must be an integer >= 1, got 0."),
         ({"tempers": "prior"}, "The 'tempers' argument of temperature_sweep must be 'likelihood' or 'posterior'"),
         ({"method": pr.MAP}, "The 'method' argument of temperature_sweep must be a method"),
         ({"model": 3}, "The 'model' argument of temperature_sweep must be a Model"),

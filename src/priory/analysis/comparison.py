@@ -53,9 +53,9 @@ def compare(
         data: Inputs and targets, such as (X, y), or the data of the density.
         methods: A list of methods, or a dict from names of your choice to methods.
         test: A pair (X, y), data of the density, or the fraction of the rows of `data` to hold out. Default: 0.2.
-        epochs: Passes over the data, as in `fit`.
-        steps: Optimiser steps, as in `fit`; give either `epochs` or `steps`.
-        batch_size: Rows per minibatch, as in `fit`.
+        epochs: Passes over the data, as in `fit`. Default: None, the length of each method.
+        steps: Optimiser steps, as in `fit`; give either `epochs` or `steps`. Default: None.
+        batch_size: Rows per minibatch, as in `fit`. Default: None, chosen from the data.
         samples: Posterior draws per prediction. Default: 64.
         seed: Seed of the split, of every fit and of the predictions. Default: 0.
         temperature: Temperature T of every fit. Default: 1.0.
@@ -70,6 +70,16 @@ def compare(
 
     Raises:
         InputError: If an argument is invalid. Errors of a method are recorded instead.
+
+    Example:
+        >>> import torch
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 50)[:, None]
+        >>> model = pr.Model(torch.nn.Linear(1, 1), pr.Gaussian(0.1))
+        >>> methods = [pr.MAP(), pr.Laplace()]
+        >>> table = pr.compare(model, (X, X[:, 0]), methods, steps=1000, progress=False)
+        >>> [row["method"] for row in table.rows], table.columns
+        (['MAP', 'Laplace'], ['method', 'nll', 'rmse', 'calibration', 'fit_seconds', 'predict_seconds', 'status'])
     """
     named = _named(methods)
     density = is_density_of_rows(model)
@@ -80,12 +90,12 @@ def compare(
         is_integer(samples, 1),
         "samples",
         "compare",
-        "be an integer, at least 1",
+        "be an integer >= 1",
         samples,
     )
     for name, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
         ok = value is None or is_integer(value, 1)
-        require(ok, name, "compare", "be an integer, at least 1", value)
+        require(ok, name, "compare", "be an integer >= 1", value)
     require(epochs is None or steps is None, "steps", "compare", "be left out when epochs are given", steps)
     rows_to_fit, (inputs, targets) = (split_density if density else split_rows)(data, test, seed, batch_size)
 

@@ -285,6 +285,17 @@ def prune_weights(
     Raises:
         InputError: If the posterior is not Gaussian or an argument is invalid.
 
+    Example:
+        >>> import torch
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 50)[:, None]
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> model = pr.Model(net, pr.Gaussian(0.1))
+        >>> posterior = pr.fit(model, (X, X[:, 0]), pr.MeanField(), steps=1000, progress=False)
+        >>> curve = pr.prune_weights(posterior, (X, X[:, 0]), shares=(1.0, 0.5))
+        >>> curve.mask(0.5)["0.weight"].shape
+        torch.Size([8, 1])
+
     References:
         Blundell et al. (2015), "Weight Uncertainty in Neural Networks".
         Graves (2011), "Practical Variational Inference for Neural Networks".
@@ -294,7 +305,7 @@ def prune_weights(
     require(by in ("signal_to_noise", "density_at_zero"), "by", owner, "be 'signal_to_noise' or 'density_at_zero'", by)
     pair = isinstance(test, (tuple, list)) and len(test) == 2
     require(pair, "test", owner, "be a pair (X, y)", test)
-    require(is_integer(samples, 1), "samples", owner, "be an integer, at least 1", samples)
+    require(is_integer(samples, 1), "samples", owner, "be an integer >= 1", samples)
     many = isinstance(shares, Sequence) and not isinstance(shares, str) and len(shares) > 0
     require(many, "shares", owner, "be shares, such as (1.0, 0.5, 0.1)", shares)
     numbers = all(isinstance(s, (int, float)) and 0 <= s <= 1 for s in shares)

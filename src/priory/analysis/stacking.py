@@ -107,6 +107,14 @@ def average(posteriors: Sequence[Posterior], prior: Sequence[float] | None = Non
         InputError: If the evidences are not comparable: other numbers of rows, improper priors, or a temperature other
             than 1.
 
+    Example:
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 40)[:, None]
+        >>> models = [pr.Model(torch.nn.Linear(1, 1), pr.Gaussian(noise)) for noise in (0.1, 0.2)]
+        >>> posteriors = [pr.fit(m, (X, X[:, 0]), pr.Laplace(), steps=1000, progress=False) for m in models]
+        >>> pr.average(posteriors).weights.round(decimals=3)  # the rows have no noise at all
+        tensor([1., 0.])
+
     References:
         Hoeting, Madigan, Raftery and Volinsky (1999), "Bayesian Model Averaging: A Tutorial".
     """

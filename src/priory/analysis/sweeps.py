@@ -212,9 +212,9 @@ def temperature_sweep(
         grid: Positive temperatures, each once. Default: 0.001 to 3, about two per decade.
         test: A pair (X, y), or the fraction of the rows of `data` to hold out. Default: 0.2.
         tempers: "likelihood" for p(D|w)^(1/T) p(w), or "posterior" for (p(D|w) p(w))^(1/T). Default: "likelihood".
-        epochs: Passes over the data, as in `fit`.
-        steps: Optimiser steps, as in `fit`; give either `epochs` or `steps`.
-        batch_size: Rows per minibatch, as in `fit`.
+        epochs: Passes over the data, as in `fit`. Default: None, the length of the method.
+        steps: Optimiser steps, as in `fit`; give either `epochs` or `steps`. Default: None.
+        batch_size: Rows per minibatch, as in `fit`. Default: None, chosen from the data.
         samples: Posterior draws per prediction. Default: 64.
         seed: Seed of the split, of every fit and of the predictions. Default: 0.
         progress: Whether to show progress bars. Default: False.
@@ -225,6 +225,15 @@ def temperature_sweep(
 
     Raises:
         InputError: If an argument is invalid.
+
+    Example:
+        >>> import torch
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 50)[:, None]
+        >>> model = pr.Model(torch.nn.Linear(1, 1), pr.Gaussian(0.1))
+        >>> sweep = pr.temperature_sweep(model, (X, X[:, 0]), pr.MAP(), (0.1, 1.0), steps=1000)
+        >>> sweep.temperatures, sweep.nll.shape
+        ((0.1, 1.0), torch.Size([2]))
     """
     require(has_network(model), "model", FUNCTION_NAME, "be a Model, with a likelihood", type(model).__name__)
     check_method(method, "method", FUNCTION_NAME)
@@ -233,7 +242,7 @@ def temperature_sweep(
     fraction = isinstance(test, float) and 0 < test < 1
     require(pair or fraction, "test", FUNCTION_NAME, "be a pair (X, y), or a fraction between 0 and 1", test)
     require(data is not None, "data", FUNCTION_NAME, "be given", data)
-    require(is_integer(samples, 1), "samples", FUNCTION_NAME, "be an integer, at least 1", samples)
+    require(is_integer(samples, 1), "samples", FUNCTION_NAME, "be an integer >= 1", samples)
     known = tempers in ("likelihood", "posterior")
     require(known, "tempers", FUNCTION_NAME, "be 'likelihood' or 'posterior'", repr(tempers))
 

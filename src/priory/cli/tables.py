@@ -1,6 +1,6 @@
 """Reads tables for the command line: a data set that ships with scikit-learn, or a CSV file, as named tensors.
 
-`Table.notes` describes every change made to the data, one sentence each.
+`DataTable.notes` describes every change made to the data, one sentence each.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _csv(source: str, notes: list[str]) -> Any:
 
 
 def _text(path: Path, notes: list[str]) -> str:
-    """The text of a file in UTF-8, or else in Windows-1252."""
+    """The text of a file in UTF-8, or else in Windows-1252, which contains the letters of Latin-1."""
     content = path.read_bytes()
     try:
         return content.decode("utf-8-sig")

@@ -258,9 +258,9 @@ class Pass:
         selection: The p coordinates that H is over. Default: all of the network's.
         kind: "ggn", "fisher", "empirical" or "hessian". Default: "ggn".
         samples: Labels drawn per row for "fisher". Default: 1.
-        generator: Generator of these labels.
-        buffers: Buffers that training wrote, such as running means.
-        limit: Bytes held at a time; rows are read in chunks of this size.
+        generator: Generator of these labels. Default: None.
+        buffers: Buffers that training wrote, such as running means. Default: None.
+        limit: Bytes held at a time; rows are read in chunks of this size. Default: 512 MiB.
     """
 
     target: Target

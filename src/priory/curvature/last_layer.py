@@ -213,7 +213,7 @@ def newton(
 
 
 def newton_step(negative_hessian: Tensor, slope: Tensor) -> Tensor:
-    """Return the Newton step bend^-1 slope, with absolute eigenvalues where the log joint isn't concave.
+    """Return the Newton step; where the log joint isn't concave, with the absolute eigenvalues of the Hessian.
 
     (Dauphin et al. 2014, "Identifying and attacking the saddle point problem in high-dimensional non-convex
     optimization".)

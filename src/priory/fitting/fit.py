@@ -73,6 +73,7 @@ def fit(
         progress: Whether to show a progress bar, on a terminal. Default: True.
         checkpoint: A path or a `Checkpoint`, from which an interrupted fit resumes. Default: None.
         callbacks: Functions that are called with a `FitProgress` after every epoch, and end the fit by returning True.
+            Default: none.
 
     Returns:
         The posterior. Its class depends on the method: `Chains` for a sampler, `LaplacePosterior` for `Laplace`.

@@ -92,6 +92,15 @@ def load(path: str | PathLike[str], model: BaseModel) -> Posterior:
 
     Raises:
         StoreError: If the file is missing or corrupt, or belongs to another model or version.
+
+    Example:
+        >>> import torch
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 50)[:, None]
+        >>> model = pr.Model(torch.nn.Linear(1, 1), pr.Gaussian(0.1))
+        >>> posterior = pr.fit(model, (X, X[:, 0]), pr.MAP(), steps=10, progress=False)
+        >>> posterior.save("line.priory")  # doctest: +SKIP
+        >>> posterior = pr.load("line.priory", model)  # doctest: +SKIP
     """
     known = isinstance(model, BaseModel)
     require(known, "model", "load", "be a Model, a Density or a latent model", type(model).__name__)

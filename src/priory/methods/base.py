@@ -88,7 +88,9 @@ class Info:
         draw: A draw to store, for samplers. Default: None.
         done: Whether the fit is finished. Default: False.
         counts: Names of metrics that are counts, whose sum the progress display shows instead of a recent mean.
+            Default: none.
         unchecked: Names of metrics that may be infinite or NaN in a healthy fit; any other stops the fit if it is.
+            Default: none.
     """
 
     metrics: dict[str, Tensor | float]
@@ -100,9 +102,16 @@ class Info:
 
 @dataclass(frozen=True)
 class Plan:
-    """The rows that each step reads: all of `data`, or `early` before the step `turn`, with `held` held out.
+    """The number of steps of a fit, and the rows that each step reads.
 
-    An `open_ended` fit has no length from the user, and a sampler may end it when its draws are enough.
+    Args:
+        data: All rows.
+        steps: Number of steps.
+        turn: Step from which all rows are read, where some were held out before. Default: 0.
+        early: Rows that are read before `turn`. Default: None, all rows.
+        held: Rows that are held out before `turn`. Default: None.
+        open_ended: Whether the user has given no length, so that a sampler may end the fit when its draws are enough.
+            Default: False.
     """
 
     data: Data

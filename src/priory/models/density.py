@@ -2,7 +2,7 @@
 
     log p(x, D) = log_prob(x)        or        log_prior(x) + sum_n log_likelihood(x, datum n)
 
-Methods work on unconstrained coordinates u with x = f(u) and the density p(f(u)) |det df/du|. Only MAP omits the
+Methods work on unconstrained coordinates u with x = f(u) and the density p(f(u)) |det df/du|. Only MAP leaves the
 determinant out, because the user wants the mode of the density over x.
 """
 

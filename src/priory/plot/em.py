@@ -1,13 +1,7 @@
 """Plots of EM: the bound that touches the log-likelihood, Jensen's inequality, mixture components and their number.
 
-Along one or two entries u of theta, with all other parameters fixed, the log-likelihood is a curve or a surface.
-`turns` computes the iterations of EM on it for any latent model (Neal and Hinton, 1998, "A View of the EM Algorithm
-that Justifies Incremental, Sparse, and Other Variants"). A turn is one E-step and one M-step:
-
-    E-step   q_t = p(z | y, theta(u_t)):  Q(theta(u), theta(u_t)) + H(q_t) touches log p(y | theta(u)) at u_t
-    M-step   u_{t+1} maximises the bound; the log-likelihood there is at least as high as the bound
-
-`bound` plots one turn, `frames` several turns side by side.
+`turns` computes iterations of EM along one or two entries of theta, for any latent model (`priory.plot.em_turns` has
+the equations). `bound` plots one turn, an E-step and an M-step; `frames` plots several turns side by side.
 """
 
 from __future__ import annotations

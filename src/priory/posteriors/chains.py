@@ -46,10 +46,10 @@ class Chains(Posterior):
     Args:
         target: Target of the fit.
         w: Draws in unconstrained parameters, (K, S, P).
-        buffers: The network's buffers.
+        buffers: The network's buffers. Default: None, those of the model.
         statistics: Statistics of each draw by name, (K, S): "energy", "acceptance", "divergent", "tree_depth", "steps",
-            as far as the sampler has them.
-        momenta: Whether the energy includes a kinetic energy. Without it, E-BFMI has no meaning.
+            as far as the sampler has them. Default: None.
+        momenta: Whether the energy includes a kinetic energy. Without it, E-BFMI has no meaning. Default: True.
         superchains: Superchain of each chain, (K,) integers: chains of one superchain shared a start. There must be two
             superchains or more, of the same number of chains. Default: None, there are no superchains.
     """

@@ -25,7 +25,7 @@ class DiagonalGaussian(Variational):
     Args:
         target: Target of the fit.
         family: Means and log standard deviations.
-        buffers: The network's buffers.
+        buffers: The network's buffers. Default: None, those of the model.
     """
 
     kind: ClassVar[str] = "diagonal_gaussian"

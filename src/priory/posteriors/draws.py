@@ -24,10 +24,10 @@ class Draws(Posterior):
     Args:
         target: Target of the fit.
         w: Draws in unconstrained parameters, (S, P).
-        buffers: The network's buffers.
+        buffers: The network's buffers. Default: None, those of the model.
         k_hat: Pareto k-hat of the importance weights by which the draws were resampled, if they were. Below 0.5 the
-            draws are good; above 0.7 they don't represent the posterior (see `priory.diagnostics.psis`).
-        evidence: Estimate of the evidence, if the method has one.
+            draws are good; above 0.7 they don't represent the posterior (see `priory.diagnostics.psis`). Default: None.
+        evidence: Estimate of the evidence, if the method has one. Default: None.
     """
 
     kind: ClassVar[str] = "draws"

@@ -61,9 +61,9 @@ class LaplacePosterior(Posterior):
         scale: Factor of the curvature.
         gaussian: The Gaussian, if it was already computed. Default: None.
         log_evidence: The evidence, if it was already computed. Default: None, computed when first needed.
-        buffers: The network's buffers.
+        buffers: The network's buffers. Default: None, those of the model.
         through: Default of `predict`: "linear" or "network".
-        notes: Where the curvature is coarser than its structure says, one sentence each.
+        notes: Where the curvature is coarser than its structure says, one sentence each. Default: none.
     """
 
     kind: ClassVar[str] = "laplace"

@@ -40,7 +40,7 @@ class LastLayerPosterior(Posterior):
         belief: Mean and precision of the last layer, in the order of `layer.places`.
         layer: The last layer and its coordinates.
         log_evidence: The evidence of the last layer.
-        buffers: The network's buffers.
+        buffers: The network's buffers. Default: None, those of the model.
     """
 
     kind: ClassVar[str] = "last_layer"

@@ -32,8 +32,8 @@ class Masked(Posterior):
         loc: Means m, (P,).
         rates: Rate of each site, (L,).
         units: The units that are dropped.
-        noise: "bernoulli" or "gaussian".
-        buffers: The network's buffers.
+        noise: "bernoulli" or "gaussian". Default: "bernoulli".
+        buffers: The network's buffers. Default: None, those of the model.
     """
 
     kind: ClassVar[str] = "masked"

@@ -25,7 +25,7 @@ class Point(Posterior):
     Args:
         target: Target of the fit.
         w: The point in unconstrained parameters, (P,).
-        buffers: The network's buffers.
+        buffers: The network's buffers. Default: None, those of the model.
     """
 
     kind: ClassVar[str] = "point"

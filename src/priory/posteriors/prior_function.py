@@ -34,7 +34,7 @@ class PriorFunction(Posterior):
         target: Target of the fit.
         w: Fitted weights, (P,).
         a: Weights of the fixed function, (P,).
-        buffers: The fitted network's buffers.
+        buffers: The fitted network's buffers. Default: None, those of the model.
     """
 
     kind: ClassVar[str] = "prior_function"

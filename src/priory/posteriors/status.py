@@ -36,7 +36,7 @@ MAX_K_HAT = 0.7
 HISTORY_PARTS, PART_BLOCKS = 6, 8  # parts of a history, and blocks of each part
 MIN_HISTORY_STEPS = HISTORY_PARTS * PART_BLOCKS  # with fewer, the noise of a history can't be estimated
 STUDENT_T = 3.930  # 2 (PART_BLOCKS - 2) = 12 degrees of freedom, one-sided at 1 in 1,000
-MIN_GAIN_NATS = 0.1  # nats
+MIN_GAIN_NATS = 0.1  # over a sixth of the steps; a smaller gain changes no posterior
 MIN_NOISY_STEPS, MAX_NOISE_SHARE = 500, 0.05  # with fewer steps, more noise hides a trend
 MIN_GAIN_SHARE = 0.01  # of the total gain
 OBJECTIVE_SIGNS = {"loss": -1.0, "bound": 1.0, "elbo": 1.0}  # 1 if it is maximised; the first one in a history is used

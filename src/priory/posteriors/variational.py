@@ -71,7 +71,7 @@ class Variational(Posterior):
         target: Target of the fit.
         form: Form of the family, which maps `theta` to a distribution.
         theta: Variational parameters.
-        buffers: The network's buffers.
+        buffers: The network's buffers. Default: None, those of the model.
     """
 
     kind: ClassVar[str] = "variational"

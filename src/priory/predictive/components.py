@@ -29,10 +29,10 @@ class GaussianComponents(PredictiveDistribution):
         weights: Weights of the components at each input, (n, K).
         means: Means, (n, K).
         variances: Variances, (n, K).
-        draws: Number of draws of y in `samples`.
-        seed: Seed of `samples`.
-        likelihood: Likelihood of one component.
-        event: Shape of one target.
+        draws: Number of draws of y in `samples`. Default: 64.
+        seed: Seed of `samples`. Default: 0.
+        likelihood: Likelihood of one component. Default: `Gaussian()`.
+        event: Shape of one target. Default: ().
     """
 
     weights: Tensor

@@ -32,7 +32,7 @@ class MixtureOfDraws(PredictiveDistribution):
         outputs: Outputs f at each draw, with the targets' dimensions first, (S, n, ...).
         learnt: The likelihood's learnt parameters at each draw, by name, each (S, ...).
         event: Shape of one target.
-        seed: Seed of `samples`.
+        seed: Seed of `samples`. Default: 0.
     """
 
     likelihood: Likelihood

@@ -69,9 +69,9 @@ class Linearised(PredictiveDistribution):
         event: Shape of one target.
         location: Mean m of the outputs, (n, *rest).
         covariance: Covariance V of the outputs, in one of the shapes that `Linearised.of` accepts.
-        draws: Number of draws of f.
-        link: "samples", or for labels one of `LINKS`.
-        seed: Seed of all draws.
+        draws: Number of draws of f. Default: 64.
+        link: "samples", or for labels one of `LINKS`. Default: "samples".
+        seed: Seed of all draws. Default: 0.
     """
 
     likelihood: Likelihood

@@ -35,6 +35,12 @@ def weight_decay(wd: float, num_data: int) -> Normal:
         wd: Weight decay, a positive number.
         num_data: Number of rows N of the data set.
 
+    Returns:
+        The prior of a single weight.
+
+    Raises:
+        InputError: If an argument is not positive.
+
     Example:
         >>> round(weight_decay(1e-2, 2500).scale.item(), 12)
         0.2

@@ -37,17 +37,17 @@ def draw_prior(
     layout, like = prior.layout, prior.loc
     noise = torch.randn((*shape, layout.size), generator=generator, dtype=like.dtype, device=like.device)
     w = prior.loc + noise * prior.precision.rsqrt()
-    others = {block.name: believed for block, believed in prior.others}
+    others = {block.name: distribution for block, distribution in prior.others}
     for block in layout.blocks:
-        believed, here = others.get(block.name), slice(block.start, block.stop)
-        if isinstance(believed, Hierarchical):
-            gamma = torch.full(shape, believed.shape, dtype=w.dtype, device=w.device)
-            precision = torch._standard_gamma(gamma, generator=generator) / believed.rate  # pyright: ignore
+        distribution, here = others.get(block.name), slice(block.start, block.stop)
+        if isinstance(distribution, Hierarchical):
+            gamma = torch.full(shape, distribution.shape, dtype=w.dtype, device=w.device)
+            precision = torch._standard_gamma(gamma, generator=generator) / distribution.rate  # pyright: ignore
             w[..., layout[precision_name(block.name)].start] = precision.log()
             w[..., here] = noise[..., here] * precision.rsqrt()[..., None]
-        elif believed is not None:
+        elif distribution is not None:
             rule = f"{must} every prior can be drawn from"
-            w[..., here] = draw_block(believed, block, shape, generator, (argument, owner, rule))
+            w[..., here] = draw_block(distribution, block, shape, generator, (argument, owner, rule))
     flat = [block.name for block in layout.blocks if not bool(torch.isfinite(w[..., block.start : block.stop]).all())]
     got = f"a prior of '{', '.join(flat)}' that has no finite draws"
     require(not flat, argument, owner, f"{must} every prior is a proper distribution", got)
@@ -55,7 +55,7 @@ def draw_prior(
 
 
 def draw_block(
-    believed: Distribution,
+    distribution: Distribution,
     block: Block,
     shape: torch.Size,
     generator: torch.Generator,
@@ -67,12 +67,12 @@ def draw_block(
     argument, its owner, and what it must be.
     """
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    rest = () if flattens(believed, block) else block.shape[: len(block.shape) - len(believed.event_shape)]
+    rest = () if flattens(distribution, block) else block.shape[: len(block.shape) - len(distribution.event_shape)]
     with torch.random.fork_rng(devices=[generator.device] if generator.device.type == "cuda" else []):
         torch.manual_seed(seed)
         try:
-            x = believed.expand(rest).sample(shape)
+            x = distribution.expand(rest).sample(shape)
         except NotImplementedError:
-            require(False, *rule, f"{type(believed).__name__} for '{block.name}'")
+            require(False, *rule, f"{type(distribution).__name__} for '{block.name}'")
             raise
     return block.bijector.inverse(x.reshape(*shape, *block.shape)).reshape(*shape, -1)

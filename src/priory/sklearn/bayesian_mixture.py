@@ -39,12 +39,12 @@ class BayesianGaussianMixture(MixtureEstimator):
     """Variational Bayesian Gaussian mixture, which uses only as many components as the data need.
 
     Args:
-        n_components: Maximum number of components K.
+        n_components: Maximum number of components K. Default: 1.
         covariance_type: "full" (default) or "diag".
-        tol: Tolerance of EM on the rise of the bound per iteration.
-        max_iter: Maximum number of iterations.
-        n_init: Number of restarts; the fit with the highest bound is kept.
-        init_params: Initialisation: "kmeans", "k-means++", "random_from_data" or "random".
+        tol: Tolerance of EM on the rise of the bound per iteration. Default: 1e-3.
+        max_iter: Maximum number of iterations. Default: 100.
+        n_init: Number of restarts; the fit with the highest bound is kept. Default: 1.
+        init_params: Initialisation: "kmeans", "k-means++", "random_from_data" or "random". Default: "kmeans".
         weight_concentration_prior_type: "dirichlet_process" (default) or "dirichlet_distribution".
         weight_concentration_prior: Concentration of the weights' prior. Default: 1 / K.
         mean_precision_prior: Precision of the prior of the means, relative to a row's. Default: 1.
@@ -52,9 +52,9 @@ class BayesianGaussianMixture(MixtureEstimator):
         degrees_of_freedom_prior: Prior degrees of freedom, > D + 1. Default: D + 2; for "diag" > 2, and 3 per column.
         covariance_prior: Scale matrix of the inverse Wishart prior, (D, D), or (D,) for "diag". Default: the variances
             of the data, without correlations.
-        random_state: Seed of initialisation and `sample`, as in scikit-learn.
-        warm_start: Whether `fit` starts from the previous fit.
-        verbose: Whether to show progress.
+        random_state: Seed of initialisation and `sample`, as in scikit-learn. Default: None.
+        warm_start: Whether `fit` starts from the previous fit. Default: False.
+        verbose: Whether to show progress. Default: 0.
 
     Attributes:
         weights_: Expected weights, (K,).
@@ -74,10 +74,10 @@ class BayesianGaussianMixture(MixtureEstimator):
         log_evidence_: The bound including all labellings of the components.
 
     Example:
-    >>> BayesianGaussianMixture(covariance_type="tied").fit([[0.0], [1.0]])
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'covariance_type' argument of BayesianGaussianMixture must be one of full, diag, got 'tied'.
+        >>> X = np.random.default_rng(0).normal(size=(200, 2)) + 5 * (np.arange(200) % 2)[:, None]
+        >>> mixture = BayesianGaussianMixture(n_components=5, random_state=0).fit(X)
+        >>> int((mixture.weights_ > 0.1).sum())
+        2
     """
 
     def __init__(

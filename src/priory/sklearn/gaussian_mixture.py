@@ -49,20 +49,21 @@ class GaussianMixture(MixtureEstimator):
     """Gaussian mixture fitted by maximum likelihood.
 
     Args:
-        n_components: Number of components K.
+        n_components: Number of components K. Default: 1.
         covariance_type: "full" (default), "tied", "diag" or "spherical".
-        tol: Tolerance of EM on the rise of the log-likelihood per iteration.
-        reg_covar: Lower bound on the variances, as a fraction of the variances of the data; between 0 and 1.
-        max_iter: Maximum number of iterations.
-        n_init: Number of restarts; the fit with the highest likelihood is kept.
-        init_params: Initialisation: "kmeans", "k-means++", "random_from_data" or "random".
-        weights_init: Initial weights, (K,), positive, with sum 1.
-        means_init: Initial means, (K, D).
-        precisions_init: Initial precisions, in the shape of `covariances_`.
-        random_state: Seed of initialisation and `sample`, as in scikit-learn.
-        warm_start: Whether `fit` starts from the previous fit.
-        learning_decay: Exponent of the step size of `partial_fit`, above 0.5 and at most 1.
-        verbose: Whether to show progress.
+        tol: Tolerance of EM on the rise of the log-likelihood per iteration. Default: 1e-3.
+        reg_covar: Lower bound on the variances, as a fraction of the variances of the data; between 0 and 1. Default:
+            1e-6.
+        max_iter: Maximum number of iterations. Default: 100.
+        n_init: Number of restarts; the fit with the highest likelihood is kept. Default: 1.
+        init_params: Initialisation: "kmeans", "k-means++", "random_from_data" or "random". Default: "kmeans".
+        weights_init: Initial weights, (K,), positive, with sum 1. Default: None.
+        means_init: Initial means, (K, D). Default: None.
+        precisions_init: Initial precisions, in the shape of `covariances_`. Default: None.
+        random_state: Seed of initialisation and `sample`, as in scikit-learn. Default: None.
+        warm_start: Whether `fit` starts from the previous fit. Default: False.
+        learning_decay: Exponent of the step size of `partial_fit`, above 0.5 and at most 1. Default: 0.7.
+        verbose: Whether to show progress. Default: 0.
 
     Attributes:
         weights_: Weights, (K,).
@@ -77,10 +78,10 @@ class GaussianMixture(MixtureEstimator):
         n_samples_seen_: Number of rows seen.
 
     Example:
-    >>> GaussianMixture(n_components=0).fit([[0.0], [1.0]])
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'n_components' argument of GaussianMixture must be an integer >= 1, got 0.
+        >>> X = np.random.default_rng(0).normal(size=(200, 2)) + 5 * (np.arange(200) % 2)[:, None]
+        >>> mixture = GaussianMixture(n_components=2, random_state=0).fit(X)
+        >>> mixture.weights_.round(2).tolist()
+        [0.5, 0.5]
     """
 
     def __init__(

@@ -44,16 +44,17 @@ class HMM(LatentEstimator):
     """Hidden Markov model with Gaussian, Poisson or categorical emissions, fitted by maximum likelihood.
 
     Args:
-        n_components: Number of states K.
+        n_components: Number of states K. Default: 1.
         emissions: "gaussian" (default), "poisson" or "categorical"; categories are integers >= 0 in one column.
         covariance_type: "full" (default), "tied", "diag" or "spherical", for Gaussian emissions.
-        tol: Tolerance of EM on the rise of the log-likelihood per time step.
-        min_covar: Lower bound on the variances, as a fraction of the variances of the data; between 0 and 1.
-        max_iter: Maximum number of iterations.
-        n_init: Number of restarts; the fit with the highest likelihood is kept.
-        init_params: Initialisation: "kmeans", "k-means++", "random_from_data" or "random".
-        random_state: Seed of initialisation and `sample`, as in scikit-learn.
-        verbose: Whether to show progress.
+        tol: Tolerance of EM on the rise of the log-likelihood per time step. Default: 1e-3.
+        min_covar: Lower bound on the variances, as a fraction of the variances of the data; between 0 and 1. Default:
+            1e-6.
+        max_iter: Maximum number of iterations. Default: 100.
+        n_init: Number of restarts; the fit with the highest likelihood is kept. Default: 1.
+        init_params: Initialisation: "kmeans", "k-means++", "random_from_data" or "random". Default: "kmeans".
+        random_state: Seed of initialisation and `sample`, as in scikit-learn. Default: None.
+        verbose: Whether to show progress. Default: 0.
 
     Attributes:
         startprob_: Probabilities of the first state, (K,).
@@ -68,10 +69,10 @@ class HMM(LatentEstimator):
         lower_bounds_: The log-likelihood after each iteration.
 
     Example:
-    >>> HMM(emissions="normal").fit([[0.0], [1.0]])
-    Traceback (most recent call last):
-    ...
-    priory.InputError: The 'emissions' argument of HMM must be one of gaussian, categorical, poisson, got 'normal'.
+        >>> X = np.random.default_rng(0).normal(size=(200, 1)) + 5 * (np.arange(200) // 50 % 2)[:, None]
+        >>> model = HMM(n_components=2, random_state=0).fit(X)
+        >>> int((np.diff(model.predict(X)) != 0).sum())  # changes of the state
+        3
     """
 
     startprob_: Array

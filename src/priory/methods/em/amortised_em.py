@@ -46,17 +46,21 @@ class AmortisedEM(Options):
 
     Args:
         bound: "elbo" (default), or "iwae", the tighter importance-weighted bound.
-        samples: Number of draws of z per row.
+        samples: Number of draws of z per row. Default: 1.
         e_steps: Number of additional encoder steps before each joint step. Default: 0.
-        learning_rate: Learning rate of Adam.
+        learning_rate: Learning rate of Adam. Default: 0.001.
         schedule: Schedule of the learning rate: "cosine" (default) or "constant".
         start: A posterior of an earlier fit to continue from. Default: None, the model's own initialisation.
 
     Example:
-        >>> AmortisedEM(bound="evidence")
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'bound' argument of AmortisedEM must be 'elbo' or 'iwae', got 'evidence'.
+        >>> import torch
+        >>> import priory as pr
+        >>> y = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+        >>> model = pr.latent.VAE(torch.nn.Linear(3, 2), torch.nn.Linear(1, 3), latent=1)
+        >>> posterior = pr.fit(model, y, pr.AmortisedEM(), epochs=5, progress=False)
+        >>> mean, std = posterior.encode(y)
+        >>> mean.shape
+        torch.Size([200, 1])
 
     References:
         Kingma and Welling (2014), Auto-encoding variational Bayes.

@@ -70,12 +70,12 @@ class Ascent(Options):
     """Base class of EM and variational EM: E- and M-steps in turn, from several starts.
 
     Args:
-        restarts: Number of runs from different starts; the one with the highest bound is kept.
+        restarts: Number of runs from different starts; the one with the highest bound is kept. Default: 1.
         tolerance: A run ends when an iteration raises the bound by less than this many nats per row. 0 runs all
             iterations. `steps` in `fit` is the cap on iterations (default: 200).
         start: One of the model's initialisations, a dict of parameters, or a fitted posterior. Default: None, the
             model's first initialisation.
-        accelerate: Whether to extrapolate every second iteration by SQUAREM.
+        accelerate: Whether to extrapolate every second iteration by SQUAREM. Default: False.
         annealing: Temperatures, each >= 1, of the first iterations, such as (8, 4, 2). They flatten q(z), so that a
             poor start is left more easily. Default: (), none.
         draws: Number of draws of z that replace q(z) in the statistics (Monte Carlo EM). Default: 0, q(z) itself.

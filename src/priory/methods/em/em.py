@@ -36,10 +36,14 @@ class EM(Ascent):
             fitted posterior. Default: None, the model's first initialisation.
 
     Example:
-        >>> EM(restarts=0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'restarts' argument of EM must be an integer >= 1, got 0.
+        >>> import torch
+        >>> import priory as pr
+        >>> y = torch.cat([torch.linspace(-6, -4, 50), torch.linspace(4, 6, 150)])
+        >>> posterior = pr.fit(pr.latent.GaussianMixture(2), y, pr.EM(), progress=False)
+        >>> posterior.mean["weights"].sort().values
+        tensor([0.2500, 0.7500])
+        >>> posterior.responsibilities(y[:1]).max().item() > 0.99
+        True
 
     References:
         Dempster, Laird and Rubin (1977), Maximum likelihood from incomplete data via the EM algorithm.

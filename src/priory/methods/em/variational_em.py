@@ -48,10 +48,12 @@ class VariationalEM(Ascent):
             Default: None, the model's first initialisation.
 
     Example:
-        >>> VariationalEM(restarts=0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'restarts' argument of VariationalEM must be an integer >= 1, got 0.
+        >>> import torch
+        >>> import priory as pr
+        >>> y = torch.cat([torch.linspace(-6, -4, 50), torch.linspace(4, 6, 150)])
+        >>> posterior = pr.fit(pr.latent.BayesianGaussianMixture(4), y, pr.VariationalEM(), progress=False)
+        >>> int((posterior.mean["weights"] > 0.1).sum())  # two of the four components are used
+        2
 
     References:
         Attias (1999), Inferring parameters and structure of latent variable models by variational Bayes.

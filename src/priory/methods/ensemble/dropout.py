@@ -97,9 +97,10 @@ class Dropout(Options):
         rate: Probability of dropping a unit; "learn" to learn the rates with the weights; or a tuple of rates, of which
             held-out rows select one. Default: None, the rate of the network's own dropout, or 0.1.
         noise: Distribution of the factors: "bernoulli" (default) or "gaussian".
-        inputs: Whether to drop the network's inputs too. Has no effect where a network has its own dropout.
-        samples: Number of masks per step.
-        learning_rate: Learning rate of Adam.
+        inputs: Whether to drop the network's inputs too. Has no effect where a network has its own dropout. Default:
+            False.
+        samples: Number of masks per step. Default: 1.
+        learning_rate: Learning rate of Adam. Default: 0.01.
         schedule: Schedule of the learning rate: "cosine" (default), "constant", or a function from an optimiser to a
             `torch.optim` scheduler.
         holdout: Share of rows, between 0 and 1, held out to set a learnt noise scale or to select a rate. Default:
@@ -108,10 +109,14 @@ class Dropout(Options):
             initialisation.
 
     Example:
-        >>> Dropout(rate=1.5)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'rate' argument of Dropout must lie between 0 and 1, got 1.5.
+        >>> import torch
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 50)[:, None]
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> model = pr.Model(net, pr.Gaussian(0.1))
+        >>> posterior = pr.fit(model, (X, X[:, 0]), pr.Dropout(0.1), steps=1000, progress=False)
+        >>> {name: round(rate, 3) for name, rate in posterior.rates.items()}
+        {'2.weight': 0.1}
 
     References:
         Gal and Ghahramani (2016), Dropout as a Bayesian approximation.

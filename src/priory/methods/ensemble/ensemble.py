@@ -81,10 +81,15 @@ class Ensemble(Options):
             Gaussian noise that is not an output of the network, or labels or counts. Default: False.
 
     Example:
-        >>> Ensemble(MAP(), size=0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'size' argument of Ensemble must be an integer >= 1, got 0.
+        >>> import torch
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 50)[:, None]
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> model = pr.Model(net, pr.Gaussian(0.1))
+        >>> posterior = pr.fit(model, (X, X[:, 0]), pr.Ensemble(size=4), steps=1000, progress=False)
+        >>> inside, outside = (posterior.predict(x).epistemic.item() for x in (X[:1], X[:1] + 5))
+        >>> len(posterior.members), outside > inside
+        (4, True)
 
     References:
         Lakshminarayanan, Pritzel and Blundell (2017), Simple and scalable predictive uncertainty estimation using deep

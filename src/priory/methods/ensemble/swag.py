@@ -58,23 +58,28 @@ class SWAG(Options):
     """Stochastic weight averaging, Gaussian: low rank plus diagonal, from snapshots of the optimiser around a mode.
 
     Args:
-        snapshots: Number of snapshots.
-        rank: Number of the last snapshots in the low-rank part, at most `snapshots`.
+        snapshots: Number of snapshots. Default: 100.
+        rank: Number of the last snapshots in the low-rank part, at most `snapshots`. Default: 20.
         every: Steps between snapshots. Default: None, one epoch.
-        learning_rate: Constant learning rate of Adam while snapshots are taken.
+        learning_rate: Constant learning rate of Adam while snapshots are taken. Default: 0.01.
         start: Method or fitted posterior that gives the mode. Default: None, `MAP()`, with the epochs or steps of
             `fit`.
 
     Example:
-        >>> SWAG(rank=1)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'rank' argument of SWAG must be an integer >= 2, got 1.
+        >>> import torch
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 50)[:, None]
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> model = pr.Model(net, pr.Gaussian(0.1))
+        >>> posterior = pr.fit(model, (X, X[:, 0]), pr.SWAG(), steps=1000, progress=False)
+        >>> abs(posterior.predict(X[:1]).mean.item() + 1) < 0.2
+        True
 
     References:
         Maddox, Garipov, Izmailov, Vetrov and Wilson (2019), A simple baseline for Bayesian uncertainty in deep
-        learning. Izmailov, Podoprikhin, Garipov, Vetrov and Wilson (2018), Averaging weights leads to wider optima and
-        better generalization.
+        learning.
+        Izmailov, Podoprikhin, Garipov, Vetrov and Wilson (2018), Averaging weights leads to wider optima and better
+        generalization.
     """
 
     snapshots: int = 100

@@ -61,10 +61,9 @@ class Subnetwork:
         size: Number of weights.
 
     Example:
-        >>> Subnetwork(0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'size' argument of Subnetwork must be an integer >= 1, got 0.
+        >>> import priory as pr
+        >>> pr.Laplace("full", over=pr.Subnetwork(100)).over
+        Subnetwork(size=100)
 
     References:
         Daxberger et al. (2021), Bayesian deep learning via subnetwork inference.
@@ -105,10 +104,13 @@ class Laplace(Options):
         limit: Limit on the memory of the curvature, in bytes. Default: 4 GiB.
 
     Example:
-        >>> Laplace(structure="round")
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'structure' argument of Laplace must be among diag, full, kron, lowrank, got 'round'.
+        >>> import torch
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 50)[:, None]
+        >>> model = pr.Model(torch.nn.Linear(1, 1), pr.Gaussian(0.1))
+        >>> posterior = pr.fit(model, (X, X[:, 0]), pr.Laplace(), steps=1000, progress=False)
+        >>> posterior.log_evidence.kind
+        'Laplace approximation of log p(D)'
 
     References:
         MacKay (1992), A practical Bayesian framework for backpropagation networks.

@@ -70,6 +70,17 @@ class LastLayer(Options):
             that is already trained. With "network" a learnt noise is set by the evidence; otherwise it is the one that
             `at` found. Default: None, `MAP()`.
 
+    Example:
+        >>> import torch
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 50)[:, None]
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> model = pr.Model(net, pr.Gaussian(0.1))
+        >>> posterior = pr.fit(model, (X, X[:, 0]), pr.LastLayer(), steps=1000, progress=False)
+        >>> posterior = posterior.update((X, X[:, 0]))  # the same rows once more
+        >>> abs(posterior.predict(X[:1]).mean.item() + 1) < 0.2
+        True
+
     References:
         Snoek et al. (2015), Scalable Bayesian optimization using deep neural networks.
         Kristiadi et al. (2020), Being Bayesian, even just a bit, fixes overconfidence in ReLU networks.

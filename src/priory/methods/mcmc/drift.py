@@ -22,7 +22,7 @@ MAX_SPREAD_RATIO = 2.0  # interquartile range of the last fifth of the draws, re
 MIN_FIFTH_DRAWS = 20  # draws per chain in a fifth, for a comparison
 MAX_SHIFT_WIDTHS = 0.5  # shift of the median from the first to the last fifth, in interquartile ranges
 MIN_SHIFT_ERRORS = 6.0  # standard errors of a significant shift
-MIN_REGION_DRAWS = 8  # draws per chain, for separate regions to be told
+MIN_REGION_DRAWS = 8  # draws per chain, for separate regions to be detected
 MIN_REGION_GAP = 2.0  # distance of separate regions, in standard deviations within a superchain
 MIN_DRIFT_CHAINS = 32  # chains, for a standard error over chains
 
@@ -62,7 +62,7 @@ def warn_of_drift(target: Target, w: Tensor, owner: str) -> str:
         return ""
     sentence = (
         f"The chains of {owner} still {what}: the draws of '{name_of(target, place)}' end {size}. The posterior is "
-        "improper in it, which a prior mends, or the warm-up too short."
+        "improper in it and needs a prior, or the warm-up was too short."
     )
     warnings.warn(sentence, PrioryWarning, stacklevel=5)
     return sentence

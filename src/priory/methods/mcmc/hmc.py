@@ -50,10 +50,11 @@ class HMC(Sampler):
         integrator: "two_stage" (default), with two gradients per step and steps more than twice as long, or "leapfrog".
 
     Example:
-        >>> HMC(chains=0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'chains' argument of HMC must be an integer >= 1, got 0.
+        >>> import priory as pr
+        >>> density = pr.Density(lambda p: -0.5 * (p["x"] - 3).square(), {"x": pr.Param()})
+        >>> posterior = pr.fit(density, None, pr.HMC(), progress=False)
+        >>> posterior.status.name, abs(posterior.mean["x"].item() - 3) < 0.2
+        ('converged', True)
 
     References:
         Duane, Kennedy, Pendleton and Roweth (1987), Hybrid Monte Carlo.

@@ -37,10 +37,11 @@ class MALA(Sampler):
         accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: None, 0.574.
 
     Example:
-        >>> MALA(accept=1.5)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'accept' argument of MALA must be a number between 0 and 1, got 1.5.
+        >>> import priory as pr
+        >>> density = pr.Density(lambda p: -0.5 * (p["x"] - 3).square(), {"x": pr.Param()})
+        >>> posterior = pr.fit(density, None, pr.MALA(), progress=False)
+        >>> posterior.status.name, abs(posterior.mean["x"].item() - 3) < 0.2
+        ('converged', True)
 
     References:
         Roberts and Tweedie (1996), Exponential convergence of Langevin distributions and their discrete approximations.

@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 MAX_RANK = 32  # directions that a LowRankMetric keeps
 SKETCH_POINTS = 512  # points that the directions of a LowRankMetric are found from
 MEAN_ROUNDING_EPS = 8  # rounding error of a mean, in eps: twice that of the mean of 1000 chains that haven't moved
-SHRINKAGE_DRAWS = (
-    5.0  # without gradients: weight of the prior belief in independent directions, plus one per coordinate
-)
+SHRINKAGE_DRAWS = 5.0  # plus one per coordinate: weight of uncorrelated directions, in draws, without gradients
 POINTS_PER_DIRECTION = 8  # of a LowRankMetric: fewer say more about themselves than about the posterior
 RIDGE_POWER = 2 / 3  # eps to this power times the mean diagonal is added to the diagonals of both covariances
 SPARE_POINTS = 8  # points beyond P + 1 that a full covariance needs

@@ -54,10 +54,11 @@ class NUTS(Sampler):
         max_depth: A trajectory has at most 2^max_depth points. Default: 10.
 
     Example:
-        >>> NUTS(max_depth=0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'max_depth' argument of NUTS must be an integer >= 1, got 0.
+        >>> import priory as pr
+        >>> density = pr.Density(lambda p: -0.5 * (p["x"] - 3).square(), {"x": pr.Param()})
+        >>> posterior = pr.fit(density, None, pr.NUTS(), progress=False)
+        >>> posterior.status.name, abs(posterior.mean["x"].item() - 3) < 0.2
+        ('converged', True)
 
     References:
         Hoffman and Gelman (2014), The No-U-Turn Sampler.

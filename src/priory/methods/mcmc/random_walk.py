@@ -37,10 +37,11 @@ class RandomWalk(Sampler):
         accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: None, 0.234.
 
     Example:
-        >>> RandomWalk(thin=0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'thin' argument of RandomWalk must be an integer >= 1, got 0.
+        >>> import priory as pr
+        >>> density = pr.Density(lambda p: -0.5 * (p["x"] - 3).square(), {"x": pr.Param()})
+        >>> posterior = pr.fit(density, None, pr.RandomWalk(), progress=False)
+        >>> posterior.status.name, abs(posterior.mean["x"].item() - 3) < 0.2
+        ('converged', True)
 
     References:
         Metropolis, Rosenbluth, Rosenbluth, Teller and Teller (1953), Equation of state calculations by fast computing

@@ -96,19 +96,19 @@ class Sampler(Options):
             fewer the more a gradient costs.
         warmup: Number of warm-up transitions, which are not kept. Default: None, until the chains have settled, at most
             640.
-        thin: Keep every `thin`-th draw after the warm-up. `steps` in `fit` counts kept draws per chain.
+        thin: Keep every `thin`-th draw after the warm-up. `steps` in `fit` counts kept draws per chain. Default: 1.
         accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: None, 0.8, and up
             to 0.95 if transitions of the warm-up diverge.
         metric: Form of the covariance that rescales the parameters: "diagonal", "dense" or "low_rank". Default: None,
             "dense" for at most 256 parameters and at most 8 per chain, otherwise "low_rank".
         compile: Whether to compile the log density with `torch.compile`. Compiling takes 10 to 60 seconds and needs a
-            C++ compiler; it about halves the time of a gradient of a small density.
+            C++ compiler; it about halves the time of a gradient of a small density. Default: False.
         until_ess: Stop once the smallest bulk effective sample size of all coordinates reaches this number, or after
             `steps` draws. Default: None, after `steps` draws; and without `steps`, once the effective sample sizes are
             1,000 and in the tails 400, and nested R-hat is below 1.01.
         store: Folder for the draws, where they don't fit into memory. Default: None, they are kept in memory.
         start: Where the chains start: None for the model's own initialisation, "prior" for draws from the model's
-            prior, a method such as `Pathfinder()` or a fitted posterior for draws from its result.
+            prior, a method such as `Pathfinder()` or a fitted posterior for draws from its result. Default: None.
     """
 
     chains: int | None = None

@@ -49,14 +49,13 @@ class Cyclical(Options):
     Draws are kept from the last part of each cycle, so that every cycle may contribute another mode.
 
     Args:
-        cycles: Number of cycles.
-        exploring: Share of each cycle, from 0 and below 1, that runs without noise and keeps no draws.
+        cycles: Number of cycles. Default: 4.
+        exploring: Share of each cycle, from 0 and below 1, that runs without noise and keeps no draws. Default: 0.8.
 
     Example:
-        >>> Cyclical(cycles=0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'cycles' argument of Cyclical must be an integer >= 1, got 0.
+        >>> import priory as pr
+        >>> pr.SGHMC(schedule=pr.Cyclical(cycles=8)).schedule
+        Cyclical(cycles=8, exploring=0.8)
 
     References:
         Zhang, Li, Zhang, Chen and Wilson (2020), Cyclical stochastic gradient MCMC for Bayesian deep learning.
@@ -135,7 +134,7 @@ class GradientSampler(Options):
     Args:
         learning_rate: Step size of gradient descent on the mean loss per row. Default: None, read from the curvature
             and the gradient noise of the target in the burn-in.
-        chains: Number of chains, which read the same minibatches.
+        chains: Number of chains, which read the same minibatches. Default: 4.
         burn_in: Steps at the start that are not kept. Default: None, half of the steps; with `Cyclical()`, none,
             because the exploring part of each cycle is its burn-in.
         thin: Keep every `thin`-th draw after the burn-in. Default: None, the smallest that keeps at most 1,000 draws

@@ -63,10 +63,13 @@ class SGHMC(GradientSampler):
             initialisation.
 
     Example:
-        >>> SGHMC(friction=0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'friction' argument of SGHMC must be a number above 0, up to 1, got 0.
+        >>> import torch
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 50)[:, None]
+        >>> model = pr.Model(torch.nn.Linear(1, 1), pr.Gaussian(0.1))
+        >>> posterior = pr.fit(model, (X, X[:, 0]), pr.SGHMC(), steps=1000, progress=False)
+        >>> round(posterior.mean["weight"].item(), 1)
+        1.0
 
     References:
         Chen, Fox and Guestrin (2014), Stochastic gradient Hamiltonian Monte Carlo.

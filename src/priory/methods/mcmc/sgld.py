@@ -63,15 +63,19 @@ class SGLD(GradientSampler):
     rate and to the curvature per row, which is 1 / noise^2 in a regression.
 
     Args:
-        precondition: Whether each coordinate has its own step size, as in RMSprop, learnt in the burn-in.
+        precondition: Whether each coordinate has its own step size, as in RMSprop, learnt in the burn-in. Default:
+            False.
         start: A method such as `MAP()` or a fitted posterior to start the chains from. Default: None, the model's own
             initialisation.
 
     Example:
-        >>> SGLD(learning_rate=0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'learning_rate' argument of SGLD must be a positive number, got 0.
+        >>> import torch
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 50)[:, None]
+        >>> model = pr.Model(torch.nn.Linear(1, 1), pr.Gaussian(0.1))
+        >>> posterior = pr.fit(model, (X, X[:, 0]), pr.SGLD(), steps=1000, progress=False)
+        >>> round(posterior.mean["weight"].item(), 1)
+        1.0
 
     References:
         Welling and Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics.

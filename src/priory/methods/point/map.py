@@ -97,10 +97,13 @@ class MAP(Options):
         start: Method to fit first, or posterior to start from. Default: None, the model's initial values.
 
     Example:
-        >>> MAP(learning_rate=0.0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'learning_rate' argument of MAP must be a positive number, got 0.0.
+        >>> import torch
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 50)[:, None]
+        >>> model = pr.Model(torch.nn.Linear(1, 1), pr.Gaussian(0.1))
+        >>> posterior = pr.fit(model, (X, X[:, 0]), pr.MAP(), steps=1000, progress=False)
+        >>> round(posterior.mean["weight"].item(), 1)
+        1.0
 
     References:
         Kingma and Ba (2015), Adam: a method for stochastic optimization.

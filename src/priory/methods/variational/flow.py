@@ -42,10 +42,11 @@ class Flow(VariationalMethod):
             network and 1 for a `Density`.
 
     Example:
-        >>> Flow(layers=0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'layers' argument of Flow must be an integer >= 1, got 0.
+        >>> import priory as pr
+        >>> density = pr.Density(lambda p: 4 * p["x"] - p["x"].exp(), {"x": pr.Param()})  # a skewed density
+        >>> posterior = pr.fit(density, None, pr.Flow(layers=2), steps=1000, progress=False)
+        >>> abs(posterior.mean["x"].item() - 1.256) < 0.1  # the digamma function at 4
+        True
 
     References:
         Rezende and Mohamed (2015), Variational inference with normalizing flows.

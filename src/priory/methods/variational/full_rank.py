@@ -69,10 +69,13 @@ class FullRank(VariationalMethod):
         learning_rate: Step of the natural gradient, as a fraction of the way to the optimum. Default: 0.1.
 
     Example:
-        >>> FullRank(samples=1, estimator="vargrad")
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'samples' argument of FullRank must be at least 2 for vargrad, got 1.
+        >>> import torch
+        >>> import priory as pr
+        >>> precision = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+        >>> density = pr.Density(lambda p: -0.5 * p["x"] @ precision @ p["x"], {"x": pr.Param((2,))})
+        >>> posterior = pr.fit(density, None, pr.FullRank(), steps=1000, progress=False)
+        >>> posterior.summary()["sd"].square()  # the diagonal of the inverse: 2/3
+        tensor([0.6667, 0.6667], dtype=torch.float64)
 
     References:
         Titsias and Lazaro-Gredilla (2014), Doubly stochastic variational Bayes for non-conjugate inference.

@@ -34,10 +34,13 @@ class LowRank(VariationalMethod):
         rank: Number of columns of F. Default: 5.
 
     Example:
-        >>> LowRank(rank=0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'rank' argument of LowRank must be an integer >= 1, got 0.
+        >>> import torch
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 50)[:, None]
+        >>> model = pr.Model(torch.nn.Linear(1, 1), pr.Gaussian(0.1))
+        >>> posterior = pr.fit(model, (X, X[:, 0]), pr.LowRank(rank=1), steps=1000, progress=False)
+        >>> round(posterior.mean["weight"].item(), 1)
+        1.0
 
     References:
         Ong, Nott and Smith (2018), Gaussian variational approximation with a factor covariance structure.

@@ -93,10 +93,16 @@ class MeanField(VariationalMethod):
             that noise doesn't hide the network in the first steps; 0.5 for a dict of distributions.
 
     Example:
-        >>> MeanField(samples=0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'samples' argument of MeanField must be an integer >= 1, got 0.
+        >>> import torch
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 50)[:, None]
+        >>> model = pr.Model(torch.nn.Linear(1, 1), pr.Gaussian(0.1))
+        >>> posterior = pr.fit(model, (X, X[:, 0]), pr.MeanField(), steps=1000, progress=False)
+        >>> round(posterior.mean["weight"].item(), 1)
+        1.0
+        >>> low, high = posterior.predict(X).interval(0.95)
+        >>> bool(((low < X[:, 0]) & (X[:, 0] < high)).all())
+        True
 
     References:
         Graves (2011), Practical variational inference for neural networks.

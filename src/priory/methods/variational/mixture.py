@@ -41,10 +41,13 @@ class MixtureOfGaussians(VariationalMethod):
             network and 1 for a `Density`.
 
     Example:
-        >>> MixtureOfGaussians(components=0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'components' argument of MixtureOfGaussians must be an integer >= 1, got 0.
+        >>> import torch
+        >>> import priory as pr
+        >>> modes = torch.tensor([-3.0, 3.0], dtype=torch.float64)
+        >>> density = pr.Density(lambda p: (-0.5 * (p["x"] - modes).square()).logsumexp(0), {"x": pr.Param()})
+        >>> posterior = pr.fit(density, None, pr.MixtureOfGaussians(), steps=1000, progress=False)
+        >>> round(posterior.summary().row("x")["sd"])  # both modes: sqrt(10)
+        3
 
     References:
         Jaakkola and Jordan (1998), Improving the mean field approximation via the use of mixture distributions.

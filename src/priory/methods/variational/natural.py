@@ -106,10 +106,13 @@ class NaturalGradient(Options):
         start: Method to fit first, or posterior to start from. Default: None, the model's initial values.
 
     Example:
-        >>> NaturalGradient(momentum=1)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'momentum' argument of NaturalGradient must be a number from 0 to below 1, got 1.
+        >>> import torch
+        >>> import priory as pr
+        >>> X = torch.linspace(-1, 1, 50)[:, None]
+        >>> model = pr.Model(torch.nn.Linear(1, 1), pr.Gaussian(0.1))
+        >>> posterior = pr.fit(model, (X, X[:, 0]), pr.NaturalGradient(), steps=1000, progress=False)
+        >>> round(posterior.mean["weight"].item(), 1)
+        1.0
 
     References:
         Khan and Rue (2023), The Bayesian learning rule.

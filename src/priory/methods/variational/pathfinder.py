@@ -141,10 +141,11 @@ class Pathfinder(Options):
         start: Method to fit first, or posterior to start from. Default: None, the model's initial values.
 
     Example:
-        >>> Pathfinder(paths=0)
-        Traceback (most recent call last):
-        ...
-        priory.InputError: The 'paths' argument of Pathfinder must be an integer >= 1, got 0.
+        >>> import priory as pr
+        >>> density = pr.Density(lambda p: -0.5 * (p["x"] - 3).square(), {"x": pr.Param()})
+        >>> posterior = pr.fit(density, None, pr.Pathfinder(), progress=False)
+        >>> abs(posterior.mean["x"].item() - 3) < 0.2
+        True
 
     References:
         Zhang, Carpenter, Gelman and Vehtari (2022), Pathfinder: parallel quasi-Newton variational inference.
