@@ -96,3 +96,13 @@ def test_the_reference_has_a_signature_for_each_public_class_and_function():
 
 def test_there_are_pages_with_code():
     assert {"README.md", "index.md", "tutorial.md", "examples.md"} <= {page.name for page in PAGES}
+
+
+def test_every_file_that_the_architecture_names_exists():
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", text))
+    source = DOCS.parent / "src" / "priory"
+    assert len(named) > 40
+    assert [
+        name for name in sorted(named) if not (source / name).is_file() and not (DOCS.parent / name).is_file()
+    ] == []
