@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import priory as pr
 from priory.core.data import Data
@@ -104,9 +104,21 @@ def test_the_empirical_fisher_is_the_sum_of_squared_gradients_at_the_observed_la
     torch.testing.assert_close(found, torch.stack(gradients).square().sum(0), **EXACT)
 
 
-def test_the_rows_that_a_loader_keeps_are_scaled_to_all_rows(small: Any) -> None:
-    dataset = torch.utils.data.TensorDataset(*small.data.tensors)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=2, drop_last=True)
+class Streamed(torch.utils.data.IterableDataset[Any]):
+    """Rows that can only be read in order, so that a pass sees those of the loader's batches."""
+
+    def __init__(self, *parts: Tensor) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __iter__(self) -> Any:
+        return zip(*self.parts, strict=True)
+
+
+def test_the_rows_that_a_stream_yields_are_scaled_to_all_rows(small: Any) -> None:
+    loader = torch.utils.data.DataLoader(Streamed(*small.data.tensors), batch_size=2, drop_last=True)
     data = Data.of(loader).prepared(small.target.model.prepare)
     found = DiagonalCurvature.of(Pass(small.target, small.w, data, small.selection)).diagonal()
     jacobian, p = small.jacobian()[:6], torch.softmax(small.target.model.net(*small.inputs).detach()[:6], -1)

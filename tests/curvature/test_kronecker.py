@@ -42,11 +42,24 @@ def test_it_equals_the_dense_curvature_of_a_linear_model_with_gaussian_noise(mak
     torch.testing.assert_close(fitted(made).dense(), full.dense(), **EXACT)
 
 
-def test_the_rows_that_a_loader_keeps_are_scaled_to_all_rows(make_problem: Any) -> None:
+class Streamed(torch.utils.data.IterableDataset[Any]):
+    """Rows that can only be read in order, so that a pass sees those of the loader's batches."""
+
+    def __init__(self, *parts: Tensor) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __iter__(self) -> Any:
+        return zip(*self.parts, strict=True)
+
+
+def test_the_rows_that_a_stream_yields_are_scaled_to_all_rows(make_problem: Any) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(7, 3).double(), torch.randn(7, 2).double()
     made = make_problem(nn.Linear(3, 2).double(), pr.Gaussian(noise=0.5), x, y)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=2, drop_last=True)
+    loader = torch.utils.data.DataLoader(Streamed(x, y), batch_size=2, drop_last=True)
     data = Data.of(loader).prepared(made.target.model.prepare)
     jacobian = made.jacobian()[:6] / 0.5
     found = Kronecker.of(Pass(made.target, made.w, data, made.selection)).dense()

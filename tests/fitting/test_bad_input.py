@@ -662,9 +662,9 @@ FITS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a stream": (
         lambda: fit(DataLoader(Stream(), 4)),
-        r"'data' argument of fit must be a DataLoader with a length.*got a DataLoader over an IterableDataset",
+        r"'num_data' argument of fit must be given for an IterableDataset without a length, got None",
     ),
-    "a bare stream": (lambda: fit(Stream()), r"'data' argument of fit must .*(length|rows).*got"),
+    "a bare stream": (lambda: fit(Stream()), r"'num_data' argument of fit must be given.*length.*got None"),
     "a Dataset without a length": (lambda: fit(Unsized()), r"'data' argument of fit must have a length, got Unsized"),
     "a loader without automatic batching": (
         lambda: fit(DataLoader(Rows(X, Y), batch_size=None)),

@@ -12,15 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from priory.core.errors import InputError, is_integer, require
-from priory.core.loaders import CollatedRows, loader_sizes, seeded, swapped
+from priory.core.loaders import (
+    CollatedRows,
+    batches_per_epoch,
+    check_num_data,
+    read_loader,
+    recording,
+    seeded,
+    swapped,
+)
 from priory.core.streams import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Self
+
+    from priory.core.loaders import LoaderRows
 
 Batch = tuple[Tensor, ...]
 DEFAULT_BATCH_SIZE = 128
@@ -80,6 +90,7 @@ class Data:
         tensors: Rows in memory, one tensor per part. Default: None.
         dataset: Rows fetched one by one. Default: None.
         loader: The user's DataLoader, whose batches are used. Default: None.
+        loader_rows: The rows that the loader reads and their importance weights. Default: None.
         prepare: Function that checks a batch and converts it to the model's dtype and device. Default: no change.
         single: Whether the data were given as one tensor and not as a tuple. Default: False.
         holes: Whether NaN marks a missing value. Default: False.
@@ -96,13 +107,20 @@ class Data:
     tensors: Batch | None = None
     dataset: Dataset[Any] | None = None
     loader: DataLoader[Any] | None = None
+    loader_rows: LoaderRows | None = None
     prepare: Callable[[Batch], Batch] = unchanged
     single: bool = False
     holes: bool = False
     weights: Tensor | None = None
 
     @staticmethod
-    def of(source: Any, batch_size: int | None = None, weights: Any = None, check_values: bool = True) -> Data:
+    def of(
+        source: Any,
+        batch_size: int | None = None,
+        weights: Any = None,
+        check_values: bool = True,
+        num_data: int | None = None,
+    ) -> Data:
         """Build a Data from any supported source.
 
         Args:
@@ -111,6 +129,8 @@ class Data:
             weights: One number >= 0 per row. Default: None, for weights of 1.
             check_values: Whether to require finite values; otherwise the model's `prepare` decides which values may be
                 missing. Default: True.
+            num_data: Number of rows, for a source from which it can't be read: an IterableDataset without a length, or
+                a DataLoader whose sampler reads other rows in every epoch. Default: None.
 
         Returns:
             The data.
@@ -119,24 +139,31 @@ class Data:
             InputError: If the source cannot be used.
         """
         if weights is not None:
-            rows = Data.of(source, batch_size, check_values=check_values)
+            rows = Data.of(source, batch_size, check_values=check_values, num_data=num_data)
             return replace(rows, weights=read_weights(weights, rows))
         if isinstance(source, Data):
             return source
         ok = batch_size is None or is_integer(batch_size, 1)
         require(ok, "batch_size", "fit", "be an integer >= 1", repr(batch_size))
+        ok = num_data is None or is_integer(num_data, 1)
+        require(ok, "num_data", "fit", "be an integer >= 1", repr(num_data))
         if source is None:
+            require(num_data is None, "num_data", "fit", "be left out without data", num_data)
             return Data(None, 1)
+        if isinstance(source, IterableDataset):
+            source, batch_size = DataLoader(source, int(batch_size or DEFAULT_BATCH_SIZE)), None
         if isinstance(source, DataLoader):
             must = "be left out with a DataLoader, which has its own batch size"
             require(batch_size is None, "batch_size", "fit", must, batch_size)
-            return Data(*loader_sizes(source), loader=source)
+            read = read_loader(source, num_data)
+            return Data(read.num_data, read.batch_size, loader=source, loader_rows=read)
         if isinstance(source, TensorDataset):
             source = source.tensors
         if isinstance(source, Dataset):
             require(hasattr(source, "__len__"), "data", "fit", "have a length", type(source).__name__)
             n = len(source)  # pyright: ignore[reportArgumentType] - checked in the line above
             require(n > 0, "data", "fit", "have at least one row", "none")
+            check_num_data(num_data, n)
             return Data(n, min(int(batch_size or DEFAULT_BATCH_SIZE), n), dataset=source)
         single = not isinstance(source, (tuple, list))
         tensors = tuple(tensor_of(a, f"Part {i} of the data") for i, a in enumerate((source,) if single else source))
@@ -145,6 +172,7 @@ class Data:
         require(len({len(t) for t in tensors}) == 1, "data", "fit", "have the same number of rows in each part", shapes)
         n = len(tensors[0])
         require(n > 0, "data", "fit", "have at least one row", "none")
+        check_num_data(num_data, n)
         for i, t in enumerate(tensors if check_values else ()):
             check_finite(t, part(i, len(tensors)))
         return Data(n, min(int(batch_size or DEFAULT_BATCH_SIZE), n), tensors=tensors, single=single)
@@ -154,7 +182,9 @@ class Data:
         """The number of batches in one pass."""
         if self.num_data is None:
             return 1
-        return len(self.loader) if self.loader is not None else -(-self.num_data // self.batch_size)
+        if self.loader is not None:
+            return batches_per_epoch(self.loader, self.num_data, self.batch_size)
+        return -(-self.num_data // self.batch_size)
 
     def batches(self, seed: int, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Yield the minibatches of an epoch after the first `skip`, in an order that depends only on (seed, epoch)."""
@@ -172,9 +202,14 @@ class Data:
                 yield self._take(rows, None if self.tensors is not None else stream(seed, "rows", epoch, index))
 
     def blocks(self, rows: int) -> Iterator[Batch]:
-        """Yield all rows once in order, `rows` at a time; a DataLoader yields its own batches in its own order."""
+        """Yield all rows once in order, `rows` at a time; a DataLoader yields its own batches in its own order.
+
+        The rows of a DataLoader whose epochs repeat or leave out rows are fetched from its data set instead.
+        """
         if self.num_data is None:
             yield ()
+        elif self.loader_rows is not None and self.loader_rows.resampled:
+            yield from self._part(self._indices()).blocks(rows)
         elif self.loader is not None:
             yield from self._loaded(0, 0, 0)
         else:
@@ -223,7 +258,7 @@ class Data:
         """Split the rows at random into two parts, the second with this fraction of the rows."""
         if self.num_data is None or self.num_data < 2:
             raise InputError(f"Holding out rows needs at least 2 rows, got {self.num_data or 0}.")
-        rows = self._indices(seed)
+        rows = self._indices()
         order = rows[torch.randperm(len(rows), generator=stream(seed, "holdout"))]
         held = min(max(1, round(fraction * len(rows))), len(rows) - 1)
         if (len(rows) - held) % self.batch_size == 1 and len(rows) - held > 1:
@@ -246,21 +281,17 @@ class Data:
         tensors = None if self.tensors is None else prepare(self.tensors)
         return replace(self, tensors=tensors, prepare=prepare)
 
-    def _indices(self, seed: int) -> Tensor:
+    def _indices(self) -> Tensor:
         """Indices of the rows in the data set: all, or those that the loader's sampler visits."""
         assert self.num_data is not None
         if self.loader is None:
             return torch.arange(self.num_data)
-        if not hasattr(self.loader.dataset, "__getitem__"):
+        if self.loader_rows is None or self.loader_rows.indices is None:
             raise InputError(
                 "The 'data' argument of fit must allow rows to be held out, got a DataLoader without indices; "
                 "give the noise of the likelihood."
             )
-        sampler = self.loader.batch_sampler if self.loader.batch_size is None else self.loader.sampler
-        with swapped(stream(seed, "sampler")), seeded(self.loader, seed, 0):
-            drawn = list(sampler)  # pyright: ignore[reportArgumentType] - samplers are iterable
-        flat = [i for item in drawn for i in item] if self.loader.batch_size is None else drawn
-        return torch.tensor(sorted(set(flat)))
+        return self.loader_rows.indices
 
     def _part(self, rows: Tensor) -> Data:
         """The rows with these indices as a Data."""
@@ -273,7 +304,7 @@ class Data:
         assert dataset is not None
         collate = self.loader.collate_fn if self.loader is not None else default_collate
         part = CollatedRows(Subset(dataset, rows.tolist()), collate)
-        return replace(self, num_data=n, batch_size=size, dataset=part, loader=None, weights=weights)
+        return replace(self, num_data=n, batch_size=size, dataset=part, loader=None, loader_rows=None, weights=weights)
 
     def _take(self, rows: Tensor | None, generator: torch.Generator | None) -> Batch:
         """A batch of the rows with these indices, or of all; `generator` seeds a data set that draws at random."""
@@ -297,18 +328,26 @@ class Data:
     def _loaded(self, seed: int, epoch: int, skip: int) -> Iterator[Batch]:
         """The batches of the loader, with every generator that it uses seeded by (seed, epoch)."""
         assert self.loader is not None
-        generator = stream(seed, "loader", epoch)
+        importance = None if self.loader_rows is None else self.loader_rows.weights
+        loader, seen = (self.loader, None) if importance is None else recording(self.loader)
+        generator, steps, index = stream(seed, "loader", epoch), self.steps_per_epoch, 0
         with seeded(self.loader, seed, epoch):
-            with swapped(generator):
-                iterator = iter(self.loader)
-            for index in range(len(self.loader)):
+            while index < steps:  # a stream that is shorter than its length is read again
+                begin = index
                 with swapped(generator):
-                    try:
-                        item = next(iterator)
-                    except StopIteration:
-                        return
-                if index >= skip:
-                    yield self.prepare(as_batch(item))
+                    iterator = iter(loader)
+                while index < steps:
+                    with swapped(generator):
+                        item = next(iterator, None)
+                    if item is None:
+                        break
+                    rows = seen.popleft() if seen else slice(None)
+                    if index >= skip:
+                        batch = self.prepare(as_batch(item))
+                        yield batch if importance is None else WeightedBatch(batch, importance[rows])
+                    index += 1
+                if index == begin:
+                    raise InputError("The 'data' argument of fit must yield batches in every epoch, got none.")
 
 
 def read_weights(weights: Any, rows: Data) -> Tensor | None:

@@ -38,6 +38,7 @@ def fit(
     steps: int | None = None,
     batch_size: int | None = None,
     weights: Any = None,
+    num_data: int | None = None,
     seed: int = 0,
     temperature: float = 1.0,
     tempers: Literal["likelihood", "posterior"] = "likelihood",
@@ -67,6 +68,8 @@ def fit(
         weights: How often each row counts, one finite number >= 0 per row: log p(D|w) = sum_n weights_n log p(y_n | w).
             Integer weights act as repeated rows, but the number of rows N doesn't change. For tensors, arrays and
             datasets with an index, not for a `DataLoader`. Default: None, every row counts once.
+        num_data: Number of rows N, for data from which it can't be read: an `IterableDataset` without a length, or a
+            `DataLoader` whose sampler reads other rows in every epoch. Default: None, read from the data.
         seed: Seed of all noise; the same seed gives the same posterior. Default: 0.
         temperature: T of a tempered posterior. Default: 1.
         tempers: "likelihood" for p(D|w)^(1/T) p(w), or "posterior" for (p(D|w) p(w))^(1/T). Default: "likelihood".
@@ -93,17 +96,23 @@ def fit(
         1.0
     """
     settings = Settings(epochs, steps, seed, temperature, tempers, progress, checkpoint, callbacks)
-    posterior = infer(model, data, method, batch_size, settings, weights)
+    posterior = infer(model, data, method, batch_size, settings, weights, num_data)
     if epochs is None and steps is None:  # no warning if the user chose the length, which may be short on purpose
         warn_of_status(posterior)
     return posterior
 
 
 def infer(
-    model: BaseModel, data: Any, method: Method[Any], batch_size: int | None, settings: Settings, weights: Any = None
+    model: BaseModel,
+    data: Any,
+    method: Method[Any],
+    batch_size: int | None,
+    settings: Settings,
+    weights: Any = None,
+    num_data: int | None = None,
 ) -> Any:
     """Run the three stages of a fit: prepare, find a start, run."""
-    problem = prepare(model, data, method, batch_size, settings, weights)
+    problem = prepare(model, data, method, batch_size, settings, weights, num_data)
     start, settings = find_start(problem, settings)
     return run(problem, settings, start)
 

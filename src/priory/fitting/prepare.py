@@ -29,7 +29,13 @@ class Problem:
 
 
 def prepare(
-    model: Any, data: Any, method: Method[Any], batch_size: int | None, settings: Settings, weights: Any = None
+    model: Any,
+    data: Any,
+    method: Method[Any],
+    batch_size: int | None,
+    settings: Settings,
+    weights: Any = None,
+    num_data: int | None = None,
 ) -> Problem:
     """Bind the data to the model, and raise errors for invalid arguments before anything is trained."""
     must = "be a Model, a Density or a latent model, such as pr.Model(net, pr.Gaussian())"
@@ -39,7 +45,7 @@ def prepare(
     if method.start is not None and not reads_own_start(method) and not isinstance(method.start, Posterior):
         check_method(method.start, "start", owner)
     traits.draws.check(owner, spread(method))
-    model, rows = model.bind(data, batch_size, weights)
+    model, rows = model.bind(data, batch_size, weights, num_data)
     target = make_target(model, rows, settings.temperature, settings.tempers, traits.draws_masks)
     check_traits(method, target)
     if rows is not data:

@@ -203,7 +203,9 @@ class Latent(BaseModel):
 
     # Binding the model to data.
 
-    def bind(self, data: Any, batch_size: int | None = None, weights: Any = None) -> tuple[Self, Data]:
+    def bind(
+        self, data: Any, batch_size: int | None = None, weights: Any = None, num_data: int | None = None
+    ) -> tuple[Self, Data]:
         """Bind the model to data: set its shapes and type, and convert the data.
 
         Args:
@@ -211,6 +213,7 @@ class Latent(BaseModel):
             batch_size: Rows per minibatch.
             weights: One weight >= 0 per row, (N,), which becomes a part of the rows as with `given="weights"`.
                 Default: None, every row counts once.
+            num_data: Number of rows, if it can't be read from the data. Default: None.
 
         Returns:
             The bound model, with its density, and the rows.
@@ -220,7 +223,7 @@ class Latent(BaseModel):
             model = copy.copy(self)
             model.given = (*self.given, "weights")
             return model.bind((*self.parts_of(data), counts), batch_size)
-        rows = self.read(data, batch_size)
+        rows = self.read(data, batch_size, num_data)
         model = self if self.density is not None else self.shaped(rows)
         return model, rows if rows is data else rows.prepared(model.prepare)
 
@@ -246,10 +249,13 @@ class Latent(BaseModel):
         """Bind the model to data; an alias of `bind`."""
         return self.bind(data, batch_size)
 
-    def read(self, data: Any, batch_size: int | None = None) -> Data:
+    def read(self, data: Any, batch_size: int | None = None, num_data: int | None = None) -> Data:
         """Read data in any supported form as rows."""
         require(data is not None, "data", "fit", "be given to a latent model", None)
-        rows = Data.of(data, batch_size, check_values=False)
+        rows = Data.of(data, batch_size, check_values=False, num_data=num_data)
+        unequal = rows.loader_rows is not None and rows.loader_rows.weights is not None
+        must = f"read all rows equally often for {self!r}, whose E-step reads no weights"
+        require(self.weighs or not unequal, "data", "fit", must, "a DataLoader that prefers some of them")
         return rows if rows is data else replace(rows, holes=self.missing)
 
     def blocks(self, data: Any) -> Iterator[Rows]:

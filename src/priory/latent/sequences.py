@@ -34,7 +34,7 @@ class SequenceModel(Latent):
 
     sample: ClassVar[int] = 1 << 11
 
-    def read(self, data: Any, batch_size: int | None = None) -> Data:
+    def read(self, data: Any, batch_size: int | None = None, num_data: int | None = None) -> Data:
         """Read sequences as rows; lists of sequences and of known states are padded."""
         if isinstance(data, list):
             data = padded(data)
@@ -43,7 +43,7 @@ class SequenceModel(Latent):
             if isinstance(named.get("z"), list):
                 named["z"] = padded_states(named["z"], repr(self))
             data = (padded(data[0]), *list(named.values())[1:], *data[len(named) :])
-        return super().read(data, batch_size)
+        return super().read(data, batch_size, num_data)
 
     def parts_of(self, data: Any) -> tuple[Any, ...]:
         """Return the parts of data in memory; a list is a list of sequences."""

@@ -86,7 +86,9 @@ class BaseModel(ABC):
 
     # Data.
 
-    def bind(self, data: Any, batch_size: int | None = None, weights: Any = None) -> tuple[Self, Data]:
+    def bind(
+        self, data: Any, batch_size: int | None = None, weights: Any = None, num_data: int | None = None
+    ) -> tuple[Self, Data]:
         """Bind the model to data: set its shapes, and convert the data to its types.
 
         Args:
@@ -94,13 +96,14 @@ class BaseModel(ABC):
                 returned as it is.
             batch_size: Rows per minibatch.
             weights: How often each row counts in the log-likelihood, (N,). Default: None, once.
+            num_data: Number of rows, if it can't be read from the data. Default: None.
 
         Returns:
             The bound model, which is the model itself where nothing depends on the data, and the rows.
         """
         if isinstance(data, Data):
             return self, Data.of(data, weights=weights)
-        return self, Data.of(data, batch_size, weights).prepared(self.prepare)
+        return self, Data.of(data, batch_size, weights, num_data=num_data).prepared(self.prepare)
 
     @abstractmethod
     def prepare(self, batch: Batch) -> Batch:

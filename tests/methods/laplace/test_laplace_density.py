@@ -90,10 +90,10 @@ def test_a_mean_over_the_data_instead_of_a_sum_would_be_detected():
     assert precision[1] - precision[0] == pytest.approx(len(problem.y) / problem.noise**2, rel=1e-10)
 
 
-def test_the_rows_of_a_loader_that_drops_some_are_scaled_to_all():
+def test_the_rows_of_a_loader_that_drops_some_at_random_all_count():
     problem = GaussianMean.make(0)  # twelve values
     rows = torch.utils.data.TensorDataset(problem.y)
-    loader = torch.utils.data.DataLoader(rows, batch_size=5, drop_last=True)
+    loader = torch.utils.data.DataLoader(rows, batch_size=5, shuffle=True, drop_last=True)
     posterior = pr.fit(problem.density(), loader, Laplace(), progress=False)
     precision = problem.prior_scale**-2 + 12 * problem.noise**-2
     assert 1 / float(posterior.gaussian.variance()) == pytest.approx(precision, rel=1e-10)
