@@ -571,7 +571,6 @@ def test_a_discrete_support_raises_an_error(support: Any, got: str) -> None:
 @pytest.mark.parametrize(
     ("support", "got"),
     [
-        ("positive", "positive"),
         (torch_constraints.dependent, "Dependent()"),
         (torch_constraints.square, "Square()"),
         (torch_constraints.cat([torch_constraints.real]), "Cat()"),
@@ -584,6 +583,12 @@ def test_an_unknown_support_raises_an_error_that_lists_the_known_ones(support: A
     sentence = str(error.value)
     assert sentence.startswith("The 'support' argument of Param must be real, positive, nonnegative, ")
     assert sentence.endswith(f"corr_cholesky, or independent of these, got {got}.")
+
+
+def test_the_name_of_a_support_raises_an_error_that_shows_the_constraint() -> None:
+    sentence = r"must be a constraint, such as constraints\.positive, not its name, got 'positive'\."
+    with pytest.raises(InputError, match=sentence):
+        bijector("positive")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

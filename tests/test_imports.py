@@ -185,8 +185,10 @@ def test_all_names_what_is_exported_and_every_name_resolves():
     submodules = {module.name for module in pkgutil.iter_modules([str(SOURCE)])}
     exported = {name for name in dir(pr) if not name.startswith("_")} - (submodules - set(pr.__all__))
     assert exported == {name for name in pr.__all__ if not name.startswith("_")}
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError, match=r"^priory has no 'no_such_name'\.$"):
         _ = pr.no_such_name
+    with pytest.raises(AttributeError, match=r"^priory has no 'MeanFeild'\. Did you mean 'MeanField'\?$"):
+        _ = pr.MeanFeild
 
 
 def test_no_export_turns_into_a_module_when_the_modules_are_imported():

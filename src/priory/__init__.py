@@ -13,6 +13,7 @@ Names are imported when they are first used, so that `import priory` costs littl
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +167,8 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES:
         value = importlib.import_module(f"priory.{name}")
     else:
-        raise AttributeError(f"priory has no '{name}'.")
+        close = difflib.get_close_matches(name, __all__, 1)
+        raise AttributeError(f"priory has no '{name}'." + (f" Did you mean '{close[0]}'?" if close else ""))
     globals()[name] = value
     return value
 

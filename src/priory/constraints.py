@@ -201,6 +201,10 @@ def bijector(support: Constraint, shape: Sequence[int] = ()) -> Bijector:
         require(len(shape) >= rank, "shape", "Param", f"have at least the {rank} dimensions of its support", shape)
         return bijector(support.base_constraint, shape)
     known = isinstance(support, Constraint) and not is_dependent(support)
+    named = isinstance(support, str)
+    require(
+        not named, "support", "Param", f"be a constraint, such as constraints.{support}, not its name", repr(support)
+    )
     require(not (known and support.is_discrete), "support", "Param", "be continuous", support)
     require(type(support) in _BUILDERS, "support", "Param", f"be {_KNOWN}, or independent of these", support)
     if support.event_dim == 1:

@@ -48,7 +48,8 @@ def test_a_comparison_scores_the_log_pointwise_predictive_density():
     torch.testing.assert_close(found.pointwise["MAP"], -Normal(mean, 1.0).log_prob(HELD), rtol=0, atol=0.02)
     row = found.rows[0]
     assert row["nll"] == pytest.approx(float(found.pointwise["MeanField"].mean()), rel=1e-12)
-    assert found.columns == ["method", "nll", "fit_seconds", "predict_seconds"]
+    assert found.columns == ["method", "nll", "fit_seconds", "predict_seconds", "status"]
+    assert [row["status"] for row in found.rows] == [found.posteriors[name].status.name for name in found.posteriors]
     assert found.predictions == {}
     assert found.baseline is None
     assert "RMSE" not in str(found)

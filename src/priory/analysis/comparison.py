@@ -120,6 +120,7 @@ def compare(
                 losses = -log_densities(posterior, inputs, samples, seed).cpu()
                 row["predict_seconds"] = time.perf_counter() - began
                 row |= {"nll": losses.mean().item(), "nll_error": standard_error(losses)}
+                row["status"] = posterior.status.name
                 pointwise[name] = losses
                 continue
             prediction = posterior.predict(inputs, samples=samples, seed=seed)

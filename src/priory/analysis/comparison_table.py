@@ -146,7 +146,7 @@ class Comparison:
     def columns(self) -> list[str]:
         """Names of the table's columns."""
         if not self.predicts:
-            return ["method", "nll", "fit_seconds", "predict_seconds"]
+            return ["method", "nll", "fit_seconds", "predict_seconds", "status"]
         quality = "accuracy" if any("accuracy" in row for row in self.rows) else "rmse"
         return ["method", "nll", quality, "calibration", "fit_seconds", "predict_seconds", "status"]
 

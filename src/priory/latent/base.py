@@ -199,7 +199,7 @@ class Latent(BaseModel):
 
     def predictive(self, theta: Theta, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return p(y | x, theta) as a mixture of Gaussians: weights, means and variances, each (n, K)."""
-        raise InputError(f"{self!r} has no inputs to predict from.")
+        raise InputError(f"{self!r} has no inputs to predict from: use predict_labels or log_likelihood.")
 
     # Binding the model to data.
 

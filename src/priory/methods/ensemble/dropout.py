@@ -165,7 +165,7 @@ class Dropout(Options):
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
         if not has_network(target.model):
-            raise InputError("Dropout needs a Model: a Density has no units to drop.")
+            raise InputError(f"Dropout needs a Model: a {type(target.model).__name__} has no units to drop.")
         if self.log_uniform:
             warn(
                 "Learnt Gaussian dropout has an improper prior, 1/|z| over each factor: the prior of the weights that "
