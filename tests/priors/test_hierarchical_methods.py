@@ -14,6 +14,7 @@ from priory.estimators import elbo
 from priory.families import DiagonalFamily
 from priory.fitting.prepare import make_target
 from priory.priors import Hierarchical
+from priory.testing.contract import resumes_with_the_same_bits
 
 F64 = torch.float64
 ROW_COUNT, COLUMN_COUNT, NOISE_SD = 60, 20, 0.5
@@ -91,34 +92,27 @@ def test_the_step_under_empirical_bayes_is_the_gradient_of_the_definition() -> N
     torch.testing.assert_close(bound.value, fit - kl, rtol=0, atol=1e-9)
 
 
-def short(**options: Any) -> Any:
-    torch.manual_seed(options.pop("net_seed", 0))
+def problem(net_seed: int = 0) -> tuple[pr.Model, tuple[Tensor, Tensor]]:
+    """Return a model whose precisions are set by empirical Bayes, and 22 rows."""
+    torch.manual_seed(net_seed)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     model = pr.Model(net, pr.Gaussian(), {"*.weight": EMPIRICAL_PRIOR, "*": 1.0})
-    data = (normal(22, 3), normal(22, seed=1))
-    return model, pr.fit(model, data, pr.MeanField(), steps=30, batch_size=8, progress=False, **options)
+    return model, (normal(22, 3), normal(22, seed=1))
 
 
-def test_an_interrupted_empirical_fit_resumes_with_the_same_bits(tmp_path: Path) -> None:
-    class StoppedError(Exception):
-        pass
+def short() -> Any:
+    model, data = problem()
+    return model, pr.fit(model, data, pr.MeanField(), steps=30, batch_size=8, progress=False)
 
-    def stop(moment: Any) -> None:
-        if moment.step >= 15:
-            raise StoppedError
 
-    checkpoint = pr.Checkpoint(tmp_path / "c", every=5)
-    with pytest.raises(StoppedError):
-        short(checkpoint=checkpoint, callbacks=[stop])
-    resumed, whole = short(checkpoint=checkpoint)[1], short()[1]
-    assert torch.equal(resumed.family.loc, whole.family.loc)
-    assert torch.equal(resumed.family.log_scale, whole.family.log_scale)
+def test_an_interrupted_empirical_fit_resumes_with_the_same_bits() -> None:
+    resumes_with_the_same_bits(pr.MeanField(), problem)
 
 
 def test_a_stored_empirical_posterior_has_the_same_precisions_and_bound(tmp_path: Path) -> None:
     _, posterior = short()
     posterior.save(tmp_path / "p.priory")
-    fresh, _ = short(net_seed=1)  # other initial weights: no warning of another prior
+    fresh, _ = problem(net_seed=1)  # other initial weights: no warning of another prior
     again = pr.load(tmp_path / "p.priory", fresh)
     data = (normal(22, 3), normal(22, seed=1))
     assert again.elbo(data, samples=64).value == posterior.elbo(data, samples=64).value

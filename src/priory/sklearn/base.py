@@ -128,6 +128,9 @@ class MixtureEstimator(LatentEstimator):
 
         Returns:
             The fitted estimator.
+
+        Raises:
+            InputError: If an option is invalid.
         """
         raise NotImplementedError
 

@@ -116,19 +116,6 @@ class BayesianGaussianMixture(MixtureEstimator):
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> BayesianGaussianMixture:
-        """Fit the mixture to rows.
-
-        Args:
-            X: Rows, (n, D), with NaN for missing values.
-            y: Ignored; present for scikit-learn's interface.
-            sample_weight: Non-negative weight of each row, (n,). Default: 1 for all rows.
-
-        Returns:
-            The fitted estimator.
-
-        Raises:
-            InputError: If an option is invalid.
-        """
         self._check_options(COVARIANCE_TYPES)
         kind, must = self.weight_concentration_prior_type, f"be one of {', '.join(WEIGHT_PRIORS)}"
         require(kind in WEIGHT_PRIORS, "weight_concentration_prior_type", type(self).__name__, must, repr(kind))

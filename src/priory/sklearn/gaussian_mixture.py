@@ -118,19 +118,6 @@ class GaussianMixture(MixtureEstimator):
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> GaussianMixture:
-        """Fit the mixture to rows.
-
-        Args:
-            X: Rows, (n, D), with NaN for missing values.
-            y: Ignored; present for scikit-learn's interface.
-            sample_weight: Non-negative weight of each row, (n,). Default: 1 for all rows.
-
-        Returns:
-            The fitted estimator.
-
-        Raises:
-            InputError: If an option is invalid.
-        """
         self._check_options(COVARIANCE_TYPES)
         rows, model, data, weight = self._prepare(X, sample_weight, not self._warm())
         seed = self._seed()

@@ -311,7 +311,7 @@ def test_a_chain_that_explodes_after_the_burn_in_is_an_error():
         pr.fit(density, None, pr.SGLD(burn_in=0, start=start), steps=2000, progress=False)
 
 
-# What is said.
+# The status and the text of a posterior.
 
 
 def test_the_rate_is_in_the_repr_and_the_summary():

@@ -1,4 +1,4 @@
-"""The population of chains: their ascent, superchains, the window that the metric is learnt from, and lost chains."""
+"""The population of chains: their ascent, superchains, the window that the metric is learnt from, and stuck chains."""
 
 import math
 from typing import Any
@@ -80,7 +80,7 @@ def test_the_ascent_keeps_chains_in_their_own_basins():
 
 
 def test_the_ascent_stops_below_the_mode_of_many_coordinates():
-    """The typical set of 100 standard normal coordinates lies 50 nats below their mode; an ascent need not go on."""
+    """The typical set of 100 standard normal coordinates lies 50 nats below their mode; an ascent may end there."""
     joint, w, value, gradient = population(lambda p: -0.5 * p["w"].square().sum(-1), 100, 256)
     *_, taken = ascend(joint, DenseMetric.unit(w), w, value, gradient, stream(1, "population"))
     assert taken <= 3
