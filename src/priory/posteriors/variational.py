@@ -81,11 +81,33 @@ class Variational(Posterior):
         self.form, self.theta = form, theta.detach().clone()
         self.family: Family = form.family(self.theta)
         self._k_hat: float | None = None
+        self._ended_by_rule = False
+
+    def end_by_rule(self, status: Status, rows: Data | None) -> None:
+        """Take the status of a fit that ends by a rule of its own, in place of that from its history.
+
+        Args:
+            status: The status that the rule has found.
+            rows: Data of the fit, from which k-hat is computed; None to leave that until it is asked for.
+        """
+        self._ended_by_rule = True
+        if rows is None:
+            self.know(status)
+            return
+        self._k_hat = self._computed_k_hat(rows)
+        if status.name == "doubtful":
+            self.doubt(status.reason)
+        else:
+            self.know(status)
 
     def compute_status(self, history: Mapping[str, Tensor] | None = None) -> Status:
-        """The status from the history of the bound, and from k-hat if it has been computed."""
+        """The status from the rule or the history of the fit, and from k-hat if it has been computed."""
         remedy = "q misses part of the posterior, so use a richer family or NUTS"
-        return worst([super().compute_status(history), of_k_hat(self._k_hat, remedy)])
+        known = self._given_status if self._ended_by_rule else None
+        return worst([known or super().compute_status(history), of_k_hat(self._k_hat, remedy)])
+
+    def quick_status(self) -> Status:
+        return self.status if self._ended_by_rule else super().quick_status()
 
     def gaussian_coordinates(self) -> tuple[Tensor, Tensor] | None:
         if not isinstance(self.family, (DiagonalFamily, FullRankFamily, LowRankFamily)):
@@ -163,7 +185,10 @@ class Variational(Posterior):
             An `Importance` with draws, log ratios, smoothed log weights and k-hat.
         """
         require(is_integer(samples, 4), "samples", "importance", "be an integer >= 4", samples)
-        rows, generator = self._rows(data, "importance"), stream(seed, "importance", device=self.model.device)
+        return self._importance(self._rows(data, "importance"), samples, seed)
+
+    def _importance(self, rows: Data, samples: int, seed: int) -> Importance:
+        generator = stream(seed, "importance", device=self.model.device)
         found = [(w, self._ratios(w, rows)) for w in self._pieces(samples, generator)]
         return Importance(torch.cat([w for w, _ in found]), torch.cat([r for _, r in found]))
 
@@ -175,9 +200,12 @@ class Variational(Posterior):
         `importance(data).k_hat`.
         """
         if self._k_hat is None:
-            samples = K_HAT_DRAWS if has_network(self.model) else K_HAT_DRAWS_OF_DENSITY
-            self._k_hat = self.importance(samples=samples).k_hat
+            self._k_hat = self._computed_k_hat(self._rows(None, "importance"))
         return self._k_hat
+
+    def _computed_k_hat(self, rows: Data) -> float:
+        samples = K_HAT_DRAWS if has_network(self.model) else K_HAT_DRAWS_OF_DENSITY
+        return self._importance(rows, samples, 0).k_hat
 
     @property
     def precisions(self) -> dict[str, Tensor]:
@@ -216,11 +244,12 @@ class Variational(Posterior):
         return {"theta": self.theta}
 
     def results(self) -> dict[str, Any]:
-        return {**super().results(), "k_hat": self._k_hat}
+        return {**super().results(), "k_hat": self._k_hat, "ended_by_rule": self._ended_by_rule}
 
     def restore_results(self, results: Mapping[str, Any]) -> None:
         super().restore_results(results)
         self._k_hat = results.get("k_hat")
+        self._ended_by_rule = bool(results.get("ended_by_rule", False))
 
     @classmethod
     def of_tensors(

@@ -7,21 +7,28 @@ evaluated once per draw, with its gradient.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from priory.core.errors import is_integer, require
-from priory.core.streams import stream
-from priory.diagnostics.flatness import FLATNESS_DRAWS, flat_coordinate, name_of
 from priory.estimators.evidence_bound import assemble
 from priory.estimators.gradients import LAYER_ESTIMATORS, PATH_ESTIMATORS, SCORE_ESTIMATORS, Estimate, estimate
 from priory.estimators.importance import importance_weighted
 from priory.families.diagonal import LOG_2_PI_E
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
+from priory.methods.variational.arrival import (
+    ArrivalState,
+    Search,
+    arrival_step,
+    arrived_posterior,
+    arrives,
+    begin_arrival,
+)
+from priory.methods.variational.flat_directions import warn_if_flat
 from priory.models.base import has_network
 from priory.posteriors.variational import Variational
 
@@ -38,7 +45,6 @@ if TYPE_CHECKING:
 
 NARROW_SCALE = 0.02  # initial scale in prior standard deviations, so narrow that noise doesn't hide the network
 WIDE_SCALE = 1.0  # initial scale of flows and mixtures for a density, which must cover it before they adapt
-RUNAWAY_RATIO = 10.0  # scale over initial scale above which q is tested for an improper direction
 BASELINE_DECAY = 0.9  # of the moving average of f per step
 
 
@@ -190,6 +196,18 @@ class VariationalMethod(Options):
     def length(self, data: Data) -> int:
         return default_steps(data.steps_per_epoch, epochs=200, least=4_000, most=50_000)
 
+    @property
+    def gaussian(self) -> str | None:
+        """Covariance of q if q is Gaussian and can be fitted by Newton steps with fixed draws: "diagonal" or "full"."""
+        return None
+
+    @property
+    def adjusted(self) -> bool:
+        """Whether the user has chosen how the optimiser steps, or another objective."""
+        defaults = {f.name: f.default for f in fields(self)}
+        names = ("estimator", "objective", "divergence", "learning_rate", "schedule")
+        return any(getattr(self, name) != defaults[name] for name in names)
+
     def init(
         self,
         target: Target,
@@ -198,6 +216,9 @@ class VariationalMethod(Options):
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
     ) -> Any:
+        if self.gaussian is not None and not self.adjusted and arrives(target, plan):
+            search = Search(target, plan.data, generator, start, type(self).__name__)
+            return begin_arrival(search, shape, self.gaussian == "full")
         loc = target.start(plan.data, shape, generator, start)
         form, scale = self.form(target), self.first_scale(target)
         theta = form.initial(loc, scale, generator)
@@ -207,6 +228,8 @@ class VariationalMethod(Options):
         )
 
     def step(self, target: Target, state: Any, batch: Batch, generator: torch.Generator) -> tuple[Any, Info]:
+        if isinstance(state, ArrivalState):
+            return arrival_step(state)
         theta = state.theta.detach().requires_grad_()
         with torch.enable_grad():
             family = state.form.family(theta)
@@ -221,6 +244,8 @@ class VariationalMethod(Options):
         return self.bound.estimate(target, family, batch, state, generator)
 
     def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Variational:
+        if isinstance(state, ArrivalState):
+            return arrived_posterior(target, state, type(self).__name__)
         found = Variational(target, state.form, state.theta, state.buffers)
         self.warn_if_flat(found)
         return found
@@ -228,29 +253,6 @@ class VariationalMethod(Options):
     def warn_if_flat(self, posterior: Variational) -> None:
         """Warn if q has grown without bound along a direction in which the density is flat."""
         warn_if_flat(posterior, self.first_scale(posterior.target), self.samples, type(self).__name__)
-
-
-def warn_if_flat(posterior: Variational, first: Tensor, samples: int, owner: str) -> None:
-    """Warn if q is far wider than its initial scale `first`, (P,), in a direction in which the density is flat."""
-    target = posterior.target
-    if target.num_data is not None or posterior.theta.ndim > 1:
-        return
-    w = posterior.draw(FLATNESS_DRAWS, stream(0, "flat", device=target.model.device))
-    away = w - w.mean(0)
-    wide = away.std(0) > RUNAWAY_RATIO * first
-    if not bool(wide.any()):
-        return
-    # in pieces of `samples` draws, for which a compiled graph exists already
-    pieces = w.unbind() if samples == 1 else w[: FLATNESS_DRAWS - FLATNESS_DRAWS % samples].split(samples)
-    gradient = torch.cat([target.log_joint_and_grad(piece, ())[1].reshape(-1, target.size) for piece in pieces])
-    place = flat_coordinate(away[: len(gradient)], gradient, wide)
-    if place is not None:
-        sentence = (
-            f"The q of {owner} diverges: its standard deviation of '{name_of(target, place)}' is "
-            f"{float(away[:, place].std()):.2g} in unconstrained coordinates, and log p doesn't fall over that "
-            "width. The density seems to be improper there: give it a prior, or more steps if it is only very wide."
-        )
-        posterior.doubt(sentence)
 
 
 def updated_baseline(baseline: Tensor, found: Estimate, first: bool) -> Tensor:

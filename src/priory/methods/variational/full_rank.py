@@ -28,6 +28,14 @@ from priory.families.full_rank import FullRankFamily as Gaussian
 from priory.families.full_rank import FullRankForm
 from priory.methods.base import Info
 from priory.methods.optimise import rates
+from priory.methods.variational.arrival import (
+    ArrivalState,
+    Search,
+    arrival_step,
+    arrived_posterior,
+    arrives,
+    begin_arrival,
+)
 from priory.methods.variational.base import VariationalMethod, bound_metrics, updated_baseline
 from priory.posteriors.variational import Variational
 
@@ -98,15 +106,19 @@ class FullRank(VariationalMethod):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> FullRankState:
+    ) -> FullRankState | ArrivalState:
         few = target.size <= self.most
         require(few, "model", "FullRank", f"have at most {self.most:,} parameters (LowRank takes more)", target.size)
+        if not self.adjusted and arrives(target, plan):
+            return begin_arrival(Search(target, plan.data, generator, start, "FullRank"), shape, full=True)
         loc = target.start(plan.data, shape, generator, start)
         scale = self.first_scale(target).expand_as(loc)
         learning = rates(self.schedule, self.learning_rate, plan.steps, "FullRank")
         return FullRankState(loc, scale.diag_embed(), target.buffers(shape, start), loc.new_zeros(shape), learning)
 
     def step(self, target: Target, state: Any, batch: Batch, generator: torch.Generator) -> tuple[Any, Info]:
+        if isinstance(state, ArrivalState):
+            return arrival_step(state)
         loc, tril = (t.detach().requires_grad_() for t in (state.loc, state.tril))
         with torch.enable_grad():
             found = self.bound.estimate(target, Gaussian(loc, tril), batch, state, generator)
@@ -119,6 +131,8 @@ class FullRank(VariationalMethod):
         return state, Info(bound_metrics(found))
 
     def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Variational:
+        if isinstance(state, ArrivalState):
+            return arrived_posterior(target, state, "FullRank")
         form = self.form(target)
         found = Variational(target, form, form.theta(Gaussian(state.loc, state.tril)), state.buffers)
         self.warn_if_flat(found)

@@ -36,6 +36,7 @@ from priory.families import DiagonalFamily, DiagonalForm, FactorisedForm, PerPar
 from priory.families.factorised import BASE_DISTRIBUTIONS
 from priory.methods.base import Info
 from priory.methods.optimise import Adam, rates
+from priory.methods.variational.arrival import ArrivalState, arrives
 from priory.methods.variational.base import VariationalMethod, VariationalState, inner, parts
 from priory.models.base import has_network
 from priory.network.layer_noise import LayerNoise
@@ -138,6 +139,10 @@ class MeanField(VariationalMethod):
         lean = self.bound.estimator in ("pathwise", "sticking", *LAYER_ESTIMATORS)
         return self.family == "gaussian" and lean and self.objective == "elbo" and self.divergence is None
 
+    @property
+    def gaussian(self) -> str | None:
+        return "diagonal" if self.family == "gaussian" else None
+
     def form(self, target: Target) -> Form:
         if isinstance(self.family, dict):
             if has_network(target.model):
@@ -160,9 +165,9 @@ class MeanField(VariationalMethod):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> MeanFieldState | VariationalState:
+    ) -> MeanFieldState | VariationalState | ArrivalState:
         check(target, self)
-        if not self.lean:
+        if not self.lean or (not self.adjusted and arrives(target, plan)):
             return super().init(target, plan, generator, shape, start)
         loc = target.start(plan.data, shape, generator, start)
         variational = torch.stack([loc, torch.empty_like(loc)])
@@ -198,7 +203,7 @@ class MeanField(VariationalMethod):
         return noise
 
     def step(self, target: Target, state: Any, batch: Batch, generator: torch.Generator) -> tuple[Any, Info]:
-        if isinstance(state, VariationalState):
+        if isinstance(state, (VariationalState, ArrivalState)):
             return super().step(target, state, batch, generator)
         if state.layers is not None:
             return self._step_at_layers(target, state, batch, generator)
@@ -212,9 +217,9 @@ class MeanField(VariationalMethod):
             self.warn_if_flat(gaussian)
             return gaussian
         found = super().posterior(target, state, draws)
-        return (
-            DiagonalGaussian(target, found.family, state.buffers) if isinstance(found.family, DiagonalFamily) else found
-        )
+        if isinstance(state, ArrivalState) or not isinstance(found.family, DiagonalFamily):
+            return found
+        return DiagonalGaussian(target, found.family, state.buffers)
 
     def estimate(self, target: Target, family: Any, batch: Batch, state: Any, generator: torch.Generator) -> Estimate:
         other = isinstance(self.family, str) and self.family != "gaussian"

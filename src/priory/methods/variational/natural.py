@@ -28,7 +28,7 @@ evaluated at the draw, like the likelihood. With `tempers="posterior"`, T lambda
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +39,16 @@ from priory.core.linalg import try_cholesky
 from priory.families import DiagonalFamily, FullRankFamily, FullRankForm
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import check_rate, default_steps, rates
-from priory.methods.variational.base import inner, parts, warn_if_flat
+from priory.methods.variational.arrival import (
+    ArrivalState,
+    Search,
+    arrival_step,
+    arrived_posterior,
+    arrives,
+    begin_arrival,
+)
+from priory.methods.variational.base import inner, parts
+from priory.methods.variational.flat_directions import warn_if_flat
 from priory.models.base import has_network
 from priory.posteriors import DiagonalGaussian
 from priory.posteriors.variational import Variational
@@ -158,7 +167,10 @@ class NaturalGradient(Options):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> NaturalGradientState:
+    ) -> NaturalGradientState | ArrivalState:
+        if not self.adjusted and arrives(target, plan):
+            search = Search(target, plan.data, generator, start, "NaturalGradient")
+            return begin_arrival(search, shape, self.covariance == "full")
         loc = target.start(plan.data, shape, generator, start)
         typical = target.prior.typical_scale()
         precision, factor = ((self.initial_scale * typical) ** -2).expand_as(loc).clone(), None
@@ -183,14 +195,23 @@ class NaturalGradient(Options):
             work=loc.new_empty(2, *loc.shape),
         )
 
-    def step(
-        self, target: Target, state: NaturalGradientState, batch: Batch, generator: torch.Generator
-    ) -> tuple[NaturalGradientState, Info]:
+    @property
+    def adjusted(self) -> bool:
+        """Whether the user has chosen how the optimiser steps."""
+        defaults = {f.name: f.default for f in fields(self)}
+        names = ("learning_rate", "schedule", "momentum", "hessian_rate", "clip")
+        return any(getattr(self, name) != defaults[name] for name in names)
+
+    def step(self, target: Target, state: Any, batch: Batch, generator: torch.Generator) -> tuple[Any, Info]:
+        if isinstance(state, ArrivalState):
+            return arrival_step(state)
         w = self.draw(state, generator)
         value, gradient = target.log_likelihood_and_grad(w, batch, state.buffers)
         return self.update(target, state, w, value, gradient)
 
-    def posterior(self, target: Target, state: NaturalGradientState, draws: Tensor | None = None) -> Variational:
+    def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Variational:
+        if isinstance(state, ArrivalState):
+            return arrived_posterior(target, state, "NaturalGradient")
         if state.factor is not None:
             form = FullRankForm(target.size)
             theta = form.theta(FullRankFamily(state.loc, covariance_factor(state.precision)))
