@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from priory.core.linalg import cholesky
+from priory.diagnostics.flatness import FLATNESS_DRAWS
 from priory.estimators.evidence_bound import Elbo, assemble
 from priory.families import DiagonalFamily, FullRankFamily, FullRankForm
 from priory.families.diagonal import LOG_2_PI_E
@@ -338,5 +339,5 @@ def arrived_posterior(target: Target, state: ArrivalState, owner: str) -> Variat
         found = DiagonalGaussian(target, DiagonalFamily(q.loc.to(dtype), q.root.log().to(dtype)))
     found.end_by_rule(state.status(), state.search.data if state.ended else None)
     if state.ended and not state.converged:
-        warn_if_flat(found, torch.zeros_like(q.loc), state.search.count, owner)
+        warn_if_flat(found, torch.zeros_like(q.loc), FLATNESS_DRAWS, owner)
     return found
