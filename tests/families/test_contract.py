@@ -22,6 +22,7 @@ from priory.families import (
     PerParameterForm,
     form_of,
 )
+from priory.families.base import FixedNoise
 from priory.testing import assert_covariance_close, assert_mean_close
 
 F64 = torch.float64
@@ -333,3 +334,33 @@ def test_invalid_forms_raise_an_error_that_names_the_field(make, sentence):
 def test_an_unknown_kind_raises_an_error():
     with pytest.raises(InputError, match="The 'description' argument of form_of must name a kind among diagonal"):
         form_of({"kind": "nothing"}, layout(2))
+
+
+MOVED = {
+    "diagonal": DiagonalForm(4),
+    "factorised": FactorisedForm(4, "logistic"),
+    "full_rank": FullRankForm(4),
+    "low_rank": LowRankForm(4, 2),
+    "mixture": MixtureForm(4, 3, "full"),
+    "flow": FlowForm(4, 3, 8),
+    "linear flow": FlowForm(4, 3, 8, linear=True),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_moved_form_is_the_distribution_of_an_affine_function(name):
+    form, generator = MOVED[name], stream(0, "moved")
+    random = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    theta, centre, v = 0.3 * random(2, form.length), random(4), random(5, 2, 4)
+    roots = [random(4).exp(), random(4, 4).tril(-1) + random(4).exp().diag()]
+    for root in roots:
+        moved = form.moved(theta, centre, root)
+        if moved is None:
+            assert root.ndim == 2
+            continue
+        matrix = root.diag() if root.ndim == 1 else root
+        found = form.family(moved).log_prob(centre + v @ matrix.mT)
+        torch.testing.assert_close(found, form.family(theta).log_prob(v) - matrix.diagonal().log().sum())
+        noise = FixedNoise(torch.rand(6, 99, generator=generator).double(), random(6, 99))
+        draws = form.family(theta).sample(6, noise.restarted())
+        torch.testing.assert_close(form.family(moved).sample(6, noise.restarted()), centre + draws @ matrix.mT)

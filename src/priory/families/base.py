@@ -40,14 +40,15 @@ class Family(ABC):
         """The length P of a draw."""
 
     @abstractmethod
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+    def sample(self, n: int, generator: Any) -> Tensor:
         """Draw reparameterised values of w, through which gradients flow to the family's tensors.
 
         E_q[f(w)] is estimated by the average of f over the draws, weighted by `weights(n)` where that is not None.
 
         Args:
             n: Number of draws.
-            generator: Source of randomness, on the device of the family's tensors.
+            generator: Source of randomness, a `torch.Generator` on the device of the family's tensors, or `FixedNoise`
+                with n rows for families of Gaussians and factorised families.
 
         Returns:
             The draws, (n, *B, P).
@@ -147,6 +148,16 @@ class Form(ABC):
     def family(self, theta: Tensor) -> Family:
         """Return the q with parameters theta (*B, K), differentiable in theta."""
 
+    def moved(self, theta: Tensor, centre: Tensor, root: Tensor) -> Tensor | None:
+        """Return the theta of centre + root v, where v has the q of `theta`; None if that is not of this form.
+
+        Args:
+            theta: Parameters of the q of v, (*B, K).
+            centre: A vector, (P,).
+            root: Scales of the coordinates, (P,), or a lower-triangular matrix, (P, P).
+        """
+        return None
+
     def describe(self) -> dict[str, Any]:
         """Return the kind and the fields, which are stored in files."""
         return {"kind": self.kind, **{f.name: getattr(self, f.name) for f in fields(self)}}
@@ -202,6 +213,31 @@ def form_of(description: Mapping[str, Any], layout: Layout) -> Form:
     return form
 
 
-def normal_noise(n: int, like: Tensor, generator: torch.Generator) -> Tensor:
+class FixedNoise:
+    """Noise that is the same whenever a family is sampled, in place of a generator.
+
+    A family takes the columns that it needs, one after the other, from a matrix of uniform values or of normal draws.
+
+    Args:
+        uniform: Values in (0, 1), (n, columns).
+        normal: Standard normal draws, (n, columns).
+    """
+
+    def __init__(self, uniform: Tensor, normal: Tensor) -> None:
+        self.uniform, self.normal, self._taken = uniform, normal, 0
+
+    def restarted(self) -> FixedNoise:
+        """Return the same noise, from its first column."""
+        return FixedNoise(self.uniform, self.normal)
+
+    def take(self, source: Tensor, like: Tensor) -> Tensor:
+        """Return the next columns of a matrix as noise of the shape (n, *like.shape)."""
+        first, self._taken = self._taken, self._taken + like.numel()
+        return source[:, first : self._taken].reshape(-1, *like.shape).to(like.dtype)
+
+
+def normal_noise(n: int, like: Tensor, generator: torch.Generator | FixedNoise) -> Tensor:
     """Draw standard normal noise, (n, *like.shape)."""
+    if isinstance(generator, FixedNoise):
+        return generator.take(generator.normal, like)
     return torch.randn(n, *like.shape, generator=generator, dtype=like.dtype, device=like.device)

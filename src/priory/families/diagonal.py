@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -54,7 +54,7 @@ class DiagonalFamily(Family):
         """Return w = m + s noise for standard normal noise (..., *B, P)."""
         return self.loc + self.scale * noise
 
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+    def sample(self, n: int, generator: Any) -> Tensor:
         return self.draw(normal_noise(n, self.loc, generator))
 
     def log_prob(self, w: Tensor) -> Tensor:
@@ -95,3 +95,7 @@ class DiagonalForm(Form):
 
     def family(self, theta: Tensor) -> DiagonalFamily:
         return DiagonalFamily(*self.split(theta))
+
+    def moved(self, theta: Tensor, centre: Tensor, root: Tensor) -> Tensor | None:
+        loc, log_scale = self.split(theta)
+        return torch.cat([centre + root * loc, log_scale + root.log()], -1) if root.ndim == 1 else None

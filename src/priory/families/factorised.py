@@ -14,20 +14,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from priory.core.errors import require
-from priory.families.base import Family, Form
+from priory.families.base import Family, FixedNoise, Form
 
 
 @dataclass(frozen=True)
 class BaseDistribution:
-    """The distribution of z: its sampler, log density, variance and entropy in nats."""
+    """The distribution of z: its sampler, quantile function, log density, variance and entropy in nats."""
 
     draw: Callable[[int, Tensor, torch.Generator], Tensor]
+    quantile: Callable[[Tensor], Tensor]
     log_prob: Callable[[Tensor], Tensor]
     variance: float
     entropy: float
@@ -59,11 +60,18 @@ def logistic_log_prob(z: Tensor) -> Tensor:
     return -z.abs() - 2 * torch.log1p((-z.abs()).exp())
 
 
+def laplace_quantile(u: Tensor) -> Tensor:
+    """Return the quantile of the Laplace distribution at probabilities u."""
+    return torch.sign(u - 0.5) * -torch.log1p(-2 * (u - 0.5).abs())
+
+
 BASE_DISTRIBUTIONS = {
-    "laplace": BaseDistribution(laplace_noise, lambda z: -z.abs() - math.log(2), 2.0, 1 + math.log(2)),
-    "logistic": BaseDistribution(logistic_noise, logistic_log_prob, math.pi**2 / 3, 2.0),
+    "laplace": BaseDistribution(
+        laplace_noise, laplace_quantile, lambda z: -z.abs() - math.log(2), 2.0, 1 + math.log(2)
+    ),
+    "logistic": BaseDistribution(logistic_noise, torch.logit, logistic_log_prob, math.pi**2 / 3, 2.0),
     # 0 * z gives the constant density a gradient of zero
-    "uniform": BaseDistribution(uniform_noise, lambda z: 0 * z - math.log(2), 1 / 3, math.log(2)),
+    "uniform": BaseDistribution(uniform_noise, lambda u: 2 * u - 1, lambda z: 0 * z - math.log(2), 1 / 3, math.log(2)),
 }
 
 
@@ -94,8 +102,11 @@ class Factorised(Family):
         """The scales s, (*B, P), which differ from the standard deviations by a factor."""
         return self.log_scale.exp()
 
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return self.loc + self.scale * BASE_DISTRIBUTIONS[self.base].draw(n, self.loc, generator)
+    def sample(self, n: int, generator: Any) -> Tensor:
+        base = BASE_DISTRIBUTIONS[self.base]
+        if isinstance(generator, FixedNoise):
+            return self.loc + self.scale * base.quantile(generator.take(generator.uniform, self.loc))
+        return self.loc + self.scale * base.draw(n, self.loc, generator)
 
     def log_prob(self, w: Tensor) -> Tensor:
         deviation = w - self.loc
@@ -144,3 +155,7 @@ class FactorisedForm(Form):
     def family(self, theta: Tensor) -> Factorised:
         loc, log_scale = self.split(theta)
         return Factorised(loc, log_scale, self.base)
+
+    def moved(self, theta: Tensor, centre: Tensor, root: Tensor) -> Tensor | None:
+        loc, log_scale = self.split(theta)
+        return torch.cat([centre + root * loc, log_scale + root.log()], -1) if root.ndim == 1 else None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -47,7 +47,7 @@ class FullRankFamily(Family):
     def size(self) -> int:
         return self.loc.shape[-1]
 
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+    def sample(self, n: int, generator: Any) -> Tensor:
         noise = normal_noise(n, self.loc, generator)
         # draws as columns (*B, P, n): one matrix product per member
         return self.loc + (self.tril @ noise.movedim(0, -1)).movedim(-1, 0)
@@ -104,6 +104,10 @@ class FullRankForm(Form):
         unit = (family.tril / diagonal.unsqueeze(-2)).flatten(-2)
         below = unit.index_select(-1, below_diagonal(self.size, unit.device))
         return torch.cat([family.loc, below, diagonal.log()], -1)
+
+    def moved(self, theta: Tensor, centre: Tensor, root: Tensor) -> Tensor:
+        q, matrix = self.family(theta), root.diag() if root.ndim == 1 else root
+        return self.theta(FullRankFamily(centre + q.loc @ matrix.mT, matrix @ q.tril))
 
 
 def columns(deviation: Tensor, rank: int) -> Tensor:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -54,7 +54,7 @@ class LowRankFamily(Family):
     def size(self) -> int:
         return self.loc.shape[-1]
 
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+    def sample(self, n: int, generator: Any) -> Tensor:
         shared = normal_noise(n, self.factor[..., 0, :], generator)  # (n, *B, r)
         independent = normal_noise(n, self.loc, generator)  # (n, *B, P)
         return self.loc + (self.factor @ shared.movedim(0, -1)).movedim(-1, 0) + self.log_diag.exp() * independent
@@ -120,3 +120,7 @@ class LowRankForm(Form):
         loc, ratio, log_diag = self.split(theta)
         factor = log_diag.exp().unsqueeze(-1) * ratio.unflatten(-1, (self.size, self.rank))
         return LowRankFamily(loc, factor, log_diag)
+
+    def moved(self, theta: Tensor, centre: Tensor, root: Tensor) -> Tensor | None:
+        loc, ratio, log_diag = self.split(theta)
+        return torch.cat([centre + root * loc, ratio, log_diag + root.log()], -1) if root.ndim == 1 else None

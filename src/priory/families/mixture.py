@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -49,7 +49,7 @@ class MixtureFamily(Family):
         """The weights pi of the components, (*B, K)."""
         return self.logits.softmax(-1)
 
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+    def sample(self, n: int, generator: Any) -> Tensor:
         """Draw max(1, n // K) values from each component; the number of draws is a multiple of K."""
         w = self.components.sample(self._each(n), generator)  # (n // K, *B, K, P)
         return w.movedim(-2, 1).flatten(0, 1)
@@ -131,3 +131,8 @@ class MixtureForm(Form):
     def family(self, theta: Tensor) -> MixtureFamily:
         logits, each = self.split(theta)
         return MixtureFamily(logits, self.component.family(each.unflatten(-1, (self.components, -1))))
+
+    def moved(self, theta: Tensor, centre: Tensor, root: Tensor) -> Tensor | None:
+        logits, each = self.split(theta)
+        found = self.component.moved(each.unflatten(-1, (self.components, -1)), centre, root)
+        return None if found is None else torch.cat([logits, found.flatten(-2)], -1)

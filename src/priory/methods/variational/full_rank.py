@@ -72,6 +72,9 @@ class FullRank(VariationalMethod):
     by natural gradients, which need no more steps for a narrow or correlated posterior than for a round one. A step
     costs `samples` passes, P^3 multiplications and memory for P^2 numbers. Use `LowRank` for more parameters.
 
+    A `Density` of up to 1,024 parameters is fitted by Newton steps with fixed draws until q has converged, unless the
+    user gives `steps`, `epochs`, or options of the stochastic steps.
+
     Args:
         samples: Number of draws of w per step. Default: 16.
         learning_rate: Step of the natural gradient, as a fraction of the way to the optimum. Default: 0.1.

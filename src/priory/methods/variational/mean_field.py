@@ -81,6 +81,9 @@ class MeanField(VariationalMethod):
     with reparameterised draws w = mean + scale eps. Underestimates the variances of correlated parameters; use
     `FullRank`, `LowRank` or `Laplace` where that matters. A step costs `samples` passes and O(samples P).
 
+    A Gaussian q of a `Density` is fitted by Newton steps with fixed draws until it has converged, unless the user gives
+    `steps`, `epochs`, or options of the stochastic steps.
+
     Args:
         family: Distribution of every coordinate: "gaussian", "laplace", "logistic" or "uniform"; or, for a `Density`, a
             dict from parameter names to classes of `torch.distributions` on their supports, such as {"p": Beta}.

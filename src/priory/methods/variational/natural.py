@@ -100,6 +100,9 @@ class NaturalGradient(Options):
     with lambda and m0 the precision and location of the prior. A step costs `samples` passes and O(samples P), or
     O(P^3) with full covariance.
 
+    A `Density` of up to 1,024 parameters is fitted by such steps with fixed draws until q has converged, unless the
+    user gives `steps`, `epochs`, or rates.
+
     Args:
         covariance: "diagonal", or "full" for up to 2,048 parameters. Default: "diagonal".
         samples: Number of draws of w per step. An even number comes in pairs eps, -eps, between which the gradient
