@@ -35,8 +35,10 @@ autodoc_type_aliases = {"Variational": "priory.posteriors.Variational"}
 # Docstrings are plain text with `code`, equations indented by four, doctests and Google's sections.
 # No other markup is read.
 default_role = "literal"
-MARKS = re.compile(r"(`[^`]*`)|([*|\\]|_(?=\W|$))")
-SECTION = re.compile(r"(Args|Attributes|Example|Examples|Note|Notes|Raises|References|Returns|Warns|Yields):\s*$")
+MARKUP_PATTERN = re.compile(r"(`[^`]*`)|([*|\\]|_(?=\W|$))")
+SECTION_PATTERN = re.compile(
+    r"(Args|Attributes|Example|Examples|Note|Notes|Raises|References|Returns|Warns|Yields):\s*$"
+)
 
 
 def plain(app, what, name, obj, options, lines: list[str]) -> None:
@@ -49,12 +51,12 @@ def plain(app, what, name, obj, options, lines: list[str]) -> None:
     for line in lines:
         indent = len(line) - len(line.lstrip())
         if line.strip() and indent == 0:
-            margin = 4 if SECTION.match(line) else 0
+            margin = 4 if SECTION_PATTERN.match(line) else 0
         equation = indent >= margin + 4 and bool(line.strip())
         if equation and shown and not shown[-1].strip():
             shown[-1:] = ["", " " * margin + "::", ""]
         doctest = line.lstrip().startswith((">>>", "..."))
-        shown.append(line if equation or doctest else MARKS.sub(lambda m: m[1] or "\\" + m[2], line))
+        shown.append(line if equation or doctest else MARKUP_PATTERN.sub(lambda m: m[1] or "\\" + m[2], line))
     lines[:] = shown
 
 

@@ -23,22 +23,22 @@ from latex2mathml.converter import convert
 from sphinx.util import logging
 from sphinx.util.math import get_node_equation_number
 
-THIN = "0.167em"
-SCRIPTS = ("msub", "msup", "msubsup", "munder", "munderover")
-ARITY = {"mfrac": 2, "mroot": 2, "msub": 2, "msup": 2, "munder": 2, "mover": 2, "msubsup": 3, "munderover": 3}
-TEX = {r"\\arg\b": r"\\operatorname{arg}", r"\\lvert\b": r"\\left|", r"\\rvert\b": r"\\right|"}
-STYLES = {"script": "SCRIPT", "bold": "BOLD", "double-struck": "DOUBLE-STRUCK"}
-CLOSING = {")", "]", "}", "|", "!", "\u2026"}
-SIGNS = {"+", "-", "\u2212"}
-OPERATORS = {";": ";", "~": "\u223c", "\u27fa": "\u27fa"}
-TIGHT = {"/", ".", "\u2026"}
+THIN_SPACE_WIDTH = "0.167em"
+SCRIPT_TAGS = ("msub", "msup", "msubsup", "munder", "munderover")
+CHILD_COUNTS = {"mfrac": 2, "mroot": 2, "msub": 2, "msup": 2, "munder": 2, "mover": 2, "msubsup": 3, "munderover": 3}
+TEX_REPLACEMENTS = {r"\\arg\b": r"\\operatorname{arg}", r"\\lvert\b": r"\\left|", r"\\rvert\b": r"\\right|"}
+UNICODE_STYLES = {"script": "SCRIPT", "bold": "BOLD", "double-struck": "DOUBLE-STRUCK"}
+CLOSING_BRACKETS = {")", "]", "}", "|", "!", "\u2026"}
+SIGN_CHARACTERS = {"+", "-", "\u2212"}
+OPERATOR_CHARACTERS = {";": ";", "~": "\u223c", "\u27fa": "\u27fa"}
+TIGHT_OPERATORS = {"/", ".", "\u2026"}
 NO_SPACE = {"lspace": "0", "rspace": "0"}
 
 
 def mathml(tex: str, block: bool = False) -> str:
     """A `<math>` element for a formula in TeX. Raises ValueError for one that can't be translated."""
     source = tex
-    for pattern, replacement in TEX.items():
+    for pattern, replacement in TEX_REPLACEMENTS.items():
         source = re.sub(pattern, replacement, source)
     try:
         text = convert(source, display="block" if block else "inline")
@@ -50,14 +50,14 @@ def mathml(tex: str, block: bool = False) -> str:
     for element in math.iter():
         if "\\" in (element.text or ""):
             raise ValueError(f"unknown command {element.text} in the formula {tex}")
-        if len(element) != ARITY.get(element.tag, len(element)):
+        if len(element) != CHILD_COUNTS.get(element.tag, len(element)):
             raise ValueError(f"an argument is missing in the formula {tex}")
         style = element.attrib.get("mathvariant", "normal")
         if style != "normal":
             element.text = "".join(styled(letter, style) for letter in element.text or "")
             del element.attrib["mathvariant"]
-        elif element.tag == "mi" and element.text in OPERATORS:
-            element.tag, element.text = "mo", OPERATORS[element.text]
+        elif element.tag == "mi" and element.text in OPERATOR_CHARACTERS:
+            element.tag, element.text = "mo", OPERATOR_CHARACTERS[element.text]
         elif element.tag == "mi" and re.fullmatch("[\u0391-\u03a9]", element.text or ""):
             element.set("mathvariant", "normal")
     for element in list(math.iter()):
@@ -71,9 +71,9 @@ def mathml(tex: str, block: bool = False) -> str:
 
 def styled(letter: str, style: str) -> str:
     """The character for a letter in script, bold or double-struck."""
-    if style not in STYLES or not letter.isascii() or not letter.isalpha():
+    if style not in UNICODE_STYLES or not letter.isascii() or not letter.isalpha():
         raise ValueError(f"no character for '{letter}' in {style}")
-    name = f"{STYLES[style]} {'CAPITAL' if letter.isupper() else 'SMALL'} {letter.upper()}"
+    name = f"{UNICODE_STYLES[style]} {'CAPITAL' if letter.isupper() else 'SMALL'} {letter.upper()}"
     try:
         return unicodedata.lookup(f"MATHEMATICAL {name}")
     except KeyError:  # those that Unicode had before, such as the script L
@@ -82,7 +82,7 @@ def styled(letter: str, style: str) -> str:
 
 def core(element: ElementTree.Element) -> ElementTree.Element:
     """The element that the scripts, if any, belong to."""
-    return core(element[0]) if element.tag in SCRIPTS else element
+    return core(element[0]) if element.tag in SCRIPT_TAGS else element
 
 
 def is_name(element: ElementTree.Element) -> bool:
@@ -93,7 +93,7 @@ def is_name(element: ElementTree.Element) -> bool:
 
 def is_operand(element: ElementTree.Element) -> bool:
     """Whether it is a value: neither a name, nor a space, nor an operator other than a closing bracket."""
-    operator = core(element).tag in ("mo", "mspace") and core(element).text not in CLOSING
+    operator = core(element).tag in ("mo", "mspace") and core(element).text not in CLOSING_BRACKETS
     return not operator and not is_name(element)
 
 
@@ -104,12 +104,12 @@ def space(row: ElementTree.Element) -> None:
     for before, element in zip([None, *children], children, strict=False):
         value = before is not None and is_operand(before)
         name = before is not None and is_name(before)
-        if core(element).tag == "mo" and (is_name(element) or core(element).text in TIGHT):
+        if core(element).tag == "mo" and (is_name(element) or core(element).text in TIGHT_OPERATORS):
             core(element).attrib.update(NO_SPACE)
         spaced = core(element).tag in ("mo", "mspace") and not is_name(element)
         if (name and not spaced) or (value and is_name(element)):
-            row.append(ElementTree.Element("mspace", width=THIN))
-        if element.text in SIGNS and not value:
+            row.append(ElementTree.Element("mspace", width=THIN_SPACE_WIDTH))
+        if element.text in SIGN_CHARACTERS and not value:
             element.set("form", "prefix")
         row.append(element)
 

@@ -127,14 +127,14 @@ def turns(
     require(len(here) in (1, 2), "start", "turns", "be one number or two", start)
     ok = len(span) == len(here) and all(low < u < high for (low, high), u in zip(span, here.tolist(), strict=True))
     require(ok, "span", "turns", "be one pair (low, high) per entry of u, with the start between them", span)
-    met, rows = model.meet(data)
+    model, rows = model.bind(data)
     size = GRID_POINTS[len(here)]
     grids = tuple(torch.linspace(low, high, size, dtype=torch.float64) for low, high in span)
     points = torch.cartesian_prod(*grids).reshape(-1, len(here))
 
     def log_likelihood(u: Tensor) -> Tensor:
         try:
-            return torch.stack([e.bound for e in expect(met, [along(one) for one in u], rows.blocks(met.block))])
+            return torch.stack([e.bound for e in expect(model, [along(one) for one in u], rows.blocks(model.block))])
         except RuntimeError:  # a covariance that is not positive definite
             return torch.full((len(u),), torch.nan)
 
@@ -143,7 +143,7 @@ def turns(
     require(inside, "span", "turns", "contain only values at which theta is valid", span)
     found = []
     for _ in range(int(count)):
-        turn = _turn(met, rows.blocks(met.block), along, here, grids, points, curve, log_likelihood)
+        turn = _turn(model, rows.blocks(model.block), along, here, grids, points, curve, log_likelihood)
         found.append(turn)
         here = turn.after
     return found

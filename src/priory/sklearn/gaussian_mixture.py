@@ -146,23 +146,23 @@ class GaussianMixture(MixtureEstimator):
         require(ok, "learning_decay", type(self).__name__, "be above 0.5 and at most 1", repr(self.learning_decay))
         first = not hasattr(self, "means_")
         rows, model, data, weight = self._prepare(X, sample_weight, first)
-        met, batches = model.meet(data)
+        model, batches = model.bind(data)
         if first:
-            self._frame = arrays(dict(met.frame))
+            self._frame = arrays(dict(model.frame))
             seed = self._seed()
-            start = self._start(met, batches, seed)
+            start = self._start(model, batches, seed)
             theta = EM(start=start).first(
-                met, batches.random_rows(met.sample, met.block, stream(seed)), stream(seed), None
+                model, batches.random_rows(model.sample, model.block, stream(seed)), stream(seed), None
             )
             self.n_samples_seen_, self.n_iter_, self.converged_ = 0, 0, False
         else:
-            met.frame = tensors(self._frame)
+            model.frame = tensors(self._frame)
             theta = self._theta()
-        (found,) = expect(met, [theta], batches.blocks(met.block), 1 / weight)
-        alone = met.m_step(found.statistics, theta)
+        (found,) = expect(model, [theta], batches.blocks(model.block), 1 / weight)
+        alone = model.m_step(found.statistics, theta)
         rate = (self.n_samples_seen_ / len(rows) + 1) ** -self.learning_decay
-        sums = (1 - rate) * moments(met, theta) + rate * moments(met, alone)
-        self._set_fitted(met.m_step({"sums": sums.double()}, theta))
+        sums = (1 - rate) * moments(model, theta) + rate * moments(model, alone)
+        self._set_fitted(model.m_step({"sums": sums.double()}, theta))
         self.lower_bound_ = float(found.bound)
         self.n_samples_seen_ += len(rows)
         self.n_iter_ += 1
@@ -206,9 +206,9 @@ class GaussianMixture(MixtureEstimator):
         given = self._given_start()
         if not given:
             return how
-        met, batches = model.meet(data)
+        model, batches = model.bind(data)
         generator = stream(seed, "start")
-        begun = met.begin(met.rows(batches.random_rows(met.sample, met.block, generator)), how, generator)
+        begun = model.begin(model.rows(batches.random_rows(model.sample, model.block, generator)), how, generator)
         return {**begun, **given}
 
     def _given_start(self) -> dict[str, Array]:

@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 from priory import latent
 from priory.core.data import tensor_of
 from priory.core.errors import is_integer, require
+from priory.latent.hidden_markov import EMISSION_TYPES
 from priory.latent.sequences import padded, padded_states
 from priory.methods import EM
 from priory.models.target import Target
@@ -27,7 +28,6 @@ from priory.sklearn.base import START_METHODS, Array, LatentEstimator, arrays, t
 if TYPE_CHECKING:
     from torch import Tensor
 
-EMISSIONS = ("gaussian", "categorical", "poisson")
 COVARIANCE_TYPES = ("full", "tied", "diag", "spherical")
 # Fitted attributes under hmmlearn's names, and the names of `priory.latent.HiddenMarkov`.
 ENGINE_NAMES = {
@@ -123,7 +123,11 @@ class HMM(LatentEstimator):
         """
         self._check_options(COVARIANCE_TYPES)
         require(
-            self.emissions in EMISSIONS, "emissions", "HMM", f"be one of {', '.join(EMISSIONS)}", repr(self.emissions)
+            self.emissions in EMISSION_TYPES,
+            "emissions",
+            "HMM",
+            f"be one of {', '.join(EMISSION_TYPES)}",
+            repr(self.emissions),
         )
         ok = isinstance(self.min_covar, Real) and 0 < self.min_covar < 1
         require(ok, "min_covar", "HMM", "lie between 0 and 1", repr(self.min_covar))
