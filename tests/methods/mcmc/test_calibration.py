@@ -169,7 +169,7 @@ def test_a_missing_metropolis_correction_is_detected(monkeypatch: pytest.MonkeyP
 
 def test_a_doubled_kinetic_energy_is_detected(monkeypatch: pytest.MonkeyPatch):
     """NUTS corrects by weighting the points of a trajectory; the planted bug overweights points of low momentum."""
-    monkeypatch.setattr(nuts, "kinetic", lambda metric, p: 2 * kinetic(metric, p))
+    monkeypatch.setattr(nuts, "kinetic", lambda *given: 2 * kinetic(*given))
     assert_not_calibrated(METHODS["NUTS"], gaussian_mean())
 
 
@@ -178,8 +178,10 @@ def test_a_stale_gradient_is_detected(method: Sampler, monkeypatch: pytest.Monke
     """The second half step of the momentum uses the gradient at the start of the step; steps are long."""
     right = hmc.integrate
 
-    def stale(name: str, joint: Any, metric: Any, w: Tensor, p: Tensor, gradient: Tensor, step: Tensor) -> Any:
-        w, p, value, fresh = right(name, joint, metric, w, p, gradient, step)
+    def stale(
+        name: str, joint: Any, metric: Any, w: Tensor, p: Tensor, gradient: Tensor, step: Tensor, *rest: Any
+    ) -> Any:
+        w, p, value, fresh = right(name, joint, metric, w, p, gradient, step, *rest)
         return w, p - 0.5 * step * (fresh - gradient), value, fresh
 
     for module in (hmc, nuts):

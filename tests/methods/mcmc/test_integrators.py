@@ -1,12 +1,14 @@
 """Integrators with every metric: reversibility, volume preservation and order of accuracy."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 from torch.func import jacrev
 
 from priory.core.streams import stream
-from priory.methods.mcmc.integrators import INTEGRATORS, integrate, kinetic
+from priory.methods.mcmc.integrators import INTEGRATORS, heavy, integrate, kinetic, velocity
 from priory.methods.mcmc.joint import Joint
 from priory.methods.mcmc.metrics import METRICS, DenseMetric, DiagonalMetric, LowRankMetric, Metric
 
@@ -107,3 +109,61 @@ def test_one_leapfrog_step_follows_the_formula():
     assert float(at[0]) == pytest.approx(1.585, abs=1e-12)
     assert float(at[1]) == pytest.approx(1.95 - 0.05 * 1.585**3, abs=1e-12)
     assert float(kinetic(m, p)) == pytest.approx(6.0, abs=1e-12)
+
+
+# Momenta with heavy tails.
+
+TAIL = torch.tensor([1.7], dtype=DOUBLE)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_heavy_tailed_momenta_have_the_kinetic_energy_of_a_student_distribution(metric):
+    """exp(-K) is proportional to a mixture of normal densities of precision C times s, s ~ Gamma(df / 2, df / 2)."""
+    m, p = metric_of(metric), randn(5, SIZE, name="p")
+    half = SIZE / float(TAIL) / 2
+    log_s = torch.linspace(-40, 8, 20_001, dtype=DOUBLE)
+    square = (p * m.velocity(p)).sum(-1)
+    log_terms = (half + SIZE / 2) * log_s - log_s.exp() * (half + square[:, None] / 2)
+    mixture = log_terms.logsumexp(-1)
+    found = kinetic(m, p, TAIL)
+    torch.testing.assert_close(found[0] - found, mixture - mixture[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_velocity_is_the_derivative_of_the_kinetic_energy(metric):
+    m, p = metric_of(metric), randn(5, SIZE, name="p").requires_grad_()
+    for tail in (None, TAIL):
+        (slope,) = torch.autograd.grad(kinetic(m, p, tail).sum(), p)
+        torch.testing.assert_close(velocity(m, p, tail), slope, rtol=1e-12, atol=1e-12)
+
+
+def test_light_tails_are_those_of_normal_momenta():
+    m, p = metric_of("dense"), randn(5, SIZE, name="p")
+    tail = torch.tensor([1e-9], dtype=DOUBLE)
+    torch.testing.assert_close(kinetic(m, p, tail), kinetic(m, p), rtol=1e-7, atol=0)
+    torch.testing.assert_close(velocity(m, p, tail), m.velocity(p), rtol=1e-7, atol=1e-9)
+
+
+def test_draws_of_heavy_tailed_momenta_have_the_energy_of_their_distribution():
+    """1 / (1 + p' C p / df) is Beta(df / 2, P / 2), so K has a known mean and variance: 5 standard errors, 1e-6."""
+    m, count = metric_of("dense"), 40_000
+    p = heavy(m.momentum(randn(count, SIZE, name="draws")), TAIL, stream(0, "integrators", "scales"))
+    found, df = kinetic(m, p, TAIL), SIZE / float(TAIL)
+    ends = torch.tensor([df / 2, (df + SIZE) / 2], dtype=DOUBLE)
+    mean = (df + SIZE) / 2 * float(-torch.digamma(ends).diff().neg())
+    variance = ((df + SIZE) / 2) ** 2 * float(-torch.polygamma(1, ends).diff())
+    assert abs(float(found.mean()) - mean) < 5 * math.sqrt(variance / count)
+    assert abs(float(found.var()) / variance - 1) < 5 * math.sqrt(8 / count)  # of an exponential distribution
+
+
+@pytest.mark.parametrize("integrator", INTEGRATORS)
+def test_trajectories_with_heavy_tailed_momenta_are_reversible_and_keep_the_energy(integrator):
+    m, w, p = metric_of("dense"), randn(3, SIZE, name="w"), randn(3, SIZE, name="p")
+    before, changes = kinetic(m, p, TAIL) - joint(w)[0], []
+    for steps in (16, 32):
+        step = torch.tensor(0.2 / steps, dtype=DOUBLE)
+        at = integrate(integrator, joint, m, w, p, joint(w)[1], step, steps, TAIL)
+        back = integrate(integrator, joint, m, at[0], -at[1], at[3], step, steps, TAIL)
+        torch.testing.assert_close(back[0], w, rtol=0, atol=1e-10)
+        changes.append((kinetic(m, at[1], TAIL) - at[2] - before).abs())
+    assert bool((changes[1] < changes[0] / 3).all())  # the error is of second order

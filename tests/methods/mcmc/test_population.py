@@ -22,6 +22,7 @@ from priory.methods.mcmc.population import (
     disperse,
     far_apart,
     leave_negligible_modes,
+    momentum_tail,
 )
 from priory.methods.mcmc.warmup import Warmup
 from priory.models.target import Target
@@ -229,6 +230,35 @@ def test_chains_with_ordinary_differences_are_not_replaced():
     w = torch.zeros(16, 2, dtype=DOUBLE)
     value = -torch.arange(16.0, dtype=DOUBLE) / 2
     assert leave_negligible_modes(recorded(w, value), DenseMetric.unit(w), w, value, -w) is None
+
+
+# The energy.
+
+
+def energies(variance: float, size: int = 100) -> Window:
+    """Return a window of 64 chains of `size` coordinates whose log density is normal with this variance."""
+    window = Window.empty(torch.zeros(64, size, dtype=DOUBLE), slopes=True)
+    window.count = WINDOW_SNAPSHOTS
+    window.values = math.sqrt(variance) * torch.randn(
+        window.values.shape, generator=stream(0, "energies"), dtype=DOUBLE
+    )
+    return window
+
+
+def test_momenta_get_heavy_tails_where_the_density_varies_more_than_that_of_a_gaussian():
+    """The kinetic energy, of variance (P / 2) (1 + tail), is to vary as much as the potential energy."""
+    assert momentum_tail(energies(50.0)) is None  # P / 2, as for a Gaussian
+    window = energies(200.0)
+    tail = momentum_tail(window)
+    assert tail is not None
+    assert 2.6 < float(tail) < 3.4  # 3, with a standard error of 0.16
+    window.values[..., 0] = -1e9  # a chain that has not arrived
+    kept = momentum_tail(window)
+    assert kept is not None
+    assert abs(float(kept) - float(tail)) < 0.5
+    widest = momentum_tail(energies(1e6))
+    assert widest is not None
+    assert float(widest) == 100 / 4  # four degrees of freedom
 
 
 # The warm-up.

@@ -17,12 +17,17 @@ and Dillon 2019): at an even point its momentum, the momentum before it, and the
 is masked.
 
 A transition takes as long as the longest of its chains, and in a heavy tail a single chain may need a thousand steps.
-So once at most one chain in STRAGGLER_SHARE is still active, it stops with its trajectory as it is. The draws stay
-exact: the same chains are left after each doubling, whichever point of its trajectory each chain starts from.
+So once at most one chain in STRAGGLER_SHARE is still active, it stops with its trajectory as it is: another doubling
+would cost all chains as much as the whole transition so far. The draws stay exact: the same chains are left after each
+doubling, whichever point of its trajectory each chain starts from.
+
+Where log p varies more than a Gaussian's, momenta have heavy tails (`priory.methods.mcmc.integrators`). Their velocity
+is C p times a positive number, so a stretch turns by the same rule.
 
 References:
     Hoffman and Gelman (2014), The No-U-Turn Sampler.
     Betancourt (2017), A conceptual introduction to Hamiltonian Monte Carlo.
+    Livingstone, Faulkner and Roberts (2019), Kinetic energy choice in Hamiltonian/hybrid Monte Carlo.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from priory.core.errors import is_integer, require
-from priory.methods.mcmc.integrators import integrate, kinetic
+from priory.methods.mcmc.integrators import heavy, integrate, kinetic
 from priory.methods.mcmc.sampler import DIVERGENCE_NATS, Move, Sampler, State, normal, probability, wide
 
 if TYPE_CHECKING:
@@ -43,7 +48,7 @@ if TYPE_CHECKING:
 
 EARLY_STEPS, EARLY_MAX_DEPTH = 8, 5  # in the first transitions, before the scales are known, the depth is capped
 CHECK_EVERY = 4  # points between two checks of whether any chain is still active
-STRAGGLER_SHARE = 32  # once no more than one chain in this many is active, it is stopped
+STRAGGLER_SHARE = 8  # once no more than one chain in this many is active, it is stopped
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class NUTS(Sampler):
     max_depth: int = 10
 
     trees: ClassVar[bool] = True
+    heavy_tails: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,6 +86,8 @@ class NUTS(Sampler):
         noise = torch.Generator(device=generator.device).manual_seed(seed)
         early = state.step < EARLY_STEPS and not state.warmup.frozen
         deepest = min(self.max_depth, EARLY_MAX_DEPTH) if early else self.max_depth
+        if state.tail is not None:
+            p = heavy(p, state.tail, noise)
         return walk(state, p, deepest, noise).move()
 
 
@@ -120,7 +128,7 @@ class Half:
 
 def walk(state: State, p: Tensor, deepest: int, noise: torch.Generator) -> Tree:
     """Double the trajectories from momenta p (*B, K, P) until every chain has stopped."""
-    energy = kinetic(state.metric, p) - state.value
+    energy = kinetic(state.metric, p, state.tail) - state.value
     point = packed(state.w, p, state.gradient, state.value, energy)
     none, active = torch.zeros_like(energy), torch.isfinite(energy)
     tree = Tree(point, point, p, point, none, energy, active, ~active, none, none, none)
@@ -166,8 +174,8 @@ def grow(tree: Tree, state: State, depth: int, edge: Tensor, forward: Tensor, no
     chosen, point, near, before = edge, edge, p, p
     marks: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by level: a momentum, the one before, the sum up to it
     for n in range(2**depth):
-        w, p, value, gradient = integrate("leapfrog", state.joint, state.metric, w, p, gradient, size)
-        energy = kinetic(state.metric, p) - value
+        w, p, value, gradient = integrate("leapfrog", state.joint, state.metric, w, p, gradient, size, 1, state.tail)
+        energy = kinetic(state.metric, p, state.tail) - value
         gain = tree.start - energy
         point = packed(w, p, gradient, value, energy)
         tree.acceptance = torch.where(going, tree.acceptance + probability(gain), tree.acceptance)

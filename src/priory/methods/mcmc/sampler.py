@@ -23,7 +23,7 @@ from priory.methods.mcmc.drift import refuse_drift, separate_regions, warn_of_di
 from priory.methods.mcmc.integrators import integrate, kinetic
 from priory.methods.mcmc.joint import cost_of_gradient, log_joint, values_alone
 from priory.methods.mcmc.metrics import METRICS, Metric
-from priory.methods.mcmc.population import Window, ascend, disperse, leave_negligible_modes
+from priory.methods.mcmc.population import Window, ascend, disperse, leave_negligible_modes, momentum_tail
 from priory.methods.mcmc.starts import begin, from_prior, learnt_from, refuse_discrete, refuse_improper
 from priory.methods.mcmc.warmup import MAX_CHAINS, Warmup, number_of_chains, settled
 from priory.models.base import has_network
@@ -83,6 +83,7 @@ class State:
     drawn: int  # of them after the warm-up
     wanted: int  # draws of each chain, at most
     open_ended: bool  # whether fewer draws may be enough
+    tail: Tensor | None  # of the momenta, (*B, 1); None where they are normal
     leapfrogs: int  # steps of all trajectories so far, each as long as the longest of the chains
     joint: Joint = field(metadata={"fixed": True})
 
@@ -212,6 +213,7 @@ class Sampler(Options):
             drawn=0,
             wanted=wanted,
             open_ended=plan.open_ended or self.until_ess is not None,
+            tail=None,
             leapfrogs=0,
             joint=joint,
         )
@@ -220,6 +222,7 @@ class Sampler(Options):
         return state
 
     trees: ClassVar[bool] = False
+    heavy_tails: ClassVar[bool] = False  # whether momenta may have heavy tails
 
     @abstractmethod
     def transition(self, state: State, generator: torch.Generator) -> Move:
@@ -228,9 +231,11 @@ class Sampler(Options):
     def acceptance_of(self, state: State, noise: Tensor, step: Tensor) -> Tensor:
         """The mean acceptance probability of a single step of this size, (*B,)."""
         p = state.metric.momentum(noise)
-        energy = kinetic(state.metric, p) - state.value
-        _, p, value, _ = integrate("leapfrog", state.joint, state.metric, state.w, p, state.gradient, wide(step))
-        return probability(energy - kinetic(state.metric, p) + value).mean(-1)
+        energy = kinetic(state.metric, p, state.tail) - state.value
+        _, p, value, _ = integrate(
+            "leapfrog", state.joint, state.metric, state.w, p, state.gradient, wide(step), 1, state.tail
+        )
+        return probability(energy - kinetic(state.metric, p, state.tail) + value).mean(-1)
 
     def restart(self, state: State, generator: torch.Generator) -> None:
         """Search for a step size, at the start and after the metric is first learnt."""
@@ -340,6 +345,8 @@ class Sampler(Options):
         self.rescue(state)
         points, slopes = state.window.points()
         state.metric = state.metric.learnt(points, slopes)
+        if self.heavy_tails:
+            state.tail = momentum_tail(state.window)
         if not state.warmup.learnt and points.shape[-2] > 2:
             state.warmup.learnt = True
             self.restart(state, generator)
