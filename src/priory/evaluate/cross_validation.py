@@ -32,11 +32,11 @@ from torch import Tensor
 from priory.core.errors import is_integer, require
 from priory.core.tables import counted, text_table
 from priory.diagnostics import psis
+from priory.posteriors.status import MAX_K_HAT
 
 if TYPE_CHECKING:
     from priory.posteriors import Posterior
 
-MAX_K_HAT = 0.7
 MAX_WAIC_VARIANCE = 0.4  # of the log-likelihood of a row
 MIN_DRAWS = 2
 

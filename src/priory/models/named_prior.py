@@ -16,6 +16,7 @@ from torch.distributions import Distribution
 
 from priory.constraints import bijector
 from priory.core.errors import InputError, require
+from priory.models.supports import support_of
 from priory.network.map_draws import DrawMap, seeded
 from priory.priors.base import fitting, flattens, moved
 
@@ -129,11 +130,6 @@ def sampled(distribution: Distribution, shape: tuple[int, ...]) -> Tensor:
     """Draw one value of a parameter of this shape."""
     rest = shape[: len(shape) - len(distribution.event_shape)]
     return distribution.expand(rest).sample()
-
-
-def support_of(distribution: Distribution) -> Any:
-    """Return the support of a distribution, which torch types as possibly None."""
-    return distribution.support
 
 
 def covers(distribution: Distribution, block: Block) -> bool:

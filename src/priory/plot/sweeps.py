@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from priory.analysis.comparison_table import HIGHER_IS_BETTER
 from priory.analysis.pruning import PruningCurve
 from priory.analysis.sweeps import SCORE_TITLES, TemperatureSweep
 from priory.core.errors import extra, require
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-HIGHER_IS_BETTER = {"accuracy"}
 
 
 def temperatures(sweep: TemperatureSweep) -> Figure:
