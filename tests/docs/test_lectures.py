@@ -305,7 +305,7 @@ def test_mean_field_reaches_the_closest_factorised_gaussian():
     assert line.elbo(line.mean_field) - line.elbo(fitted) < 0.02  # nats left
 
 
-def test_mean_field_is_a_product_of_gaussians_one_a_weight():
+def test_mean_field_is_a_product_of_gaussians_one_per_weight():
     line = Line()
     posterior = pr.fit(line.model, line.data, pr.MeanField(), steps=50, progress=False)
     q = fitted_gaussian(posterior)
@@ -547,7 +547,7 @@ def test_linear_regression_matches_the_conjugate_posterior_and_predictive():
     assert (prediction.variance / variance).log().abs().max() < 0.1
 
 
-def test_a_neural_network_learns_and_is_less_sure_outside_the_data():
+def test_a_neural_network_learns_and_is_more_uncertain_outside_the_data():
     generator = torch.Generator().manual_seed(0)
     x = torch.cat([torch.linspace(-2, -0.7, 30), torch.linspace(0.7, 2, 30)]).unsqueeze(1)
     y = torch.sin(2 * x.squeeze(1)) + 0.05 * torch.randn(60, generator=generator)
