@@ -33,6 +33,7 @@ LAYERS = (
     ("methods", "optim"),
     ("fitting",),
     ("evaluate", "analysis"),
+    ("check",),
     ("__init__",),  # `import priory` itself: names of all the lines above, loaded when asked for
     ("plot", "reports", "sklearn", "integrations", "cli", "__main__"),
     ("testing",),
@@ -42,6 +43,8 @@ LINE = {unit: line for line, units in enumerate(LAYERS) for unit in units}
 # and the report of a comparison.
 MAY_IMPORT_UPWARD = {
     ("posteriors", "save"),
+    ("posteriors", "check"),
+    ("check", "plot"),
     ("posteriors", "predictive"),
     ("methods", "from_prior"),
     ("posteriors", "to_arviz"),

@@ -112,12 +112,22 @@ def reliability(probs: Prediction | Tensor, y: Any, bins: int = 15) -> Reliabili
     """
     require(bins >= 1, "bins", "reliability", "be an integer >= 1", bins)
     confidence, correct = top_class(probs, y, "reliability")
-    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
-    bin_index = torch.bucketize(confidence, edges[1:-1])  # a value on an edge belongs to the bin below
+    edges = bin_edges(bins, confidence.device)
+    bin_index = reliability_bins(confidence, bins)
     count = torch.bincount(bin_index, minlength=bins)
     confidences = torch.bincount(bin_index, weights=confidence, minlength=bins) / count
     frequencies = torch.bincount(bin_index, weights=correct.double(), minlength=bins) / count
     return Reliability(edges, count, confidences, frequencies)
+
+
+def bin_edges(bins: int, device: torch.device) -> Tensor:
+    """The edges of bins of equal width from 0 to 1, (bins + 1,)."""
+    return torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=device)
+
+
+def reliability_bins(confidence: Tensor, bins: int = 15) -> Tensor:
+    """The bin of each confidence; a value on an edge belongs to the bin below."""
+    return torch.bucketize(confidence, bin_edges(bins, confidence.device)[1:-1])
 
 
 def expected_calibration_error(probs: Prediction | Tensor, y: Any, bins: int = 15) -> float:

@@ -6,11 +6,9 @@ and which tensors to store. Sampling by name, predicting, summarising and saving
 
 from __future__ import annotations
 
-import functools
-import inspect
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +21,7 @@ from priory.divergences.result import ComputesKL, Divergence
 from priory.models.base import has_network
 from priory.posteriors.divergence import kl_from
 from priory.posteriors.frames import frame_of
-from priory.posteriors.inputs import explain_input_errors, inputs_for_prediction
+from priory.posteriors.inputs import explain_input_errors, inputs_for_prediction, reject_unknown_options
 from priory.posteriors.pointwise import draws_of, pointwise, rows_of
 from priory.posteriors.status import CONVERGED, MIN_HISTORY_STEPS, NOT_IN_FILE, UNKNOWN, Status, of_history, worst
 from priory.posteriors.summaries import summarise
@@ -35,13 +33,11 @@ if TYPE_CHECKING:
 
     from torch.distributions import Distribution
 
+    from priory.check import Check
     from priory.core.data import Batch
     from priory.diagnostics import Summary
     from priory.models.target import Target
     from priory.posteriors.status import HistoryWords
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -64,20 +60,6 @@ class Evidence:
 
 BLOCK_ELEMENTS = 1 << 21  # draws x weights of a prediction at a time, so that they stay in the cache
 KINDS: dict[str, type[Posterior]] = {}  # by the name of each kind in files
-
-
-def reject_unknown_options(predict: Callable[P, R]) -> Callable[P, R]:
-    """Raise a clear error for options that only other posteriors take, such as the `link` of Laplace's predict."""
-    allowed = list(inspect.signature(predict).parameters)[2:]
-
-    @functools.wraps(predict)
-    def checked(*args: P.args, **options: P.kwargs) -> R:
-        for name, value in options.items():
-            must = f"be left out: {type(args[0]).__name__} takes {', '.join(allowed)}"
-            require(name in ("x", *allowed), name, "predict", must, repr(value))
-        return predict(*args, **options)
-
-    return checked
 
 
 class Posterior(ComputesKL, ABC):
@@ -403,6 +385,28 @@ class Posterior(ComputesKL, ABC):
             A `Summary`: `print` it, or read `summary["sd"]`, `summary.row("theta[0]")`, `summary.to_dict()`.
         """
         return replace(summarise(self), status=str(self.status))
+
+    def check(
+        self, data: Any = None, *, against: Posterior | None = None, reference: str | None = None, seed: int = 0
+    ) -> Check:
+        """Check whether this posterior may be believed, and why not.
+
+        Args:
+            data: Held-out rows, in the form that `fit` takes, for calibration. Default: None, only what the data of
+                the fit allow.
+            against: Another posterior of the same model, such as draws of NUTS, to compare this one with. Default:
+                None.
+            reference: "nuts" to fit NUTS to the same data and compare with its draws. Default: None.
+            seed: Seed of the draws. Default: 0.
+
+        Returns:
+            A `Check`: print it for a table of items that ends in a verdict; `.verdict` is a sentence that begins with
+            "Believe it", "Believe the mean", "Believe nothing" or "Cannot tell", `.items` has the measurements,
+            `.plot()` pictures of them.
+        """
+        from priory.check import check
+
+        return check(self, data, against=against, reference=reference, seed=seed)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Save the posterior to a file that `priory.load` reads: safetensors and JSON, no pickle.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,10 +15,27 @@ from priory.core.errors import InputError, require
 from priory.models.base import has_network
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from priory.core.data import Batch
     from priory.models.base import BaseModel
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def reject_unknown_options(predict: Callable[P, R]) -> Callable[P, R]:
+    """Raise a clear error for options that only other posteriors take, such as the `link` of Laplace's predict."""
+    allowed = list(inspect.signature(predict).parameters)[2:]
+
+    @functools.wraps(predict)
+    def checked(*args: P.args, **options: P.kwargs) -> R:
+        for name, value in options.items():
+            must = f"be left out: {type(args[0]).__name__} takes {', '.join(allowed)}"
+            require(name in ("x", *allowed), name, "predict", must, repr(value))
+        return predict(*args, **options)
+
+    return checked
 
 
 def inputs_for_prediction(model: BaseModel, x: Any) -> Batch:
