@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import pytest
 import torch
@@ -119,10 +120,14 @@ def test_laplace_around_a_point_that_is_not_a_mode_has_not_converged():
 
 
 def test_a_mode_at_the_edge_of_a_support_is_doubtful():
-    flat = pr.Density(lambda p: -1e-12 * p["s"], {"s": pr.Param((), POSITIVE)})  # its mode in log s is 12 log 10
-    posterior = pr.fit(flat, None, pr.Laplace(), progress=False)
+    edge = pr.Density(lambda p: -p["s"].log() - p["s"], {"s": pr.Param((), POSITIVE)})  # exp(-s) / s, so -s in log s
+    posterior = pr.fit(edge, None, pr.Laplace(), progress=False)
     assert posterior.status.name == "doubtful"
-    assert "The mode of 's' lies at the edge of its support" in posterior.status.reason
+    assert "The mode of 's' lies at the edge of its support, where no Gaussian fits it" in posterior.status.reason
+    wide = pr.Density(lambda p: -1e-12 * p["s"], {"s": pr.Param((), POSITIVE)})  # its mode in log s is 12 log 10
+    posterior = pr.fit(wide, None, pr.Laplace(), progress=False)
+    assert posterior.status == CONVERGED
+    assert float(posterior.w) == pytest.approx(12 * math.log(10), abs=1e-8)
 
 
 # The history of an objective.

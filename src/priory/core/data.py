@@ -95,6 +95,7 @@ class Data:
         single: Whether the data were given as one tensor and not as a tuple. Default: False.
         holes: Whether NaN marks a missing value. Default: False.
         weights: Weight of each row in the log-likelihood, (N,). Default: None, for weights of 1.
+        minibatches: Whether the user chose the size of the minibatches. Default: False.
 
     Example:
         >>> data = Data.of((torch.arange(5.0)[:, None], torch.arange(5.0)), batch_size=2)
@@ -112,6 +113,7 @@ class Data:
     single: bool = False
     holes: bool = False
     weights: Tensor | None = None
+    minibatches: bool = False
 
     @staticmethod
     def of(
@@ -175,7 +177,8 @@ class Data:
         check_num_data(num_data, n)
         for i, t in enumerate(tensors if check_values else ()):
             check_finite(t, part(i, len(tensors)))
-        return Data(n, min(int(batch_size or DEFAULT_BATCH_SIZE), n), tensors=tensors, single=single)
+        size = min(int(batch_size or DEFAULT_BATCH_SIZE), n)
+        return Data(n, size, tensors=tensors, single=single, minibatches=batch_size is not None and size < n)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -234,6 +237,10 @@ class Data:
     def in_memory(self) -> Batch | None:
         """Return all rows as one batch with their weights, or None if they are not in memory."""
         return None if self.tensors is None else self._take(None, None)
+
+    def in_one_batch(self) -> Data:
+        """Return the data with all rows in each batch."""
+        return replace(self, batch_size=max(1, self.num_data or 1))
 
     def random_rows(self, rows: int, block: int, generator: torch.Generator) -> Batch:
         """Return about `rows` random rows, chosen in one pass, `block` rows at a time; all rows if there are fewer."""

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from priory.core.distributed import rank, spread
@@ -144,10 +143,8 @@ def run(problem: Problem, settings: Settings, start: Posterior | None) -> Any:
     """Take the method's steps and return the posterior."""
     target, rows, method, seed = problem.target, problem.rows, problem.method, settings.seed
     epoch_steps = 1 if method.traits.reads == "pass" else rows.steps_per_epoch
-    steps = settings.steps or (settings.epochs * epoch_steps if settings.epochs else method.length(rows))
-    plan = method.plan(target, rows, int(steps), seed)
-    if not settings.steps and not settings.epochs:
-        plan = replace(plan, open_ended=True)
+    steps = settings.steps or (settings.epochs or 0) * epoch_steps
+    plan = method.plan(target, rows, int(steps), seed) if steps else method.default_plan(target, rows, seed)
     taken = Run(target, method, plan, seed, start)
     checkpoint = settings.checkpoint
     if checkpoint is not None:

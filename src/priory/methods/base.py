@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from priory.core.errors import InputError, require
@@ -112,6 +112,8 @@ class Plan:
         held: Rows that are held out before `turn`. Default: None.
         open_ended: Whether the user has given no length, so that a sampler may end the fit when its draws are enough.
             Default: False.
+        search: Whether each step reads all rows as one batch, until the method has found what it looks for. Default:
+            False.
     """
 
     data: Data
@@ -120,6 +122,7 @@ class Plan:
     early: Data | None = None
     held: Data | None = None
     open_ended: bool = False
+    search: bool = False
 
     def rows(self, step: int) -> Data:
         """Return the rows that this step reads."""
@@ -171,9 +174,17 @@ class Options:
         """Return the method to fit first if `start` is None, or None."""
         return None
 
+    def length(self, data: Data) -> int:
+        """Return the number of steps if the user gives neither epochs nor steps."""
+        raise NotImplementedError
+
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
         """Return a plan in which every step reads from all rows."""
         return Plan(data, steps)
+
+    def default_plan(self, target: Target, data: Data, seed: int) -> Plan:
+        """Return the plan of a fit whose length the user doesn't give."""
+        return replace(self.plan(target, data, self.length(data), seed), open_ended=True)
 
 
 @runtime_checkable
@@ -200,6 +211,10 @@ class Method(Protocol[P_co]):
 
     def plan(self, target: Target, data: Data, steps: int, seed: int) -> Plan:
         """Return the rows that each step reads; `Plan(data, steps)` for most methods."""
+        ...
+
+    def default_plan(self, target: Target, data: Data, seed: int) -> Plan:
+        """Return the plan of a fit whose length the user doesn't give."""
         ...
 
     def init(

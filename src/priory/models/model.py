@@ -112,6 +112,12 @@ class Model(BaseModel):
         model.prior = prior
         return model
 
+    def in_float64(self) -> Model:
+        """Return a copy of the model in float64, under the prior that the user gave."""
+        _, (kind, net, likelihood, prior, state) = self.__reduce__()
+        wide = {**state, "prior": None, "example": None if self._example is None else self._example.double()}
+        return restored(kind, copy.deepcopy(net).double(), likelihood, prior, wide)
+
     # Data.
 
     def prepare(self, batch: Batch) -> Batch:
@@ -342,7 +348,7 @@ def restored(kind: type[Model], net: nn.Module, likelihood: Likelihood, prior: A
         module.training = state["modes"][name]
     model = object.__new__(kind)
     Model.__init__(model, given, likelihood, prior)
-    model.net, model.prior, model._example = net, state["prior"], state["example"]
+    model.net, model.prior, model._example = net, state["prior"] or model.prior, state["example"]
     model.network.written = state["written"]
     model.network.disable_dropout(state["silent"], state["quiet"])
     return model

@@ -14,6 +14,7 @@ likelihood learns, layers that were not selected) are points throughout.
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -30,6 +31,7 @@ from priory.models.base import has_network
 from priory.network.skeleton import MEMORY_LIMIT
 from priory.posteriors.base import Evidence, Posterior
 from priory.posteriors.inputs import explain_input_errors
+from priory.posteriors.mode import Mode
 from priory.posteriors.point import FACTOR_PREFIX
 from priory.posteriors.status import UNKNOWN, Status
 from priory.predictive import LINKS, Linearised, Prediction
@@ -64,6 +66,7 @@ class LaplacePosterior(Posterior):
         buffers: The network's buffers. Default: None, those of the model.
         through: Default of `predict`: "linear" or "network".
         notes: Where the curvature is coarser than its structure says, one sentence each. Default: none.
+        mode: How the mode of a density was found. Default: None.
     """
 
     kind: ClassVar[str] = "laplace"
@@ -80,6 +83,7 @@ class LaplacePosterior(Posterior):
         buffers: Mapping[str, Tensor] | None = None,
         through: Through = "linear",
         notes: Sequence[str] = (),
+        mode: Mode | None = None,
     ) -> None:
         super().__init__(target, buffers)
         self.w, self.centre = w.detach().clone(), w.detach().clone()
@@ -87,13 +91,14 @@ class LaplacePosterior(Posterior):
         self.precision, self.scale, self._value = precision.detach().clone(), float(scale), log_evidence
         self.gaussian = curvature.gaussian(self.precision, self.scale) if gaussian is None else gaussian
         self.through: Through = through
-        self.notes = tuple(notes)
+        self.notes, self.mode = tuple(notes), mode
 
     def __repr__(self) -> str:
         rows = "no data" if self.num_data is None else f"{self.num_data:,} rows"
         over = f"{self.selection.size:,} of {self.model.layout.size:,} parameters"
         notes = f"; {' '.join(self.notes)}" if self.notes else ""
-        kind, by = self.curvature.structure, f"by {self.method}{notes}{self._status_text()}"
+        found = "" if self.mode is None else f"; {self.mode}"
+        kind, by = self.curvature.structure, f"by {self.method}{notes}{self._status_text()}{found}"
         return f"LaplacePosterior({kind} over {over}, {rows}, {by})"
 
     # The distribution.
@@ -302,6 +307,7 @@ class LaplacePosterior(Posterior):
             "log_evidence": self.log_evidence.value,
             "through": self.through,
             "notes": list(self.notes),
+            **({} if self.mode is None else {"mode": asdict(self.mode)}),
         }
 
     def tensors(self) -> dict[str, Tensor]:
@@ -334,6 +340,7 @@ class LaplacePosterior(Posterior):
             buffers=buffers,
             through=options["through"],
             notes=options["notes"],
+            mode=Mode(**options["mode"]) if "mode" in options else None,
         )
 
 

@@ -162,6 +162,11 @@ class Ensemble(Options):
         plan = self.method.plan(target, data.numbered(), steps, seed)
         return dataclasses.replace(plan, held=None if plan.held is None else plan.held.unnumbered())
 
+    def default_plan(self, target: Target, data: Data, seed: int) -> Plan:
+        return (
+            super().default_plan(target, data, seed) if self.anchored else self.method.default_plan(target, data, seed)
+        )
+
     def init(
         self,
         target: Target,

@@ -9,17 +9,17 @@ For a network, w* is the result of MAP or of the user's own training, H is the g
 the structures of `priory.curvature`, and Lambda is diagonal. Cost: one pass over the data with one backward pass per
 output, and the cost of the structure. `Laplace.plan` estimates memory and time before anything is allocated.
 
-For a `Density`, Newton's method with a line search finds w* in unconstrained coordinates, including the log-determinant
-of their transformation. This is the mode of the density that the Gaussian approximates, whereas MAP gives the mode in
-the user's parameters. Q is minus the Hessian of the whole log joint. Cost of a step: P backward passes over the data
-and O(P^3).
+For a `Density`, Newton's method in a trust region (`priory.methods.mode_search`) finds w* in unconstrained coordinates,
+from several starts, including the log-determinant of their transformation. This is the mode of the density that the
+Gaussian approximates, whereas MAP gives the mode in the user's parameters. Q is minus the Hessian of the whole log
+joint. Cost of a step: P backward passes over the data and O(P^3) per start.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from priory.core.errors import is_integer, require
 from priory.curvature import KINDS, STRUCTURES, select
 from priory.curvature.budget import Budget, budget
 from priory.methods.base import Info, Method, Options, Plan, Traits, centre_of, factors_of
-from priory.methods.laplace.density_expansion import NewtonState, first_state, newton_step, posterior_at_mode
+from priory.methods.laplace.density_expansion import posterior_at_mode
 from priory.methods.laplace.network_expansion import (
     METRIC_NAMES,
     LocalGaussian,
@@ -37,6 +37,7 @@ from priory.methods.laplace.network_expansion import (
     check_batch_norm,
     expand_at,
 )
+from priory.methods.mode_fit import MAX_SEARCH_STEPS, SearchState, first_state, search_step
 from priory.methods.point.map import MAP
 from priory.models.base import BaseModel, has_network
 from priory.models.model import Model
@@ -45,12 +46,7 @@ from priory.posteriors import Posterior
 from priory.posteriors.laplace import LaplacePosterior
 from priory.posteriors.status import CONVERGED, of_start
 
-if TYPE_CHECKING:
-    pass
-
-
 MEMORY_LIMIT_BYTES = 4 << 30  # default limit on the memory of a curvature
-NEWTON_STEPS = 200
 
 
 @dataclass(frozen=True)
@@ -169,7 +165,7 @@ class Laplace(Options):
         return MAP() if has_network(model) and self.at is None else None
 
     def length(self, data: Data) -> int:
-        return NEWTON_STEPS
+        return MAX_SEARCH_STEPS
 
     @overload
     def plan(self, target: BaseModel, data: Any) -> Budget: ...
@@ -214,10 +210,10 @@ class Laplace(Options):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> NewtonState | NetworkState:
+    ) -> SearchState | NetworkState:
         model = target.model
         if not has_network(model):
-            return first_state(target, plan.data, generator, shape, start)
+            return first_state(target, plan.data, generator, shape, start, jacobian=True)
         begun = target.start(plan.data, shape, generator) if start is None else centre_of(start, "Laplace")
         w = begun.expand(*shape, -1).clone()
         buffers = target.buffers(shape, start)
@@ -233,20 +229,21 @@ class Laplace(Options):
         return NetworkState(w, buffers, around, plan.data, status)
 
     def step(
-        self, target: Target, state: NewtonState | NetworkState, batch: Data, generator: torch.Generator
-    ) -> tuple[NewtonState | NetworkState, Info]:
-        if isinstance(state, NewtonState):
-            return newton_step(target, state, batch)
+        self, target: Target, state: SearchState | NetworkState, batch: Data, generator: torch.Generator
+    ) -> tuple[SearchState | NetworkState, Info]:
+        if isinstance(state, SearchState):
+            return search_step(target, state)
         shape = state.w.shape[:-1]
         each = [dict.fromkeys(METRIC_NAMES, math.nan) if one is None else one.metrics(target) for one in state.around]
         metrics = {name: state.w.new_tensor([one[name] for one in each]).reshape(shape) for name in METRIC_NAMES}
         return state, Info({**metrics}, unchecked=("gradient",), done=True)
 
     def posterior(
-        self, target: Target, state: NewtonState | NetworkState, draws: Tensor | None = None
+        self, target: Target, state: SearchState | NetworkState, draws: Tensor | None = None
     ) -> LaplacePosterior:
-        require(state.w.ndim == 1, "state", "Laplace", "be of one member", f"the shape {tuple(state.w.shape[:-1])}")
-        if isinstance(state, NewtonState):
+        shape = state.search.value.shape[:-1] if isinstance(state, SearchState) else state.w.shape[:-1]
+        require(shape == (), "state", "Laplace", "be of one member", f"the shape {tuple(shape)}")
+        if isinstance(state, SearchState):
             diagonal = self.structure_for(target.model) == "diag"
             return posterior_at_mode(target, state, self.over, diagonal, self._advice(target.model))
         around = state.around[0]

@@ -1,9 +1,13 @@
-"""Maximum a posteriori (MAP): the mode of p(w|D), by Adam (Kingma and Ba 2015).
+"""Maximum a posteriori (MAP): the mode of p(w|D), by Newton's method or by Adam (Kingma and Ba 2015).
 
     minimise   loss = -log p(D|w) - T log p(w)        (T = 1: the mode of the posterior)
 
 Under a flat prior this is maximum likelihood. The mode is taken in the user's parameters, without the log-determinant
-of a transformation. Cost of a step: one pass of the network and O(P).
+of a transformation.
+
+The mode of a density, or of a network with few parameters, is found by Newton's method in a trust region, from several
+starts (`priory.methods.mode_search`). Everything below is about the others, and about fits whose length or learning
+rate the user gives: they descend by Adam. Cost of a step: one pass of the network and O(P).
 
 The noise that a likelihood learns is never maximised jointly with the weights, because the joint density is unbounded:
 a network that fits its data exactly drives the noise to zero. The noise is set on held-out rows instead. In the last
@@ -22,7 +26,7 @@ factorisations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +36,8 @@ from priory.core.errors import is_integer, require
 from priory.curvature import STRUCTURES, Pass, select
 from priory.curvature.tuning import tune
 from priory.methods.base import Info, Options, Plan, Traits
+from priory.methods.mode_fit import MAX_SEARCH_STEPS, SearchState, first_state, search_step, within_reach
+from priory.methods.mode_report import mode_of, status_of
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
 from priory.methods.point.held_out import (
     HELD_ROWS,
@@ -75,14 +81,18 @@ class MAPState:
 
 @dataclass(frozen=True)
 class MAP(Options):
-    """Maximum a posteriori: the mode of the posterior, by minibatch gradients.
+    """Maximum a posteriori: the mode of the posterior.
 
     Minimises
 
         loss = -log p(D|w) - T log p(w)
 
-    with Adam. Under a flat prior this is maximum likelihood. A noise that the likelihood learns is set on held-out
-    rows, or by the evidence, because its joint maximum with the weights is unbounded.
+    Under a flat prior this is maximum likelihood. The mode of a `Density`, and of a `Model` with at most 200 weights
+    and its rows in memory, is found by Newton's method in a trust region, from several starts, to a millionth of a
+    standard deviation; `posterior.mode` reports the gradient, the condition number and the number of modes. Other
+    models, and fits with `epochs`, `steps`, `batch_size` or options other than `start`, descend by Adam on minibatches.
+    A noise that the likelihood learns is set on held-out rows, or by the evidence, because its joint maximum with the
+    weights is unbounded.
 
     Args:
         learning_rate: Learning rate of Adam. Default: 0.01.
@@ -139,6 +149,17 @@ class MAP(Options):
             return Plan(data, steps)
         return plan_with_held_rows(data, steps, self.holdout, seed)
 
+    def default_plan(self, target: Target, data: Data, seed: int) -> Plan:
+        if self._descends(target) or not within_reach(target, data):
+            return super().default_plan(target, data, seed)
+        return Plan(data.in_one_batch(), MAX_SEARCH_STEPS, open_ended=True, search=True)
+
+    def _descends(self, target: Target) -> bool:
+        """Whether the options, or the model, need the descent by Adam."""
+        chosen = replace(self, start=None) != MAP()
+        corners = bool(proximal_blocks(target.prior))
+        return chosen or learns(target) or corners or bool(target.buffers()) or target.empirical
+
     def init(
         self,
         target: Target,
@@ -146,7 +167,9 @@ class MAP(Options):
         generator: torch.Generator,
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
-    ) -> MAPState:
+    ) -> MAPState | SearchState:
+        if plan.search:
+            return first_state(target, plan.data, generator, shape, start, jacobian=False)
         w = target.start(plan.data, shape, generator, start)
         learning = rates(self.schedule, self.learning_rate, plan.steps, "MAP")
         held = None if plan.held is None else plan.held.some(HELD_ROWS)
@@ -158,7 +181,11 @@ class MAP(Options):
         meets = [corner for corner in proximal_blocks(target.prior) if corner.stop <= target.model.learnt.start]
         return MAPState(w, Adam.of(w, learning), buffers, factors, held, plan.turn, data, first, every, meets)
 
-    def step(self, target: Target, state: MAPState, batch: Batch, generator: torch.Generator) -> tuple[MAPState, Info]:
+    def step(
+        self, target: Target, state: MAPState | SearchState, batch: Batch, generator: torch.Generator
+    ) -> tuple[MAPState | SearchState, Info]:
+        if isinstance(state, SearchState):
+            return search_step(target, state)
         if state.held is not None and updates_noise(state.adam.step, state.turn):
             fit_noise_on_held_out(target, state)
         if state.data is not None and state.adam.step >= state.first and state.adam.step % state.every == 0:
@@ -166,7 +193,11 @@ class MAP(Options):
         value, gradient = target.log_likelihood_and_grad(state.w, batch, state.buffers)
         return self.update(target, state, value, gradient)
 
-    def posterior(self, target: Target, state: MAPState, draws: Tensor | None = None) -> Point:
+    def posterior(self, target: Target, state: MAPState | SearchState, draws: Tensor | None = None) -> Point:
+        if isinstance(state, SearchState):
+            found = Point(target, state.best.w.to(target.model.dtype), mode=mode_of(state.search))
+            found.know(status_of(state.objective, state.search))
+            return found
         return Point(target.scaled(state.factors), state.w, state.buffers)
 
     def update(self, target: Target, state: MAPState, value: Tensor, gradient: Tensor) -> tuple[MAPState, Info]:
