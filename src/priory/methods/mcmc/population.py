@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from priory.methods.draw_policy import MIN_SUPERCHAIN_CHAINS, superchain_ids
-from priory.methods.mcmc.starts import replaced, usable
+from priory.methods.finite_starts import usable
+from priory.methods.mcmc.starts import replaced
 
 if TYPE_CHECKING:
     from priory.methods.mcmc.joint import Joint

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from priory.core.errors import DivergedError, InputError, require
 from priory.diagnostics.flatness import name_of
+from priory.methods.finite_starts import halved_until_finite, usable
 from priory.models.base import BaseModel, has_network
 from priory.models.target import summed
 from priory.priors.draws import draw_prior
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from priory.models.target import Target
     from priory.posteriors import Posterior
 
-MAX_HALVINGS = 10  # of an initial point without density, towards zero
 METRIC_DRAWS = 256  # draws of the start posterior whose covariance is the first metric
 MIN_DISTINCT_DRAWS = 16  # half of the distinct draws that such a metric needs, plus one per coordinate
 DISCRETE_VALUES = {
@@ -64,14 +64,10 @@ def begin(joint: Joint, w: Tensor, target: Target, owner: str) -> tuple[Tensor, 
     density minus infinity.
     """
     first = w
-    value, gradient = joint(w)
-    for _ in range(MAX_HALVINGS):
-        alive = usable(value, gradient)
-        if bool(alive.all()):
-            return w, value, gradient
-        w = torch.where(alive[..., None], w, w / 2)
-        value, gradient = joint(w)
+    w, value, gradient = halved_until_finite(joint, w)
     alive = usable(value, gradient)
+    if bool(alive.all()):
+        return w, value, gradient
     if not bool(alive.any()):
         raise InputError(no_start(joint, first, target, owner))
     w, value, gradient = replaced(alive, w, value, gradient)
@@ -108,11 +104,6 @@ def replaced(alive: Tensor, w: Tensor, value: Tensor, gradient: Tensor) -> tuple
     place = torch.where(alive, torch.arange(alive.shape[-1], device=w.device), turn)
     every = place[..., None].expand(w.shape)
     return w.gather(-2, every), value.gather(-1, place), gradient.gather(-2, every)
-
-
-def usable(value: Tensor, gradient: Tensor) -> Tensor:
-    """Whether log p and its gradient are finite, (*B,)."""
-    return torch.isfinite(value) & torch.isfinite(gradient).all(-1)
 
 
 def no_start(joint: Joint, w: Tensor, target: Target, owner: str) -> str:

@@ -36,6 +36,7 @@ from priory.diagnostics.flatness import FLATNESS_DRAWS, flat_coordinate, name_of
 from priory.diagnostics.importance import importance_resample, k_hat, psis
 from priory.estimators.evidence_bound import assemble
 from priory.methods.base import Info, Options, Plan, Traits
+from priory.methods.finite_starts import halved_until_finite, usable
 from priory.models.base import has_network
 from priory.posteriors import Evidence, Posterior
 from priory.posteriors.draws import Draws
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 
 WOLFE_GAIN, WOLFE_SLOPE = 1e-4, 0.9  # Wolfe conditions: least share of the promised gain, largest share of the slope
 MAX_TRIALS = 40  # points per line search
-MAX_START_HALVINGS = 10  # of a start whose log density is not finite
 MIN_CURVATURE = 1e-12  # s'z / z'z above which a move updates the curvature
 CONVERGED_GAIN_EPS = 500  # gain of log p, in machine epsilons, below which a path has converged
 MAX_DRAW_ELEMENTS = 1 << 24  # numbers (coordinates x rows) of draws that are evaluated together
@@ -274,22 +274,11 @@ def usable_starts(function: Joint, w: Tensor) -> tuple[Tensor, Tensor, Tensor, T
 
     A start without a finite density is halved until it has one: the density was checked at zero before the fit.
     """
-    value, gradient = function(w)
-    for _ in range(MAX_START_HALVINGS):
-        alive = usable(value, gradient)
-        if bool(alive.all()):
-            break
-        w = torch.where(alive[..., None], w, w / 2)
-        value, gradient = function(w)
+    w, value, gradient = halved_until_finite(function, w)
     alive = usable(value, gradient)
     failed = ~alive[..., None]
     w, gradient = w.masked_fill(failed, 0.0), gradient.masked_fill(failed, 0.0)
     return w, value.masked_fill(~alive, -math.inf), gradient, alive
-
-
-def usable(value: Tensor, gradient: Tensor) -> Tensor:
-    """Whether log p and its gradient are finite, (*B,)."""
-    return torch.isfinite(value) & torch.isfinite(gradient).all(-1)
 
 
 def line_search(function: Joint, state: PathfinderState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
