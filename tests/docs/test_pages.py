@@ -106,3 +106,10 @@ def test_every_file_that_the_architecture_names_exists():
     assert [
         name for name in sorted(named) if not (source / name).is_file() and not (DOCS.parent / name).is_file()
     ] == []
+
+
+def test_the_picture_of_the_rooms_has_every_room():
+    picture = (DOCS / "images" / "rooms.svg").read_text(encoding="utf-8")
+    rooms = [path.parent.name for path in (DOCS.parent / "src" / "priory").glob("*/__init__.py")]
+    assert len(rooms) > 20
+    assert [room for room in sorted(rooms) if f">{room}</text>" not in picture] == []
