@@ -13,7 +13,7 @@ one step from any distance. A vector at which the log density is not finite, or 
 
 A vector is a mode if |H^-1/2 g| <= 1e-6, the distance to the mode in standard deviations, if H is positive definite,
 and if the log density falls beyond it. On a tail that rises towards an edge or to infinity |H^-1/2 g| vanishes too, but
-the log density goes on rising.
+the log density keeps rising.
 
 Cost of an iteration: P backward passes over the data and O(P^3) per start, all starts in one batch.
 """

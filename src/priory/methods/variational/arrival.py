@@ -6,7 +6,7 @@ A fit of a density whose length the user has not given starts where the mass is 
    its gradients (`priory.methods.mcmc.population`), whatever the posterior's place and scales.
 2. **Fit** q by Newton steps with fixed draws (`priory.methods.variational.gaussian_newton`), from the best point.
 3. **Check** it with draws that it was not fitted to. If they would move q by more than 0.01 nats, or a mean by more
-   than 0.05 standard deviations, the fit goes on with four times as many. Otherwise q moves half of the way to the
+   than 0.05 standard deviations, the fit continues with four times as many. Otherwise q moves half of the way to the
    optimum for the new draws, which averages the two sets, and the fit has converged.
 4. **Look for other optima.** A point of the population that a valley of log p separates from q starts another fit. The
    fit with the largest bound is the result. The bound of a fit estimates the log mass of its region, so that the share
