@@ -33,6 +33,7 @@ from priory.network.graph_rules import (
     same_float_type,
     shape,
 )
+from priory.network.native_program import native_function
 from priory.network.operation_recorder import RecordedModule
 
 if TYPE_CHECKING:
@@ -68,14 +69,25 @@ def function(module: nn.Module, w: Tensor, value: bool = True) -> Callable[[Tens
         w: Vectors in the memory layout in which the function will be called.
         value: Whether to return all outputs of the graph, or the first alone, without what only the others need.
     """
-    module, columns = copied(module, value), not w.is_contiguous()
-    as_tensors(module)
-    fuse(module)
+    module, columns = fused(module, value), not w.is_contiguous()
     for node in list(module.graph.nodes):
         if node.op == "call_function" and not mutates(node):
             rename(module.graph, node, columns)
     remove_unused(module.graph)
     return generated(module)
+
+
+def native(module: nn.Module, w: Tensor, value: bool = True) -> Callable[[Tensor], Any]:
+    """The graph as a native program where there is a C compiler, otherwise as `function` makes it."""
+    return native_function(fused(module, value), w) or function(module, w, value)
+
+
+def fused(module: nn.Module, value: bool) -> RecordedModule:
+    """A copy of a graph with numbers as tensors, and products fused with sums; `value` is that of `function`."""
+    copy = copied(module, value)
+    as_tensors(copy)
+    fuse(copy)
+    return copy
 
 
 def copied(module: Any, value: bool = True) -> RecordedModule:

@@ -39,7 +39,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from priory.core.errors import warn
 from priory.network.failures import EVALUATION_ERRORS, failures_as_nan
-from priory.network.graph_function import copied, function
+from priory.network.graph_function import copied, function, native
 from priory.network.graph_rules import mutates, result
 from priory.network.graph_slices import simplify_graph
 from priory.network.operation_recorder import NotRecordableError, RecordedModule, recorded
@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from torch.fx.node import Node
 
     Order = Callable[[Tensor], Tensor]
+
+
+NATIVE_OPERATIONS = 1000  # from which compiling the native program takes less time than it saves
 
 
 def by_coordinate(w: Tensor) -> Tensor:
@@ -91,8 +94,9 @@ class RecordedGraph:
     """
 
     def __init__(self, graph: RecordedModule | GraphModule, w: Tensor, order: Order, compile: bool) -> None:
-        self._graph, self._like, self._make = graph, w, compiled if compile else function
-        self.order, self.cost = order, operations(graph, len(w))
+        self._graph, self._like, self.order, self.cost = graph, w, order, operations(graph, len(w))
+        long = self.cost.operations >= NATIVE_OPERATIONS
+        self._make = compiled if compile else native if long else function
 
     @cached_property
     def _run(self) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
