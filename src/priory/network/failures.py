@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from priory.network.dispatch_mode import DispatchMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +57,7 @@ RAISING_OPS = {
 }
 
 
-class FailuresAsNaN(TorchDispatchMode):
+class FailuresAsNaN(DispatchMode):
     """A context in which `torch.linalg` returns NaN for a matrix that it can't handle.
 
     A function that calls `torch.linalg.cholesky_ex` and the like handles the error codes itself, and gets the results

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from priory.core.errors import InputError, require, warn
 from priory.core.streams import stream
+from priory.network.dispatch_mode import DispatchMode
 from priory.network.vectorise import unchecked
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class DrawMap:
         return stacked(rows, torch.stack)
 
 
-class AllocatedBytes(TorchDispatchMode):
+class AllocatedBytes(DispatchMode):
     """Counts the bytes of all tensors that operations return, an upper bound on what they hold at any time."""
 
     def __init__(self) -> None:

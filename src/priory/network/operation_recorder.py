@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from priory.network.dispatch_mode import DispatchMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +58,7 @@ class RecordedModule(nn.Module):
     graph: Graph
 
 
-class OperationRecorder(TorchDispatchMode):
+class OperationRecorder(DispatchMode):
     """A context that records the operations on one tensor, and on what is computed from it.
 
     Args:
