@@ -23,6 +23,7 @@ from priory.network.graph_rules import (
     constant,
     dtype,
     insert_constant,
+    is_product,
     mutates,
     number,
     only_unit_dimensions,
@@ -69,7 +70,9 @@ def function(module: nn.Module, w: Tensor, value: bool = True) -> Callable[[Tens
         w: Vectors in the memory layout in which the function will be called.
         value: Whether to return all outputs of the graph, or the first alone, without what only the others need.
     """
-    module, columns = fused(module, value), not w.is_contiguous()
+    module, columns = copied(module, value), not w.is_contiguous()
+    as_tensors(module)
+    fuse(module)
     for node in list(module.graph.nodes):
         if node.op == "call_function" and not mutates(node):
             rename(module.graph, node, columns)
@@ -79,15 +82,7 @@ def function(module: nn.Module, w: Tensor, value: bool = True) -> Callable[[Tens
 
 def native(module: nn.Module, w: Tensor, value: bool = True) -> Callable[[Tensor], Any]:
     """The graph as a native program where there is a C compiler, otherwise as `function` makes it."""
-    return native_function(fused(module, value), w) or function(module, w, value)
-
-
-def fused(module: nn.Module, value: bool) -> RecordedModule:
-    """A copy of a graph with numbers as tensors, and products fused with sums; `value` is that of `function`."""
-    copy = copied(module, value)
-    as_tensors(copy)
-    fuse(copy)
-    return copy
+    return native_function(module, w, value) or function(module, w, value)
 
 
 def copied(module: Any, value: bool = True) -> RecordedModule:
@@ -181,11 +176,6 @@ def fuse(module: Any) -> None:
             right = insert_constant(module, node, -constant(right))
         replace_node(module.graph, node, call(module.graph, node, torch.addcmul, (other, left, right), result(node)))
         module.graph.erase_node(product)
-
-
-def is_product(node: Any) -> bool:
-    """Whether a node is the product of two tensors and has one use."""
-    return packet(node) is aten.mul and not node.kwargs and len(node.users) == 1 and same_float_type(node, *node.args)
 
 
 def as_tensors(module: Any) -> None:

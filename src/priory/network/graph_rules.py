@@ -139,6 +139,11 @@ def without_repetition(value: Any) -> Any:
     return float(value) if value.numel() == 1 else value
 
 
+def is_product(node: Any) -> bool:
+    """Whether a node is the product of two tensors and has one use."""
+    return packet(node) is aten.mul and not node.kwargs and len(node.users) == 1 and same_float_type(node, *node.args)
+
+
 # Changes to a graph.
 
 

@@ -20,11 +20,25 @@ import torch
 from torch import Tensor
 from torch.fx.node import Node, map_arg
 
-from priory.network.graph_rules import VIEW_OPS, aten, mutates, number, packet, result
+from priory.network.graph_rules import (
+    VIEW_OPS,
+    aten,
+    dtype,
+    is_product,
+    mutates,
+    number,
+    packet,
+    result,
+    same_float_type,
+    shape,
+)
 from priory.network.native_library import CODES, native_library
+from priory.network.native_memory import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch.fx import Graph
 
 NATIVE_ELEMENTS = 1 << 14  # a larger operation is left to torch
 SUMMED_ELEMENTS = 1 << 10  # a longer sum is left to torch, whose rounding errors are smaller
@@ -41,12 +55,13 @@ class NotNativeError(Exception):
     """The graph can't be written as a program."""
 
 
-def native_function(module: Any, w: Tensor) -> Callable[[Tensor], Any] | None:
+def native_function(module: Any, w: Tensor, value: bool = True) -> Callable[[Tensor], Any] | None:
     """The graph as a function of vectors in the shape of w (S, P), or None if it can't be run natively.
 
     Args:
-        module: The graph, with its constants as attributes.
+        module: The graph, with its constants as attributes. It is left unchanged.
         w: Vectors of the shape and dtype at which the function will be called.
+        value: Whether to return all outputs of the graph, or the first alone, without what only the others need.
     """
     if w.device.type != "cpu" or any(mutates(n) or packet(n) in LAYOUT_OPS for n in module.graph.nodes):
         return None
@@ -54,7 +69,7 @@ def native_function(module: Any, w: Tensor) -> Callable[[Tensor], Any] | None:
     if run is None:
         return None
     try:
-        return NativeProgram(module, w, run)
+        return NativeProgram(module, w, value, run)
     except NotNativeError:
         return None
 
@@ -65,30 +80,38 @@ class NativeProgram:
     Args:
         module: The graph, with its constants as attributes.
         w: Vectors of the shape and dtype of the input.
+        value: Whether to return all outputs, or the first alone.
         run: The function that runs a part of the program between two addresses.
     """
 
-    def __init__(self, module: Any, w: Tensor, run: Callable[[int, int], None]) -> None:
+    def __init__(self, module: Any, w: Tensor, value: bool, run: Callable[[int, int], None]) -> None:
         self._run_native, self._like = run, w
         self._words: list[int] = []
         self._parts: list[int | Callable[[], None]] = []  # the end of a part of the program, or a call of torch
         self._memory = Memory(len(w))
         self._values: dict[Node, Any] = {}
-        last = {used: node for node in module.graph.nodes for used in node.all_input_nodes}
-        unread: dict[Node, list[Node]] = defaultdict(list)
+        end: Any = next(iter(reversed(module.graph.nodes)))  # the node of the outputs
+        outputs = end.args[0] if value else end.args[0][0]
+        nodes = needed(module.graph, outputs)
+        self._products = self._fused(nodes)
+        last: dict[Node, Any] = {}
+        for node in nodes:
+            last.update(dict.fromkeys(self._read(node), node))
+        last.update(dict.fromkeys(nodes_in(outputs), end))
+        unread: dict[Any, list[Node]] = defaultdict(list)
         for used, node in last.items():
             unread[node].append(used)
-        for node in module.graph.nodes:
+        products = set(self._products.values())
+        for node in nodes:
             if node.op == "placeholder":
                 self._input = self._values[node] = self._memory.take(node, w.shape, w.dtype)
             elif node.op == "get_attr":
-                self._values[node] = getattr(module, node.target).detach()
-            elif node.op == "output":
-                self._outputs = map_arg(node.args[0], lambda n: self._values[n])
-            else:
+                self._values[node] = getattr(module, str(node.target)).detach()
+            elif node not in products:
                 self._values[node] = self._write(node)
-                for used in (*unread[node], *(() if node in last else (node,))):
+                for used in unread[node]:
                     self._memory.release(used)
+        self._outputs = map_arg(outputs, self._values.__getitem__)
         self._parts.append(len(self._words))
         self._code = torch.tensor(self._words, dtype=torch.int64)
         self._steps = self._linked()
@@ -114,10 +137,30 @@ class NativeProgram:
 
     # Writing.
 
+    def _fused(self, nodes: list[Node]) -> dict[Node, Node]:
+        """Products that are computed together with the sum that is their only use, by that sum."""
+        found: dict[Node, Node] = {}
+        for node in nodes:
+            if packet(node) is not aten.add or node.kwargs or node.args[0] is node.args[1]:
+                continue
+            if dtype(node) is not self._like.dtype or not same_float_type(node, *node.args):
+                continue
+            product = next((one for one in reversed(node.args) if is_product(one)), None)
+            if product is not None and shape(node).numel() <= NATIVE_ELEMENTS:
+                found[node] = product  # pyright: ignore[reportArgumentType] - it is a node
+        return found
+
+    def _read(self, node: Node) -> list[Node]:
+        """The nodes whose results an operation reads, once products are fused with sums."""
+        product = self._products.get(node)
+        if product is None:
+            return node.all_input_nodes
+        return [*(one for one in node.all_input_nodes if one is not product), *product.all_input_nodes]
+
     def _write(self, node: Node) -> Any:
         """Write an operation, and return its result: a tensor, or a tuple of tensors."""
         if node.target is operator.getitem:
-            whole, place = node.args
+            whole, place = list[Any](node.args)
             self._memory.share(node, whole)
             return self._values[whole][place]
         viewed = self._view(node)
@@ -134,7 +177,7 @@ class NativeProgram:
         outs = tuple(None if one is None else self._memory.take(node, one.shape, one.dtype) for one in like)
         return self._call_torch(node, outs)
 
-    def _view(self, node: Node) -> Tensor | None:
+    def _view(self, node: Node) -> Any:
         """The result of an operation that only looks at its argument in another way; None for any other operation."""
         returns = getattr(getattr(node.target, "_schema", None), "returns", ())
         aliases = len(returns) == 1 and returns[0].alias_info is not None
@@ -153,8 +196,10 @@ class NativeProgram:
                 self._emit("copy", copy, first)
                 return out
         else:
-            found = node.target(*arguments, **options)
-        if found.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            target: Any = node.target
+            found = target(*arguments, **options)
+        memory = first.untyped_storage().data_ptr()
+        if any(one.untyped_storage().data_ptr() != memory for one in (found if isinstance(found, list) else [found])):
             raise NotNativeError
         self._memory.share(node, node.args[0])
         return found
@@ -182,6 +227,11 @@ class NativeProgram:
         write = getattr(self, f"_{name}", None) if name in SPECIAL_OPS else None
         if out.numel() > NATIVE_ELEMENTS:
             return False
+        if node in self._products:
+            product = self._products[node]
+            (other,) = [one for one in node.args if one is not product]
+            self._emit("addcmul", out, *(self._values[one] for one in (other, *product.args)))  # pyright: ignore
+            return True
         if write is not None:
             return not node.kwargs and write(out, *map_arg(node.args, lambda n: self._values[n]))
         if name not in ELEMENTWISE_OPS or node.kwargs:
@@ -213,7 +263,7 @@ class NativeProgram:
         shape = arrays[0].shape
         if 0 in shape:
             return
-        dims = sorted((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: (strides[0][d] or sizes * (1 << 40)))
+        dims = sorted((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: strides[0][d] or sizes * (1 << 40))
         rows: list[list[int]] = []  # innermost first: the size, and the distance of entries in each array
         for d in dims:
             own = [one[d] for one in strides]
@@ -328,65 +378,20 @@ SPECIAL_OPS = {
 }
 
 
-class Memory:
-    """The places of all results, each used again once nothing that lives in it will be read.
+def nodes_in(argument: Any) -> list[Node]:
+    """The nodes in an argument, a node or nested sequences of nodes."""
+    found: list[Node] = []
+    map_arg(argument, found.append)
+    return found
 
-    Args:
-        vectors: Number of vectors. A result whose first dimension has this size is laid out with it innermost, so
-            that the entries of the other dimensions are contiguous over vectors.
-    """
 
-    def __init__(self, vectors: int) -> None:
-        self._vectors = vectors
-        self._free: dict[Any, list[Tensor]] = defaultdict(list)
-        self._places: dict[Node, list[Tensor]] = {}  # of a node, and of those that look at it
-        self._readers: dict[int, int] = defaultdict(int)  # number of nodes that will still be read, by place
-        self._kept: list[Tensor] = []
-        self._scratch: dict[Any, Tensor] = {}
-        self._constants: dict[Any, Tensor] = {}
-
-    def take(self, node: Node, shape: Any, dtype: torch.dtype, plain: bool = False) -> Tensor:
-        """A place for the result of a node; `plain` lays it out as torch does."""
-        size = torch.Size(shape).numel()
-        free = self._free[size, dtype]
-        place = free.pop() if free else self._new(size, dtype)
-        self._places.setdefault(node, []).append(place)
-        self._readers[id(place)] += 1
-        return self._shaped(place, shape, plain)
-
-    def share(self, node: Node, other: Any) -> None:
-        """Note that a node lives in the place of another one; a constant has none."""
-        self._places[node] = places = self._places.get(other, [])
-        for place in places:
-            self._readers[id(place)] += 1
-
-    def release(self, node: Node) -> None:
-        """Note that a node will not be read again."""
-        for place in self._places.get(node, ()):
-            self._readers[id(place)] -= 1
-            if self._readers[id(place)] == 0:
-                self._free[place.numel(), place.dtype].append(place)
-
-    def scratch(self, shape: Any, dtype: torch.dtype, which: int = 0) -> Tensor:
-        """A place that is used within one operation; `which` tells apart those in use at the same time."""
-        key = torch.Size(shape), dtype, which
-        if key not in self._scratch:
-            self._scratch[key] = self._shaped(self._new(torch.Size(shape).numel(), dtype), shape)
-        return self._scratch[key]
-
-    def keep(self, constant: Tensor) -> Tensor:
-        """A constant of one entry, kept for as long as the program."""
-        key = repr(float(constant)), constant.dtype
-        return self._constants.setdefault(key, constant)
-
-    def _new(self, size: int, dtype: torch.dtype) -> Tensor:
-        self._kept.append(torch.zeros(size, dtype=dtype))
-        return self._kept[-1]
-
-    def _shaped(self, place: Tensor, shape: Any, plain: bool = False) -> Tensor:
-        if plain or len(shape) < 2 or shape[0] != self._vectors:
-            return place.view(shape)
-        return place.view(*shape[1:], shape[0]).movedim(-1, 0)
+def needed(graph: Graph, outputs: Any) -> list[Node]:
+    """The nodes of a graph that some outputs need, and its inputs, in their order."""
+    found = set(nodes_in(outputs))
+    for node in reversed(graph.nodes):
+        if node in found:
+            found.update(node.all_input_nodes)
+    return [node for node in graph.nodes if node in found or node.op == "placeholder"]
 
 
 def with_dims(reduced: Tensor, dims: list[int], kept: bool) -> Tensor:

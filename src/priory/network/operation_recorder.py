@@ -4,6 +4,8 @@
 an operation takes less than 0.1 ms. What depends on no input is computed while recording, and is a constant of the
 graph.
 
+An operation of `torch.linalg` that fails at one vector gives NaN there (`priory.network.failures`), which is recorded.
+
 A function is not recorded here if it writes to a tensor in place, draws random numbers, or has a result whose shape or
 Python value depends on the input; `make_fx` then decides.
 """
@@ -12,13 +14,15 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph
 
 from priory.network.dispatch_mode import DispatchMode
+from priory.network.failures import REPLACED_OPS, FailuresAsNaN, PublicCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +41,19 @@ UNRECORDABLE_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_s
 
 class NotRecordableError(RuntimeError):
     """The function does something that a graph of operations can't repeat."""
+
+
+class LongFunctionError(Exception):
+    """The function has more operations than were asked for.
+
+    Args:
+        operations: Number of operations so far.
+        elements: Number of elements that they wrote.
+    """
+
+    def __init__(self, operations: int, elements: int) -> None:
+        super().__init__(f"{operations} operations")
+        self.operations, self.elements = operations, elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +75,81 @@ class RecordedModule(nn.Module):
     graph: Graph
 
 
+class OpTraits(NamedTuple):
+    """What matters for recording an operation."""
+
+    identity: bool
+    shape_only: bool
+    mutable: bool
+    random: bool
+    unrecordable: bool  # its shape or value depends on the input's values
+    view: bool  # its result shares the memory of an argument
+    replaced: bool  # where it fails, NaN is returned
+
+
+@cache
+def op_traits(func: Any) -> OpTraits:
+    """The traits of an operation."""
+    tags, returns = set(func.tags), func._schema.returns
+    return OpTraits(
+        identity=func in IDENTITY_OPS,
+        shape_only=func in SHAPE_ONLY_OPS,
+        mutable=func._schema.is_mutable,
+        random=torch.Tag.nondeterministic_seeded in tags,
+        unrecordable=bool(UNRECORDABLE_TAGS & tags),
+        view=bool(returns) and returns[0].alias_info is not None and not func._schema.is_mutable,
+        replaced=func in REPLACED_OPS,
+    )
+
+
 class OperationRecorder(DispatchMode):
     """A context that records the operations on one tensor, and on what is computed from it.
 
     Args:
         w: The input of the graph.
+        longest: Number of operations at which recording stops with `LongFunctionError`; None for any number.
     """
 
-    def __init__(self, w: Tensor) -> None:
+    def __init__(self, w: Tensor, longest: int | None = None) -> None:
         super().__init__()
+        self._longest, self._operations, self._elements = longest, 0, 0
         self.module, self.graph = RecordedModule(), Graph()
         self._constants: dict[int, tuple[Tensor, Node]] = {}
+        self._failures, self._inside_replacement = FailuresAsNaN(), False
         self._attach(w, self.graph.placeholder("w"))
 
+    @property
+    def public_calls(self) -> PublicCalls:
+        """A context that sees which error codes the function reads itself."""
+        return self._failures.calls
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        options, traits = kwargs or {}, op_traits(func)
+        if traits.replaced and not self._inside_replacement:
+            return self._replaced(func, args, options)
+        if traits.random:
             raise NotRecordableError(f"{func} draws random numbers")
-        if not any(self._depends(one) for one in (*args, *options.values())):
-            if func._schema.is_mutable and self._writes_to_constant((*args, *options.values())):
+        if not any(map(self._depends, args)) and not any(map(self._depends, options.values())):
+            if traits.mutable and self._writes_to_constant((*args, *options.values())):
                 raise NotRecordableError(f"{func} writes to a tensor that the graph reads")
             return func(*args, **options)
-        if func in SHAPE_ONLY_OPS:
+        if traits.shape_only:
             return func(*args, **options)
-        if func._schema.is_mutable or (UNRECORDABLE_TAGS & set(func.tags) and not self._is_plain_index(func, args)):
+        if traits.mutable or (traits.unrecordable and not self._is_plain_index(func, args)):
             raise NotRecordableError(f"{func} can't be repeated with another input")
         found = func(*args, **options)
-        if func in IDENTITY_OPS:
+        if traits.identity:
             self._attach(found, self._node(args[0]))
             return found
-        node = self.graph.call_function(func, self._nodes(args), {k: self._nodes(v) for k, v in options.items()})
+        given, named = self._nodes(args), {k: self._nodes(v) for k, v in options.items()}
+        node = self.graph.call_function(func)
+        node.args = given  # as an argument of call_function it would be checked, which takes a third of the time
+        if named:
+            node.kwargs = named
         if isinstance(found, Tensor):
             self._attach(found, node)
+            if self._longest is not None and not traits.view:
+                self._count(found)
             return found
         parts = found if isinstance(found, (tuple, list)) else ()
         node.meta["val"] = tuple(describe(one) for one in parts)
@@ -97,6 +157,21 @@ class OperationRecorder(DispatchMode):
             if isinstance(one, Tensor):
                 self._attach(one, self.graph.call_function(operator.getitem, (node, i)))
         return found
+
+    def _count(self, found: Tensor) -> None:
+        """Count an operation, and stop if there are too many."""
+        self._operations, self._elements = self._operations + 1, self._elements + found.numel()
+        if self._operations == self._longest:
+            raise LongFunctionError(self._operations, self._elements)
+
+    def _replaced(self, func: Any, args: Any, options: dict[str, Any]) -> Any:
+        """Record what an operation that may fail is replaced by."""
+        self._inside_replacement = True
+        try:
+            with self:
+                return self._failures.replaced(func, args, options)
+        finally:
+            self._inside_replacement = False
 
     def finish(self, outputs: Any) -> RecordedModule:
         """Return the graph with these outputs, a tensor or a tuple of tensors."""
@@ -150,14 +225,15 @@ class OperationRecorder(DispatchMode):
         return any(isinstance(one, Tensor) and one.untyped_storage().data_ptr() in read for one in arguments)
 
 
-def recorded(function: Callable[[Tensor], Any], w: Tensor) -> RecordedModule:
+def recorded(function: Callable[[Tensor], Any], w: Tensor, longest: int | None = None) -> RecordedModule:
     """The operations of a function on w, with its results as outputs.
 
     Raises:
         NotRecordableError: If the function can't be recorded here.
+        LongFunctionError: If it has `longest` operations or more.
     """
-    recorder = OperationRecorder(w)
-    with recorder:
+    recorder = OperationRecorder(w, longest)
+    with recorder.public_calls, recorder:
         outputs = function(w)
     return recorder.finish(outputs)
 

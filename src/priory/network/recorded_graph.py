@@ -5,16 +5,21 @@ calls of torch, not on arithmetic. So the function is recorded once, with its da
 (`priory.network.operation_recorder`), and the graph is rewritten with as few operations as possible
 (`priory.network.graph_rules`): the density of eight schools has 174 operations before and 59 after.
 
-Long densities, with loops over time, are recorded too. The table has the number of operations, the seconds that
-recording takes at 4 vectors, and milliseconds per value and gradient at 4 and 256 vectors, beside vmap of grad. These
-are CPU times of one thread on a busy machine; those of evaluations are the least of at least 15 repeats, and of 5 for
-vmap.
+Long densities, with loops over time, are recorded too. From 1,000 operations on they run as a native program
+(`priory.network.native_program`) where there is a C compiler. The table has the number of operations, the seconds that
+recording and writing the program take, and milliseconds per value and gradient: of the program, in brackets of calls of
+torch one by one, and of vmap of grad. These are CPU times of one thread on a busy machine, the least of several
+repeats. Compiling takes another 0.5 s, once per process.
 
-    density                                    operations   recording   4 vectors      256 vectors
-    SIR model, 200 Runge-Kutta steps               23,563       4.0      33 (203)        43 (220)
-    hidden Markov model, 500 steps, 3 states        4,066       0.9      17  (66)        55 (336)
-    Gaussian process, 60 points, Cholesky              79       0.04      0.7 (2.2)      52  (65)
-    eight schools                                      48       0.03      0.08 (1.6)      0.10 (1.7)
+    density                                    operations   seconds   4 vectors           256 vectors
+    SIR model, 200 Runge-Kutta steps               25,106   2.3 + 1.0   0.26 (55, 203)      5.9 (79, 220)
+    hidden Markov model, 500 steps, 3 states        4,108   0.6 + 0.3   0.44 (18,  66)       14 (67, 336)
+    Gaussian process, 60 points, Cholesky             123   0.03            (1.0, 2.2)          (52,  65)
+    eight schools                                      50   0.02           (0.09, 1.6)        (0.10, 1.7)
+
+A default run takes 400 to 1,500 gradients, so that 1,000 operations at 1.2 microseconds each save 0.5 to 1.8 s.
+torch's own compiler (`compile`) takes 10 s for 100 operations and minutes for thousands, which a default run never
+gets back.
 
 The number of vectors is fixed in a graph: another number is recorded anew. The cost of a gradient (`GraphCost`) is the
 same for any number.
@@ -42,7 +47,8 @@ from priory.network.failures import EVALUATION_ERRORS, failures_as_nan
 from priory.network.graph_function import copied, function, native
 from priory.network.graph_rules import mutates, result
 from priory.network.graph_slices import simplify_graph
-from priory.network.operation_recorder import NotRecordableError, RecordedModule, recorded
+from priory.network.native_library import native_library
+from priory.network.operation_recorder import LongFunctionError, NotRecordableError, RecordedModule, recorded
 from priory.network.vectorise import unchecked
 
 if TYPE_CHECKING:
@@ -54,6 +60,7 @@ if TYPE_CHECKING:
 
 
 NATIVE_OPERATIONS = 1000  # from which compiling the native program takes less time than it saves
+NATIVE_OPERATIONS_PER_CALL = 50  # operations that a native program starts in the time of a call of torch
 
 
 def by_coordinate(w: Tensor) -> Tensor:
@@ -75,7 +82,8 @@ class GraphCost(NamedTuple):
     """The cost of one evaluation of values and gradients, counted and not timed, so that it is the same everywhere.
 
     Args:
-        operations: Number of operations, each of which handles all vectors at once. Views are not counted.
+        operations: Number of calls of torch, each of which handles all vectors at once. Views are not counted, and
+            `NATIVE_OPERATIONS_PER_CALL` operations of a native program are one call.
         elements: Number of elements that the operations write, per vector.
     """
 
@@ -94,9 +102,11 @@ class RecordedGraph:
     """
 
     def __init__(self, graph: RecordedModule | GraphModule, w: Tensor, order: Order, compile: bool) -> None:
-        self._graph, self._like, self.order, self.cost = graph, w, order, operations(graph, len(w))
-        long = self.cost.operations >= NATIVE_OPERATIONS
+        cost = operations(graph, len(w))
+        long = cost.operations >= NATIVE_OPERATIONS
+        self._graph, self._like, self.order = graph, w, order
         self._make = compiled if compile else native if long else function
+        self.cost = as_native(cost, w) if long else cost
 
     @cached_property
     def _run(self) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
@@ -130,6 +140,7 @@ def record(
     orders: tuple[Order, ...],
     compile: bool = False,
     sound: Tensor | None = None,
+    longest: int | None = None,
 ) -> RecordedGraph | None:
     """Record a function of vectors (S, P) at vectors of the shape of w (*B, P).
 
@@ -139,29 +150,35 @@ def record(
         orders: Memory layouts to try; the first in which the function can be recorded is used.
         compile: Whether to compile the graph with torch's compiler.
         sound: A vector (P,) at which the function works, for recording where it raises an error at a vector of w.
+        longest: Number of operations at which recording is given up; None for any number.
 
     Returns:
         The recorded graph, or None if the function cannot be recorded in any of the layouts.
+
+    Raises:
+        LongFunctionError: If the function has `longest` operations or more.
     """
     for vectors in (w,) if sound is None else (w, sound.expand_as(w)):
         for order in orders:
             flat = order(vectors).reshape(-1, w.shape[-1])
             try:
-                graph = traced(gradients, flat)
+                graph = traced(gradients, flat, longest)
             except (*EVALUATION_ERRORS, TypeError):  # the caller's fallback reports errors of the function itself
                 continue
             return RecordedGraph(graph, flat.detach(), order, compile)
     return None
 
 
-def traced(gradients: Callable[[Tensor], tuple[Tensor, Tensor]], w: Tensor) -> RecordedModule | GraphModule:
+def traced(
+    gradients: Callable[[Tensor], tuple[Tensor, Tensor]], w: Tensor, longest: int | None = None
+) -> RecordedModule | GraphModule:
     """The rewritten graph of a function at vectors of the shape and memory layout of w (S, P).
 
     A vector at which an operation of `torch.linalg` fails gets NaN, and the others don't notice.
     """
     with unchecked(), without_collection():
         try:
-            graph = recorded(failures_as_nan(gradients), w.detach())
+            graph = recorded(gradients, w.detach(), longest)
         except NotRecordableError:
             graph = make_fx(failures_as_nan(gradients))(w)
             if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes):
@@ -196,6 +213,21 @@ def operations(graph: RecordedModule | GraphModule, vectors: int) -> GraphCost:
         count += 1
         elements += sum(math.prod(t.shape) for t in tensors if hasattr(t, "shape"))
     return GraphCost(count, -(-elements // vectors))
+
+
+def as_native(cost: GraphCost, w: Tensor) -> GraphCost:
+    """The cost of a long graph at vectors w, which runs as a native program where there is a C compiler."""
+    if w.device.type != "cpu" or native_library(w.dtype) is None:
+        return cost
+    return GraphCost(-(-cost.operations // NATIVE_OPERATIONS_PER_CALL), cost.elements)
+
+
+def cost_of_long_graph(beginning: LongFunctionError, w: Tensor) -> GraphCost:
+    """The cost of a graph at vectors w (S, P), from its beginning.
+
+    Only the ratio of elements to operations is known; the graph is taken to be ten times as long as its beginning.
+    """
+    return as_native(GraphCost(10 * beginning.operations, 10 * beginning.elements // len(w)), w)
 
 
 def is_view(node: Node) -> bool:

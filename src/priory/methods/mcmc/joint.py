@@ -20,7 +20,15 @@ from torch.func import vmap
 from priory.core.errors import DivergedError, InputError
 from priory.models.base import has_network
 from priory.network.failures import EVALUATION_ERRORS, failures_as_nan
-from priory.network.recorded_graph import GraphCost, by_coordinate, by_vector, record
+from priory.network.operation_recorder import LongFunctionError
+from priory.network.recorded_graph import (
+    NATIVE_OPERATIONS,
+    GraphCost,
+    by_coordinate,
+    by_vector,
+    cost_of_long_graph,
+    record,
+)
 from priory.network.vectorise import unchecked
 
 if TYPE_CHECKING:
@@ -77,11 +85,12 @@ class Joint:
         return value, gradient
 
 
-def log_joint(target: Target, data: Data, w: Tensor, compile: bool = False) -> Joint:
+def log_joint(target: Target, data: Data, w: Tensor, compile: bool = False, longest: int | None = None) -> Joint:
     """The tempered log joint over all rows and its gradient, as a function of vectors in the shape of w (*B, K, P).
 
     The function is recorded where all rows fit into one evaluation and recording works. Otherwise it averages over
     blocks of rows, each scaled to the whole data, in proportion to their numbers of rows.
+    `longest` is that of `record`.
     """
     rows = max(1, BLOCK_NUMBERS // w[..., 0].numel())
     batch = whole(target, data, rows)
@@ -89,7 +98,7 @@ def log_joint(target: Target, data: Data, w: Tensor, compile: bool = False) -> J
         return blockwise(target, data, rows)
     # a network multiplies matrices that are views of its vectors, which must be contiguous
     orders = (by_vector,) if has_network(target.model) else (by_coordinate, by_vector)
-    graph = record(gradients(target, batch), w, orders, compile, getattr(target.model, "origin", None))
+    graph = record(gradients(target, batch), w, orders, compile, getattr(target.model, "origin", None), longest)
     if graph is None:
         return blockwise(target, data, rows)
     failures = Failures()
@@ -102,11 +111,16 @@ def cost_of_gradient(target: Target, data: Data, w: Tensor) -> GraphCost | None:
     """The cost of the log joint and its gradient, from recording it at the first two vectors of w (*B, P).
 
     The numbers do not depend on how many vectors are evaluated at once, so a number of chains can be chosen by them.
+    Of a long graph only the beginning is recorded here, because the whole takes seconds.
 
     Returns:
         The cost, or None if the function cannot be recorded or the data do not fit into one evaluation.
     """
-    return log_joint(target, data, w.reshape(-1, w.shape[-1])[:2]).cost
+    two = w.reshape(-1, w.shape[-1])[:2]
+    try:
+        return log_joint(target, data, two, longest=NATIVE_OPERATIONS).cost
+    except LongFunctionError as beginning:
+        return cost_of_long_graph(beginning, two)
 
 
 def values_alone(joint: Joint) -> Joint:
