@@ -376,9 +376,9 @@ def test_after_the_checkpoint_is_removed_a_fit_starts_anew_despite_old_draws(tmp
 def test_a_sampler_stops_when_the_smallest_ess_reaches_until_ess(monkeypatch):
     checked_at: list[int] = []
 
-    def counted(draws: KeptDraws, spread: bool = False) -> float:
+    def counted(draws: KeptDraws, *options: Any) -> float:
         checked_at.append(len(draws))
-        return smallest_ess(draws, spread)
+        return smallest_ess(draws, *options)
 
     monkeypatch.setattr("priory.methods.draw_policy.smallest_ess", counted)
     found = fit(Autoregression(until_ess=1000), steps=100_000)
@@ -429,11 +429,11 @@ def test_an_interrupt_during_a_check_of_the_ess_does_not_change_the_result(check
     num_checks, method = [0], Autoregression(until_ess=190)
     whole = fit(method, steps=5000)
 
-    def interrupted(draws: KeptDraws, spread: bool = False) -> float:
+    def interrupted(draws: KeptDraws, *options: Any) -> float:
         num_checks[0] += 1
         if not after and num_checks[0] == check:
             raise KeyboardInterrupt
-        return smallest_ess(draws, spread)
+        return smallest_ess(draws, *options)
 
     def due(bar: progress.Progress) -> bool:
         if num_checks[0] == check:

@@ -16,6 +16,7 @@ from priory.fitting.prepare import make_target
 from priory.models.target import Target
 from priory.posteriors import Draws, base, pointwise
 from priory.posteriors import chains as module
+from priory.posteriors.arviz import replicated
 from priory.posteriors.chains import Chains
 from priory.testing import LinearRegression, assert_mean_close
 
@@ -337,7 +338,7 @@ def test_labels_are_sampled_with_their_probabilities():
     X = torch.ones(4, 1, dtype=DOUBLE)
     target = make_target(model, Data.of((X, torch.tensor([0, 1, 2, 2]))).prepared(model.prepare))
     w = torch.tensor([0.0, 1.0, -1.0], dtype=DOUBLE).expand(2, 500, 3)
-    found = Chains(target, w).replicated(Data.of((X, torch.tensor([0, 1, 2, 2]))).prepared(model.prepare))
+    found = replicated(Chains(target, w), Data.of((X, torch.tensor([0, 1, 2, 2]))).prepared(model.prepare))
     assert found["observed_data"].tolist() == [0, 1, 2, 2]
     drawn = found["posterior_predictive"]
     assert drawn.shape == (2, 500, 4)

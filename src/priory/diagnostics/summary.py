@@ -56,6 +56,9 @@ class Summary:
         status: Status of the fit, printed under the table.
         remarks: Further lines under the table.
         short: Whether chains are too short for R-hat: fewer than 100 effective draws each in some quantity.
+        predictions: Summary of the mean predictions of a network, which is printed first and decides whether its chains
+            have converged; None for other models.
+        noun: What the quantities are called in sentences. Default: "quantities".
 
     Example:
         >>> table = Summary(["mu"], {"mean": torch.tensor([1.5]), "sd": torch.tensor([0.25])})
@@ -76,6 +79,8 @@ class Summary:
     status: str = ""
     remarks: list[str] = field(default_factory=list)  # lines under the table
     short: bool = False
+    predictions: Summary | None = None
+    noun: str = "quantities"
 
     @classmethod
     def of(
@@ -86,6 +91,7 @@ class Summary:
         bfmi: Tensor | None = None,
         title: str = "",
         superchains: Tensor | None = None,
+        noun: str = "quantities",
     ) -> Summary:
         """Summarise draws of Markov chains.
 
@@ -96,6 +102,7 @@ class Summary:
             bfmi: E-BFMI of each chain.
             title: Line above the table.
             superchains: Superchain of each chain, (chain,), for a column of nested R-hat. Default: None, no column.
+            noun: What the quantities are called in sentences. Default: "quantities".
 
         Returns:
             A `Summary` with standard errors, effective sample sizes and R-hat.
@@ -109,7 +116,7 @@ class Summary:
         if superchains is not None and (draws > 1 or len(superchains.unique()) < chains):  # else no variance within
             columns["nested_r_hat"] = torch.cat([nested_r_hat(piece, superchains) for piece in pieces]).cpu()
         short = draws < 4 or any(bool((m.ess_within < ESS_PER_CHAIN * chains).any()) for m in found)
-        return cls(names, columns, chains, draws, divergences, bfmi, title, short=short)
+        return cls(names, columns, chains, draws, divergences, bfmi, title, short=short, noun=noun)
 
     def __getitem__(self, column: str) -> Tensor:
         require(column in self.columns, "column", "Summary", f"be among {', '.join(self.columns)}", repr(column))
@@ -146,7 +153,7 @@ class Summary:
         nested = self.agreement == "nested_r_hat"
         return (
             f"{'Nested R-hat' if nested else 'R-hat'} is above {MAX_R_HAT} for {int((r > MAX_R_HAT).sum())} of "
-            f"{len(self.names)} quantities, and largest ({float(r[place]):.4g}) for {self.names[place]}: "
+            f"{len(self.names)} {self.noun}, and largest ({float(r[place]):.4g}) for {self.names[place]}: "
             f"{'the superchains' if nested else who} disagree. Take more draws."
         )
 
@@ -166,7 +173,7 @@ class Summary:
             return ""
         place = int(ess.nan_to_num(nan=torch.inf).argmin())
         return (
-            f"ESS is below {required}{why} for {int((ess < required).sum())} of {len(self.names)} quantities, and "
+            f"ESS is below {required}{why} for {int((ess < required).sum())} of {len(self.names)} {self.noun}, and "
             f"smallest ({float(ess[place]):.0f}) for {self.names[place]}: take more draws."
         )
 
@@ -175,12 +182,14 @@ class Summary:
         """Problems with the draws, one sentence each; empty if there are none."""
         if "r_hat" not in self.columns:
             return []
+        if self.predictions is not None:
+            return self.predictions.verdict + self.trouble
         if self.draws < 4 and "nested_r_hat" not in self.columns:
             return ["Fewer than 4 draws per chain say nothing about convergence."]
         lines, total = [sentence for sentence in (self.disagreement, self.shortage) if sentence], len(self.names)
         constant = int(torch.isnan(self[self.agreement]).sum())
         if constant:
-            lines.append(f"{constant} of {total} quantities never vary, or are not finite: they have no diagnostics.")
+            lines.append(f"{constant} of {total} {self.noun} never vary, or are not finite: they have no diagnostics.")
         return lines + self.trouble
 
     @property
@@ -214,7 +223,7 @@ class Summary:
         if len(self._printed_rows) < len(self.names):
             highest = "nested R-hat" if self.agreement == "nested_r_hat" else "R-hat"
             count = f"{MAX_PRINTED_ROWS} of {len(self.names):,}"
-            lines.append(f"Shown are the {count} quantities with the highest {highest}.")
+            lines.append(f"Shown are the {count} {self.noun} with the highest {highest}.")
         return lines + self.verdict + ([f"Status: {self.status}"] if self.status else [])
 
     @property
@@ -233,18 +242,30 @@ class Summary:
             for i in self._printed_rows
         ]
 
+    @property
+    def _tables(self) -> list[Summary]:
+        """The printed tables: that of a network's predictions comes first."""
+        return [self] if self.predictions is None else [self.predictions, self]
+
     def __str__(self) -> str:
-        lines = text_table([["", *self.columns], *self.cells])
-        below = ["", *self.notes] if self.notes else []
-        return "\n".join([*([self.title] if self.title else []), *lines, *below])
+        lines = [self.title] if self.title else []
+        for table in self._tables:
+            lines += [
+                *([table.title, ""] if table is not self else []),
+                *text_table([["", *table.columns], *table.cells]),
+                "",
+            ]
+        return "\n".join(lines + self.notes if self.notes else lines[:-1])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(c)}</th>" for c in ("", *self.columns))
-        rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in self.cells)
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        return f"<table><caption>{escape(self.title)}</caption><tr>{head}</tr>{rows}</table>{notes}"
+        tables = []
+        for table in self._tables:
+            head = "".join(f"<th>{escape(c)}</th>" for c in ("", *table.columns))
+            rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in table.cells)
+            tables.append(f"<table><caption>{escape(table.title)}</caption><tr>{head}</tr>{rows}</table>")
+        return "".join(tables) + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
 
 
 def labels(name: str, shape: Sequence[int]) -> list[str]:

@@ -124,7 +124,7 @@ class KeptDraws:
 
     def columns(self, start: int, stop: int) -> Tensor:
         """Return the coordinates from `start` to `stop` of all draws, (*B, K, S, stop - start)."""
-        pieces = list(self._pieces(start, stop))
+        pieces = list(self.pieces(start, stop))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2)  # no second copy of what is in memory
 
     def tensor(self) -> Tensor | None:
@@ -139,12 +139,12 @@ class KeptDraws:
         self.folder.mkdir(exist_ok=True)
         whole = scratch(self.folder, shape, first.dtype)
         place = 0
-        for piece in self._pieces():
+        for piece in self.pieces():
             whole[..., place : place + piece.shape[-2], :] = piece
             place += piece.shape[-2]
         return whole
 
-    def _pieces(self, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
+    def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
         """Yield the draws in order, (*B, K, some, stop - start)."""
         for path in self._full:
             yield mapped_shard(path)[..., start:stop]

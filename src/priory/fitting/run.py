@@ -19,6 +19,7 @@ from priory.fitting.history import History
 from priory.fitting.identity import identity, repr_of
 from priory.fitting.interrupts import InterruptWatch
 from priory.fitting.progress import Progress
+from priory.posteriors.function_space import function_space
 from priory.posteriors.status import Status, of_callback, of_interrupt, of_nonfinite
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class Run:
         self.interrupts = InterruptWatch()
         self.history = History()
         self.draws = KeptDraws()
-        self.monitor = method.traits.draws.monitor(self.spread, plan.open_ended)
+        compared = function_space(target, plan.data, target.buffers()) if method.traits.chains else None
+        self.monitor = method.traits.draws.monitor(self.spread, plan.open_ended, compared)
         self.writer: CheckpointWriter | None = None
         self._good: tuple[int, dict[str, Any]] = (0, copied(self.state))
         self._interrupted = False  # whether Ctrl-C ended the fit
@@ -91,7 +93,7 @@ class Run:
         """Return the posterior at the current State."""
         posterior = self.method.posterior(self.target, self.state, self.draws.tensor())
         posterior.history, posterior.method = self.history.values(), repr_of(self.method)
-        posterior.seed, posterior.stopped = self.seed, self.stopped
+        posterior.seed, posterior.stopped, posterior.data = self.seed, self.stopped, self.plan.data
         posterior.warned = posterior.warned or self._interrupted
         return posterior
 

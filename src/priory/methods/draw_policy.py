@@ -18,9 +18,11 @@ from priory.core.errors import require
 from priory.diagnostics import ess_bulk, ess_tail, nested_r_hat, r_hat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
+
+    Quantities = Callable[[Tensor], Tensor]  # of vectors (..., P), (..., Q)
 
 FIRST_CHECK_DRAWS = 50  # draws per chain at the first check
 MIN_FIRST_CHECK_DRAWS, MAX_FIRST_CHECK_DRAWS = 32, 100  # the same, for a run whose length the user has not given
@@ -66,6 +68,10 @@ class StoredDraws(Protocol):
         """The coordinates from `start` to `stop` of all draws, (*B, K, S, stop - start)."""
         ...
 
+    def pieces(self) -> Iterator[Tensor]:
+        """Yield all draws in order, (*B, K, some, P)."""
+        ...
+
 
 @dataclass(frozen=True)
 class DrawPolicy:
@@ -95,13 +101,14 @@ class DrawPolicy:
         require(os.path.isdir(folder), "store", owner, "lie in a folder that exists", folder)
         require(not spread, "store", owner, "be left out when chains run on several processes", os.fspath(store))
 
-    def monitor(self, spread: bool, open_ended: bool) -> DrawMonitor:
+    def monitor(self, spread: bool, open_ended: bool, quantities: Quantities | None = None) -> DrawMonitor:
         """Return a monitor of the draws of one run; with `spread`, of all processes together.
 
         An `open_ended` run, whose length the user has not given, ends when the draws are enough by all criteria.
+        Draws are enough by some `quantities` (..., Q) of vectors (..., P). Default: None, by all coordinates.
         """
         strict = open_ended and self.stops_early
-        return DrawMonitor(self.until_ess or (DEFAULT_ESS if strict else None), spread, strict)
+        return DrawMonitor(self.until_ess or (DEFAULT_ESS if strict else None), spread, strict, quantities)
 
 
 @dataclass(frozen=True)
@@ -125,8 +132,10 @@ class Quality:
 class DrawMonitor:
     """Monitors the draws of one run: their quality, and the step at which there will be enough."""
 
-    def __init__(self, until_ess: float | None, spread: bool, strict: bool = False) -> None:
-        self.until_ess, self.spread, self.strict = until_ess, spread, strict
+    def __init__(
+        self, until_ess: float | None, spread: bool, strict: bool = False, quantities: Quantities | None = None
+    ) -> None:
+        self.until_ess, self.spread, self.strict, self.quantities = until_ess, spread, strict, quantities
         self.quality: Quality | None = None  # when it was last computed
         self.first_step = 0  # steps before the first draw
         self.expected_end: int | None = None  # the step at which there should be enough draws
@@ -146,7 +155,8 @@ class DrawMonitor:
         if drawn < self._next_check or (self.until_ess is None and not watched):
             return False
         spread = self.until_ess is not None and self.spread
-        self.quality = quality_of(draws, spread) if self.strict else Quality(smallest_ess(draws, spread))
+        given = draws, spread, self.quantities
+        self.quality = quality_of(*given) if self.strict else Quality(smallest_ess(*given))
         if self.until_ess is None:
             self._next_check = 2 * drawn
             return False
@@ -171,18 +181,18 @@ class DrawMonitor:
         self._next_check = latest or None
 
 
-def smallest_ess(draws: StoredDraws, spread: bool = False) -> float:
-    """Return the smallest bulk effective sample size of all coordinates; with `spread`, over all processes.
+def smallest_ess(draws: StoredDraws, spread: bool = False, quantities: Quantities | None = None) -> float:
+    """Return the smallest bulk effective sample size of all quantities; with `spread`, over all processes.
 
-    It is zero while undefined for some coordinate, one that never varies or is not finite.
+    It is zero while undefined for some quantity, one that never varies or is not finite.
     """
-    return min(float(ess_bulk(x).nan_to_num(nan=0.0).min()) for x in blocks_of(draws, spread))
+    return min(float(ess_bulk(x).nan_to_num(nan=0.0).min()) for x in blocks_of(draws, spread, quantities))
 
 
-def quality_of(draws: StoredDraws, spread: bool = False) -> Quality:
+def quality_of(draws: StoredDraws, spread: bool = False, quantities: Quantities | None = None) -> Quality:
     """Return the quality of the draws; with `spread`, over all processes."""
     found = []
-    for x in blocks_of(draws, spread):
+    for x in blocks_of(draws, spread, quantities):
         processes = world() if spread else 1
         ids = superchain_ids(len(x) // processes)
         if ids is not None and spread:  # no two processes share a superchain
@@ -194,12 +204,16 @@ def quality_of(draws: StoredDraws, spread: bool = False) -> Quality:
     return Quality(min(bulks), min(tails), max(1.0, *reductions))
 
 
-def blocks_of(draws: StoredDraws, spread: bool) -> Iterator[Tensor]:
-    """Yield the draws of some coordinates at a time, (chain, draw, coordinate); with `spread`, of all processes."""
+def blocks_of(draws: StoredDraws, spread: bool, quantities: Quantities | None = None) -> Iterator[Tensor]:
+    """Yield draws of some quantities at a time, (chain, draw, quantity); with `spread`, of all processes.
+
+    The quantities are all coordinates, or the given functions of them.
+    """
     numbers = len(draws) * draws.chains * (world() if spread else 1)
     width = max(1, ESS_BLOCK_ELEMENTS // numbers)
-    for start in range(0, draws.size, width):
-        x = draws.columns(start, start + width)
+    found = None if quantities is None else torch.cat([quantities(piece) for piece in draws.pieces()], -2)
+    for start in range(0, draws.size if found is None else found.shape[-1], width):
+        x = draws.columns(start, start + width) if found is None else found[..., start : start + width]
         x = x.reshape(-1, *x.shape[-2:])
         yield gather(x) if spread else x
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,18 +9,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from priory.core.data import Data, as_batch
 from priory.core.distributed import gather, rank
-from priory.core.errors import InputError, extra, require
-from priory.core.streams import stream
+from priory.core.errors import InputError, require
 from priory.core.tables import counted
 from priory.diagnostics import bfmi, ess_bulk, ess_mean, ess_tail, mcse_mean, nested_r_hat, r_hat
 from priory.diagnostics.convergence import by_superchain
 from priory.diagnostics.flatness import name_of
 from priory.diagnostics.summary import Summary, labels
 from priory.models.base import has_network
+from priory.posteriors.arviz import exported
 from priory.posteriors.base import Evidence, Posterior, choose_indices
 from priory.posteriors.frames import frame_of
+from priory.posteriors.function_space import FunctionSpace, training_inputs
 from priory.posteriors.status import CONVERGED, Status, worst
 from priory.posteriors.summaries import varying
 
@@ -35,7 +34,6 @@ MIN_WARNING_DRAWS, WARNING_R_HAT = 100, 1.1  # draws per chain and R-hat from wh
 QUICK_CHECK_ELEMENTS = 1 << 20  # draws x coordinates that `fit` checks to decide whether it warns
 STATUS_CHECK_ELEMENTS = 1 << 22  # draws x coordinates that a status checks; if there are more, some coordinates
 BLOCK_ELEMENTS = 1 << 24  # predictions or likelihoods that are computed together
-ARVIZ_NAMES = {"divergent": "diverging", "acceptance": "acceptance_rate", "steps": "n_steps"}
 
 
 class Chains(Posterior):
@@ -52,6 +50,8 @@ class Chains(Posterior):
         momenta: Whether the energy includes a kinetic energy. Without it, E-BFMI has no meaning. Default: True.
         superchains: Superchain of each chain, (K,) integers: chains of one superchain shared a start. There must be two
             superchains or more, of the same number of chains. Default: None, there are no superchains.
+        inputs: For a network, inputs at whose predictions the chains are compared, one tensor per part. Default: None,
+            32 inputs of the data of the fit, once `data` is set.
     """
 
     kind: ClassVar[str] = "chains"
@@ -64,9 +64,11 @@ class Chains(Posterior):
         statistics: Mapping[str, Tensor] | None = None,
         momenta: bool = True,
         superchains: Tensor | Sequence[int] | None = None,
+        inputs: Batch | None = None,
     ) -> None:
         super().__init__(target, buffers)
         self.momenta = momenta
+        self._compared_inputs = inputs
         ok = isinstance(w, Tensor) and w.ndim == 3 and w.numel() > 0 and w.shape[2] == target.size
         must = f"be draws (chain, draw, {target.size} coordinates), one or more"
         require(ok, "w", "Chains", must, f"the shape {tuple(getattr(w, 'shape', ()))}")
@@ -78,6 +80,7 @@ class Chains(Posterior):
             by_superchain(superchains, len(w), "Chains")
             self.superchains = torch.as_tensor(superchains).detach().long().cpu().clone()
         self._draws_table: Summary | None = None
+        self._functions_table: Summary | None = None
         self._summary: Summary | None = None
         self.statistics: dict[str, Tensor] = {}
         for name, t in (statistics or {}).items():
@@ -176,14 +179,16 @@ class Chains(Posterior):
         """Return a table of mean, sd, quantiles and diagnostics of every entry of every parameter, computed once.
 
         Entries that a support keeps constant, such as those above the diagonal of a Cholesky factor, are left out.
-        Chains in superchains have a column "nested_r_hat" beside "r_hat"; the status of short chains depends on it.
+        Chains in superchains have a column "nested_r_hat" beside "r_hat"; the status of short chains depends on it. For
+        a network, `summary().predictions` is a table of mean predictions at training inputs. It is printed first, and
+        decides whether the chains have converged: weights have symmetries, and need not agree.
 
         Returns:
             A `Summary`: `print` it, or read `summary["r_hat"]`, `summary.row("theta[0]")`, `summary.to_dict()`.
         """
         if self._summary is None:
             status = self.status
-            self._summary = replace(self._table(), status=str(status))
+            self._summary = replace(self._table(), status=str(status), predictions=self._predictions_table)
         return self._summary
 
     def _table(self) -> Summary:
@@ -195,12 +200,11 @@ class Chains(Posterior):
                 flat, free = x.reshape(*x.shape[:2], -1), varying(block.bijector).to(x.device)
                 columns.append(flat if bool(free.all()) else flat[..., free])
                 names += [n for n, varies in zip(labels(block.name, x.shape[2:]), free.tolist(), strict=True) if varies]
-            energy = self.statistics.get("energy") if self.momenta else None
             self._draws_table = Summary.of(
                 names,
                 columns,
                 divergences=len(self.divergences) if "divergent" in self.statistics else None,
-                bfmi=None if energy is None else bfmi(energy, self.superchains),
+                bfmi=self._bfmi,
                 title=self.method,
                 superchains=self.superchains,
             )
@@ -224,41 +228,75 @@ class Chains(Posterior):
         """Return the status from the sampler, and from R-hat and ESS of all entries, or of some of very many."""
         return self._draws_status if self._given_status is None else worst([self._given_status, self._draws_status])
 
-    @cached_property
+    @property
+    def functions(self) -> FunctionSpace | None:
+        """The quantities by which chains of a network are compared; None for a density, or without any inputs."""
+        if self._compared_inputs is None and has_network(self.model) and self.data is not None:
+            self._compared_inputs = training_inputs(self.data)
+        return (
+            None if self._compared_inputs is None else FunctionSpace(self.target, self._compared_inputs, self.buffers)
+        )
+
+    @property
     def _draws_status(self) -> Status:
         """The status from the draws and their statistics."""
         if self.num_draws < 4 and self.superchains is None:
             few = f"{self.num_draws} draws per chain say nothing about convergence: give the fit more steps."
             return Status("not_converged", few.replace("1 draws per chain say", "1 draw per chain says"))
-        table = self._table() if self.w.numel() <= STATUS_CHECK_ELEMENTS else self._summary_of_some()
+        table = self._predictions_table
+        if table is None:
+            table = self._table() if self.w.numel() <= STATUS_CHECK_ELEMENTS else self._summary_of_some()
         if bool(torch.isnan(table[table.agreement]).all()):
             return Status("not_converged", "No quantity varies: the chains have not moved. Try another start.")
         problem = table.disagreement or table.shortage
-        if problem and has_network(self.model):
+        if problem and has_network(self.model) and self._predictions_table is None:
             remedy = "Weights have symmetries that chains need not cross: check function_space(x) instead."
             return Status("doubtful", f"{problem} {remedy}")
         if problem:
             return Status("not_converged", problem)
-        return Status("doubtful", " ".join(table.trouble)) if table.trouble else CONVERGED
+        trouble = replace(table, divergences=len(self.divergences), bfmi=self._bfmi).trouble
+        return Status("doubtful", " ".join(trouble)) if trouble else CONVERGED
+
+    @property
+    def _bfmi(self) -> Tensor | None:
+        """E-BFMI of each chain or superchain, if the energy includes a kinetic energy."""
+        energy = self.statistics.get("energy") if self.momenta else None
+        return None if energy is None else bfmi(energy, self.superchains)
+
+    @property
+    def _predictions_table(self) -> Summary | None:
+        """The summary of the predictions by which chains of a network are compared, computed once."""
+        functions = self.functions
+        if functions is not None and self._functions_table is None:
+            rows = len(functions.inputs[0])
+            of = "" if self.num_data is None else f" of {self.num_data:,}"
+            title = f"Mean predictions at {rows}{of} training inputs, by which the chains are compared:"
+            x, names = functions(self.w), functions.names(self.w[0, 0])
+            table = Summary.of(names, x, title=title, superchains=self.superchains, noun="predictions")
+            self._functions_table = table
+        return self._functions_table
 
     def quick_status(self) -> Status:
         """Return the sampler's status, or "not_converged" for a density whose chains clearly disagree.
 
         Chains in superchains are compared by nested R-hat, whose noise depends on the draws per superchain.
         """
-        ids = self.superchains
+        ids, functions = self.superchains, self.functions
         per_start = 1 if ids is None else self.num_chains // len(ids.unique())
-        if self._given_status is not None or has_network(self.model) or per_start * self.num_draws < MIN_WARNING_DRAWS:
+        unknown = has_network(self.model) and functions is None
+        if self._given_status is not None or unknown or per_start * self.num_draws < MIN_WARNING_DRAWS:
             return self._given_status or CONVERGED
-        coordinates = self._spaced_coordinates(QUICK_CHECK_ELEMENTS)
-        w = self.w[..., coordinates]
+        if functions is not None:
+            w, names = functions(self.w), functions.names(self.w[0, 0])
+        else:
+            coordinates = self._spaced_coordinates(QUICK_CHECK_ELEMENTS)
+            w, names = self.w[..., coordinates], [name_of(self.target, int(i)) for i in coordinates]
         r_hats = r_hat(w) if ids is None else nested_r_hat(w, ids)
         worst_index = int(r_hats.nan_to_num(nan=0.0).argmax())
         if not float(r_hats[worst_index]) > WARNING_R_HAT:
             return CONVERGED
-        name = name_of(self.target, int(coordinates[worst_index]))
         measure, who = ("R-hat", "chains") if ids is None else ("Nested R-hat", "superchains")
-        reason = f"{measure} is {float(r_hats[worst_index]):.3g} for {name}: the {who} disagree"
+        reason = f"{measure} is {float(r_hats[worst_index]):.3g} for {names[worst_index]}: the {who} disagree"
         return Status("not_converged", f"{reason}. Let them run longer, or reparameterise the model.")
 
     def _spaced_coordinates(self, max_elements: int) -> Tensor:
@@ -285,21 +323,11 @@ class Chains(Posterior):
             A `Summary` with one row per prediction.
         """
         self.predict(x, samples=1)  # raises an error for invalid inputs
-        model = self.model
-        assert has_network(model)
-        parts = isinstance(x, tuple) or (isinstance(x, list) and isinstance(x[0], Tensor))
-        inputs = model.prepare_inputs(as_batch(x if parts else (x,), "of x"))
-        found, w = [], self.w.flatten(0, 1)
-        block_size = max(1, BLOCK_ELEMENTS // max(1, len(inputs[0])))
-        with torch.no_grad():
-            for start in range(0, len(w), block_size):
-                block = w[start : start + block_size]
-                outputs = model.outputs(block, inputs, self.buffers, self.target.event)
-                found.append(model.likelihood.mean(outputs, model.learnt_at(block)))
-        means = torch.cat(found).unflatten(0, self.w.shape[:2])
+        means = FunctionSpace(self.target, self._inputs(x), self.buffers).predictions(self.w.flatten(0, 1))
+        means = means.unflatten(0, self.w.shape[:2])
         names = labels("y", means.shape[2:])
         title = f"{self.method}: mean predictions".lstrip(": ")
-        return Summary.of(names, means.reshape(*means.shape[:2], -1), title=title, superchains=self.superchains)
+        return Summary.of(names, means.flatten(2), title=title, superchains=self.superchains, noun="predictions")
 
     # Export.
 
@@ -318,24 +346,7 @@ class Chains(Posterior):
         Returns:
             The ArviZ object.
         """
-        az = extra("arviz", "plot")
-        groups = {"posterior": {name: as_array(x) for name, x in self.draws.items()}}
-        if self.statistics:
-            groups["sample_stats"] = {ARVIZ_NAMES.get(n, n): as_array(t) for n, t in self.statistics.items()}
-        rows = self.data if data is None else self.model.bind(data)[1]
-        if rows is not None and rows.num_data is not None:
-            replicates = self.replicated(rows) if has_network(self.model) else {}
-            values = {"log_likelihood": self.log_likelihood(rows), **replicates}
-            groups |= {name: {"y": as_array(t)} for name, t in values.items()}
-        options = {}
-        if self.superchains is not None:
-            groups["constant_data"] = {"superchain": as_array(self.superchains)}
-            options = {"dims": {"superchain": ["chain"]}}
-        # from version 1 on, ArviZ takes all groups as one dict
-        one = int(az.__version__.split(".")[0]) >= 1
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "More chains")  # than draws: many short chains are intended
-            return az.from_dict(groups, **options) if one else az.from_dict(**groups, **options)
+        return exported(self, data)
 
     def log_likelihood(self, data: Any = None, samples: int | None = None, seed: int = 0) -> Tensor:
         found = super().log_likelihood(data, samples, seed)
@@ -360,23 +371,6 @@ class Chains(Posterior):
         sizes = torch.cat([ess_mean(x).reshape(-1) for x in parts])
         return float(sizes.nan_to_num(nan=total).mean()) / total  # NaN is the ESS of a constant, which has no error
 
-    def replicated(self, rows: Data) -> dict[str, Tensor]:
-        """Return the targets of the rows, (row, ...), and one replicate of them per draw, (chain, draw, row, ...)."""
-        w, model, generator = self.w.flatten(0, 1), self.model, stream(self.seed, "replicated", device=self.w.device)
-        assert has_network(model)
-        observed, drawn = [], []
-        for *inputs, targets in self._blocks(rows):
-            with torch.no_grad():
-                outputs = model.outputs(w, tuple(inputs), self.buffers, self.target.event)
-                drawn.append(model.likelihood.draw(outputs, model.learnt_at(w), generator))
-            observed.append(targets)
-        replicates = torch.cat(drawn, 1).unflatten(0, self.w.shape[:2])
-        return {"posterior_predictive": replicates, "observed_data": torch.cat(observed)}
-
-    def _blocks(self, rows: Data) -> Iterator[Batch]:
-        """Yield the rows in blocks for which one value per row and draw fits into memory."""
-        return rows.blocks(max(1, BLOCK_ELEMENTS // (self.num_chains * self.num_draws)))
-
     def stored_status(self) -> dict[str, str] | None:
         """Return the sampler's status; the draws determine the rest."""
         return None if self._given_status is None else asdict(self._given_status)
@@ -385,7 +379,10 @@ class Chains(Posterior):
         self._given_status = None if stored is None else Status(**stored)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"w": self.w, **{f"statistics.{name}": t.to(self.w.dtype) for name, t in self.statistics.items()}}
+        functions = self.functions
+        inputs = {} if functions is None else {f"inputs.{i}": x for i, x in enumerate(functions.inputs)}
+        statistics = {f"statistics.{name}": t.to(self.w.dtype) for name, t in self.statistics.items()}
+        return {"w": self.w, **statistics, **inputs}
 
     def to_json(self) -> dict[str, Any]:
         types = {name: str(t.dtype).removeprefix("torch.") for name, t in self.statistics.items()}
@@ -398,16 +395,16 @@ class Chains(Posterior):
     ) -> Chains:
         types = options["types"]
         statistics = {name: tensors[f"statistics.{name}"].to(getattr(torch, types[name])) for name in types}
-        momenta = options.get("momenta", True)  # older files don't have it
-        return cls(target, tensors["w"], buffers, statistics, momenta, options.get("superchains"))
+        momenta = options.get("momenta", True)  # older files have neither it nor inputs
+        inputs = tuple(tensors[f"inputs.{i}"] for i in range(len(tensors)) if f"inputs.{i}" in tensors)
+        return cls(target, tensors["w"], buffers, statistics, momenta, options.get("superchains"), inputs or None)
+
+    @classmethod
+    def in_model_type(cls, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Tensor]:
+        return [t for name, t in tensors.items() if not name.startswith("inputs.")]
 
 
 def finite(w: Tensor) -> bool:
     """Whether all draws (K, S, P) are finite, checked in blocks."""
     rows = max(1, BLOCK_ELEMENTS // w.shape[-1])
     return all(bool(torch.isfinite(block).all()) for block in w.flatten(0, 1).split(rows))
-
-
-def as_array(t: Tensor) -> Any:
-    """Convert a tensor on any device to a numpy array."""
-    return t.detach().cpu().numpy()

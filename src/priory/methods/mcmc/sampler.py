@@ -23,11 +23,13 @@ from priory.methods.mcmc.drift import refuse_drift, separate_regions, warn_of_di
 from priory.methods.mcmc.integrators import integrate, kinetic
 from priory.methods.mcmc.joint import cost_of_gradient, log_joint, values_alone
 from priory.methods.mcmc.metrics import METRICS, Metric
+from priory.methods.mcmc.moves import Move, blank_statistics, write
 from priory.methods.mcmc.population import Window, ascend, disperse, leave_negligible_modes, momentum_tail
 from priory.methods.mcmc.starts import begin, from_prior, learnt_from, refuse_discrete, refuse_improper
 from priory.methods.mcmc.warmup import MAX_CHAINS, Warmup, number_of_chains, settled
 from priory.models.base import has_network
 from priory.posteriors.chains import Chains
+from priory.posteriors.function_space import function_space
 from priory.posteriors.status import Status
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from priory.methods.mcmc.joint import Joint
     from priory.models.target import Target
     from priory.posteriors import Posterior
+    from priory.posteriors.function_space import FunctionSpace
 
 DIVERGENCE_NATS = 1000.0  # energy error at which a trajectory counts as divergent
 MAX_DENSE_COORDINATES = 256  # up to this many a full covariance is learnt, given an eighth as many chains
@@ -45,24 +48,11 @@ MAX_WARMUP_STEPS = 640
 MIN_DRAWS = 32  # of each chain, however long trajectories are
 UNSETTLED_DRAWS = 250  # of each chain, where the chains have not settled and the user gave no number
 MAX_LEAPFROGS = 20_000  # steps of all trajectories of a fit whose length the user has not given; half for its warm-up
+MAX_NETWORK_LEAPFROGS = 200_000  # the same, for a network
+DENSITY_EFFICIENCY, NETWORK_EFFICIENCY = 0.1, 0.6  # effective draws per transition, from which the chains are counted
 ROOM_DRAWS = 256  # draws for whose statistics there is room at first
 COUNTED_METRICS = ("divergences",)
 UNCHECKED_METRICS = ("acceptance", "step_size", "divergences", "gradients")  # not finite for a chain without a density
-
-
-@dataclass(frozen=True)
-class Move:
-    """The result of one transition: the new position of each chain, and its statistics, (*B, K)."""
-
-    w: Tensor  # (*B, K, P)
-    value: Tensor
-    gradient: Tensor  # (*B, K, P)
-    acceptance: Tensor  # the probability with which the proposal was taken, or its mean over a trajectory
-    energy: Tensor  # of the state that was kept, with its momentum
-    divergent: Tensor
-    steps: Tensor  # gradients, or values where there is no gradient
-    depth: Tensor | None = None  # of a tree
-    slope: Tensor | None = None  # of the trajectory length's criterion, (*B,)
 
 
 @dataclass
@@ -86,6 +76,7 @@ class State:
     tail: Tensor | None  # of the momenta, (*B, 1); None where they are normal
     leapfrogs: int  # steps of all trajectories so far, each as long as the longest of the chains
     joint: Joint = field(metadata={"fixed": True})
+    functions: FunctionSpace | None = field(metadata={"fixed": True})  # by which chains of a network are compared
 
 
 @dataclass(frozen=True)
@@ -162,9 +153,10 @@ class Sampler(Options):
     def _longest_warmup(self) -> int:
         return self.longest_warmup if self.warmup is None else int(self.warmup)
 
-    def _metric(self, chains: int, size: int) -> type[Metric]:
+    def _metric(self, chains: int, size: int, symmetric: bool) -> type[Metric]:
         dense = size <= min(MAX_DENSE_COORDINATES, 8 * chains)
-        return METRICS[self.metric or ("dense" if dense else "low_rank")]
+        # a covariance across mirror images of a posterior fits none of them
+        return METRICS[self.metric or ("diagonal" if symmetric else "dense" if dense else "low_rank")]
 
     def init(
         self,
@@ -183,7 +175,8 @@ class Sampler(Options):
         else:
             w = target.start(plan.data, lead, generator, start)
         if self.chains is None:
-            chains = number_of_chains(cost_of_gradient(target, plan.data, w), target)
+            efficiency = NETWORK_EFFICIENCY if has_network(target.model) else DENSITY_EFFICIENCY
+            chains = number_of_chains(cost_of_gradient(target, plan.data, w), target, efficiency)
             w = w[..., :chains, :].contiguous()
         joint = log_joint(target, plan.data, w, self.compile)
         joint = joint if self.slopes else values_alone(joint)
@@ -193,7 +186,8 @@ class Sampler(Options):
         refuse_improper(target, joint, w, value, name)
         limit = self._longest_warmup()
         wanted = max(0, plan.steps - limit) // self.thin
-        metric = self._metric(*w.shape[-2:]).unit(w)
+        functions = function_space(target, plan.data, target.buffers())
+        metric = self._metric(w.shape[-2], w.shape[-1], functions is not None and functions.hidden_layers > 0).unit(w)
         near = None if start is None else learnt_from(start, joint, metric, w, generator, self.slopes)
         one = torch.ones(shape, dtype=w.dtype, device=w.device)
         state = State(
@@ -205,7 +199,11 @@ class Sampler(Options):
             step_size=StepSize.at(one),
             length=Length.at(one),
             warmup=Warmup.of(
-                limit, self.warmup is not None, start is not None, near is not None, self.accept or self.acceptances[0]
+                limit,
+                self.warmup is not None,
+                start is not None,
+                near is not None,
+                self.accept or self.acceptances[0],
             ),
             statistics=blank_statistics(value, min(wanted, ROOM_DRAWS), self.trees),
             buffers=target.buffers(),
@@ -216,6 +214,7 @@ class Sampler(Options):
             tail=None,
             leapfrogs=0,
             joint=joint,
+            functions=functions,
         )
         if state.warmup.frozen:
             self.restart(state, generator)
@@ -286,7 +285,7 @@ class Sampler(Options):
         if rest != self.thin - 1:
             return state, Info(metrics, counts=COUNTED_METRICS, unchecked=UNCHECKED_METRICS)
         done = kept + 1 >= state.wanted and not state.warmup.exact  # otherwise the plan ends here
-        done = done or (self.limited(state) and kept + 1 >= MIN_DRAWS and state.leapfrogs > MAX_LEAPFROGS)
+        done = done or (self.limited(state) and kept + 1 >= MIN_DRAWS and state.leapfrogs > max_leapfrogs(state))
         return state, Info(metrics, draw=state.w, done=done, counts=COUNTED_METRICS, unchecked=UNCHECKED_METRICS)
 
     def adapt(self, state: State, move: Move, accepted: Tensor, generator: torch.Generator) -> None:
@@ -303,7 +302,8 @@ class Sampler(Options):
             warmup.divergences = 0
             if now == warmup.learns_until:
                 state.step_size = StepSize.at(state.step_size.log.exp())
-        if self.limited(state) and 2 * state.leapfrogs > MAX_LEAPFROGS:
+                self.learn_length(state, generator)
+        if self.limited(state) and 2 * state.leapfrogs > max_leapfrogs(state):
             warmup.limit = warmup.end = now
         if now == warmup.end:
             self.end_round(state)
@@ -323,14 +323,14 @@ class Sampler(Options):
                 self.rescue(state)
                 or (warmup.divergences and higher)
                 or warmup.exact
-                or not settled(state.window, state.step)
+                or not settled(state.window, state.step, state.functions)
             ):
                 warmup.go_on()
                 return
         warmup.frozen = True
         state.step_size.settle()
         state.length.settle()
-        if state.open_ended and self.until_ess is None and not settled(state.window, state.step):
+        if state.open_ended and self.until_ess is None and not settled(state.window, state.step, state.functions):
             state.wanted = min(state.wanted, UNSETTLED_DRAWS)
 
     def rescue(self, state: State) -> bool:
@@ -350,6 +350,9 @@ class Sampler(Options):
         if not state.warmup.learnt and points.shape[-2] > 2:
             state.warmup.learnt = True
             self.restart(state, generator)
+
+    def learn_length(self, state: State, generator: torch.Generator) -> None:
+        """Learn the length of trajectories after the metric of a round, for samplers that have one."""
 
     longest: ClassVar[int] = 1000  # steps of a trajectory
 
@@ -373,6 +376,11 @@ class Sampler(Options):
         elif finished and not has_network(target.model) and (apart := separate_regions(target, w, found.superchains)):
             found.know(Status("not_converged", apart))
         return found
+
+
+def max_leapfrogs(state: State) -> int:
+    """The steps of all trajectories of a fit whose length the user has not given."""
+    return MAX_LEAPFROGS if state.functions is None else MAX_NETWORK_LEAPFROGS
 
 
 # The parts of a transition.
@@ -421,27 +429,3 @@ def metropolis(
         torch.zeros_like(taken),
         steps,
     )
-
-
-# Statistics of the draws.
-
-
-def blank_statistics(value: Tensor, kept: int, trees: bool) -> dict[str, Tensor]:
-    """Allocate one value of each statistic per draw, (*B, K, S)."""
-    room = value.new_zeros(*value.shape[:-1], kept, value.shape[-1]).mT  # the chains of one draw are contiguous
-    found = {"energy": room, "acceptance": room.clone(), "divergent": room.bool(), "steps": room.int()}
-    return {**found, "tree_depth": room.int()} if trees else found
-
-
-def write(statistics: dict[str, Tensor], move: Move, kept: int, last: bool) -> None:
-    """Record the statistics of a kept draw, the `last` of those that thinning makes one; divergences count in all."""
-    if kept >= statistics["energy"].shape[-1]:
-        for name, s in statistics.items():
-            statistics[name] = torch.cat([s.mT, torch.zeros_like(s.mT)], -2).mT
-    statistics["divergent"][..., kept] |= move.divergent
-    if last:
-        statistics["energy"][..., kept] = move.energy
-        statistics["acceptance"][..., kept] = move.acceptance
-        statistics["steps"][..., kept] = move.steps
-        if move.depth is not None:
-            statistics["tree_depth"][..., kept] = move.depth

@@ -10,6 +10,10 @@ from priory.diagnostics import ess_mean
 from priory.methods.draw_policy import disagreement, superchain_ids
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
     from priory.methods.mcmc.population import Window
     from priory.models.target import Target
     from priory.network.recorded_graph import GraphCost
@@ -24,17 +28,17 @@ SETTLED_MEMORIES = 3  # autocorrelation times that a warm-up lasts at least
 NOISE_VARIANCES, MAX_SETTLED_R_HAT = 8, 1.1  # of nested R-hat, which a warm-up may end with in spite of the noise
 
 
-def number_of_chains(cost: GraphCost | None, target: Target) -> int:
+def number_of_chains(cost: GraphCost | None, target: Target, efficiency: float = 0.1) -> int:
     """The default number of chains: a power of two between 16 and 256 that takes the least time to a good answer.
 
     With a warm-up of some 40 transitions and 1,000 effective draws, K chains take a time proportional to
-    (40 + 1000 / (e K)) (1 + K / r), where e is the effective draws per transition, and r the number of chains at which
-    arithmetic takes as long as the calls of torch. It is least at K = sqrt(25 r / e); e is taken as 0.1. r follows from
+    (40 + 1000 / (e K)) (1 + K / r), where e is the `efficiency`, the effective draws per transition, and r the number
+    of chains at which arithmetic takes as long as the calls of torch. It is least at K = sqrt(25 r / e). r follows from
     the numbers of operations and of elements of a gradient, so that no clock decides.
     """
     operations, elements = cost or (1, target.size * max(1, target.num_data or 1))
     balance = ELEMENTS_PER_CALL * (operations + OWN_OPERATIONS) / (elements + OWN_OPERATIONS * target.size)
-    best = round(math.log2(max(1.0, math.sqrt(25 * balance / 0.1))))
+    best = round(math.log2(max(1.0, math.sqrt(25 * balance / efficiency))))
     return max(MIN_CHAINS, min(MAX_CHAINS, 1 << best))
 
 
@@ -77,14 +81,17 @@ def next_round(now: int, limit: int, exact: bool) -> int:
     return limit if end >= limit or (exact and 3 * end > 2 * limit) else end
 
 
-def settled(window: Window, steps: int) -> bool:
+def settled(window: Window, steps: int, quantities: Callable[[Tensor], Tensor] | None = None) -> bool:
     """Whether the chains have forgotten their starts: they agree, and have run for many times their memory.
+
+    They are compared in all coordinates, or in some `quantities` (..., Q) of vectors (..., P).
 
     Agreement is that of the superchains, or the chains, in the second half of the warm-up so far. The memory of a chain
     is its integrated autocorrelation time, the transitions per effective draw. With E effective draws per superchain,
     the square of nested R-hat exceeds one by noise of about 1 / E, and the largest of some hundred values by 8 / E.
     """
     x = window.recent()  # (*B, K, S, P)
+    x = x if quantities is None else quantities(x)
     ids = superchain_ids(x.shape[-3])
     for member in x.reshape(-1, *x.shape[-3:]):
         ess = max(float(ess_mean(member).nan_to_num(nan=0.0).min()), 1e-9)
