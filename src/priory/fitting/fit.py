@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from priory.core.distributed import rank, spread
 from priory.core.errors import require, warn
@@ -111,7 +112,7 @@ def infer(
     num_data: int | None = None,
 ) -> Any:
     """Run the three stages of a fit: prepare, find a start, run."""
-    problem = prepare(model, data, method, batch_size, settings, weights, num_data)
+    problem = with_default_start(prepare(model, data, method, batch_size, settings, weights, num_data))
     start, settings = find_start(problem, settings)
     return run(problem, settings, start)
 
@@ -121,6 +122,13 @@ def warn_of_status(posterior: Posterior) -> None:
     status = posterior.quick_status()
     if status.name == "not_converged" and not posterior.warned:
         warn(f"The fit by {posterior.method} has not converged. {status.reason}")
+
+
+def with_default_start(problem: Problem) -> Problem:
+    """Write the default start of a sampler into its method, so that its repr shows it."""
+    method, model = problem.method, problem.target.model
+    default = method.default_start(model) if method.start is None and not method.traits.follows else None
+    return problem if default is None else replace(problem, method=replace(cast("Any", method), start=default))
 
 
 def find_start(problem: Problem, settings: Settings) -> tuple[Posterior | None, Settings]:

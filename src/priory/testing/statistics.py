@@ -119,7 +119,7 @@ def assert_uniform_ranks(ranks: Tensor, top: int, *, level: float = 1e-6) -> Non
     require(low >= 0 and high <= top, "ranks", "assert_uniform_ranks", must, got)
     each = level / (2 * columns)
     for k, column in enumerate(ranks.cpu().unbind(1)):
-        for test, (value, p_value) in _uniformity(column, top).items():
+        for test, (value, p_value) in uniformity(column, top).items():
             if p_value < each:
                 raise AssertionError(
                     f"The ranks of quantity {k} are not uniform on 0 to {top}: expected a p-value of "
@@ -179,7 +179,7 @@ def _as_normal(off: Tensor, skewness: Tensor, n: int) -> Tensor:
     return t.sign() * (8 * df + 1) / (8 * df + 3) * (df * (t.square() / df).log1p()).sqrt()
 
 
-def _uniformity(ranks: Tensor, top: int) -> dict[str, tuple[float, float]]:
+def uniformity(ranks: Tensor, top: int) -> dict[str, tuple[float, float]]:
     """Return the statistic and p-value of each test for the ranks of one quantity, (n,)."""
     return {"chi-square": _chi_square(ranks, top), "Kolmogorov-Smirnov": _kolmogorov(ranks, top)}
 

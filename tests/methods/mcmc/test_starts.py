@@ -16,7 +16,7 @@ from priory.core.data import Data
 from priory.core.errors import DivergedError, InputError
 from priory.core.streams import stream
 from priory.methods.mcmc import HMC, MALA, NUTS, RandomWalk
-from priory.methods.mcmc.starts import from_prior
+from priory.methods.mcmc.starts import from_prior, side_by_side
 from priory.models.target import Target
 from priory.testing import assert_mean_close
 
@@ -134,6 +134,24 @@ def test_a_density_without_a_separate_prior_has_no_draws_of_it():
     density = pr.Density(lambda p: -p["w"].square(), {"w": Param()})
     with pytest.raises(InputError, match="'start' argument of HMC must be a method or a posterior for a model without"):
         pr.fit(density, None, HMC(start="prior"), progress=False)
+
+
+def test_chains_of_a_deep_network_start_at_an_ensemble_of_modes():
+    net = nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    deep = pr.Model(net, pr.Gaussian(0.3), prior=1.0)
+    shallow = pr.Model(nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)).double(), pr.Gaussian(0.3))
+    assert NUTS().default_start(shallow) is None
+    assert NUTS(warmup=0).default_start(deep) is None
+    assert HMC().default_start(deep) == pr.Ensemble(pr.MAP(), size=8)
+    posterior: Any = pr.fit(deep, (X, Y), HMC(chains=16, warmup=2, trajectory=0.5), steps=2, progress=False)
+    assert "start=Ensemble(" in posterior.method
+
+
+def test_chains_that_start_at_the_same_member_are_neighbours():
+    members = torch.arange(4.0)[:, None]
+    w = members[torch.arange(12) % 4]
+    assert side_by_side(w, 4)[:, 0].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert side_by_side(w, 5) is w
 
 
 def test_a_flat_prior_cannot_be_drawn_from():

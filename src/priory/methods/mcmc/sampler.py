@@ -25,11 +25,12 @@ from priory.methods.mcmc.joint import cost_of_gradient, log_joint, values_alone
 from priory.methods.mcmc.metrics import METRICS, Metric
 from priory.methods.mcmc.moves import Move, blank_statistics, write
 from priory.methods.mcmc.population import Window, ascend, disperse, leave_negligible_modes, momentum_tail
-from priory.methods.mcmc.starts import begin, from_prior, learnt_from, refuse_discrete, refuse_improper
+from priory.methods.mcmc.starts import begin, from_prior, learnt_from, refuse_discrete, refuse_improper, side_by_side
 from priory.methods.mcmc.warmup import MAX_CHAINS, Warmup, number_of_chains, settled
+from priory.methods.point.map import MAP
 from priory.models.base import has_network
 from priory.posteriors.chains import Chains
-from priory.posteriors.function_space import function_space
+from priory.posteriors.function_space import function_space, hidden_layers
 from priory.posteriors.status import Status
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ UNSETTLED_DRAWS = 250  # of each chain, where the chains have not settled and th
 MAX_LEAPFROGS = 20_000  # steps of all trajectories of a fit whose length the user has not given; half for its warm-up
 MAX_NETWORK_LEAPFROGS = 200_000  # the same, for a network
 DENSITY_EFFICIENCY, NETWORK_EFFICIENCY = 0.1, 0.6  # effective draws per transition, from which the chains are counted
+START_MEMBERS = 8  # of an ensemble that chains of a deep network start from, one or more per superchain
 ROOM_DRAWS = 256  # draws for whose statistics there is room at first
 COUNTED_METRICS = ("divergences",)
 UNCHECKED_METRICS = ("acceptance", "step_size", "divergences", "gradients")  # not finite for a chain without a density
@@ -92,15 +94,18 @@ class Sampler(Options):
         accept: Mean acceptance probability that the step size is tuned to, between 0 and 1. Default: None, 0.8, and up
             to 0.95 if transitions of the warm-up diverge.
         metric: Form of the covariance that rescales the parameters: "diagonal", "dense" or "low_rank". Default: None,
-            "dense" for at most 256 parameters and at most 8 per chain, otherwise "low_rank".
+            "diagonal" for a network with hidden layers, "dense" for at most 256 parameters and at most 8 per chain,
+            otherwise "low_rank".
         compile: Whether to compile the log density with `torch.compile`. Compiling takes 10 to 60 seconds and needs a
             C++ compiler; it about halves the time of a gradient of a small density. Default: False.
-        until_ess: Stop once the smallest bulk effective sample size of all coordinates reaches this number, or after
-            `steps` draws. Default: None, after `steps` draws; and without `steps`, once the effective sample sizes are
-            1,000 and in the tails 400, and nested R-hat is below 1.01.
+        until_ess: Stop once the smallest bulk effective sample size of all coordinates, or of a network's predictions
+            at training inputs, reaches this number, or after `steps` draws. Default: None, after `steps` draws; and
+            without `steps`, once the effective sample sizes are 1,000 and in the tails 400, and nested R-hat is below
+            1.01.
         store: Folder for the draws, where they don't fit into memory. Default: None, they are kept in memory.
-        start: Where the chains start: None for the model's own initialisation, "prior" for draws from the model's
-            prior, a method such as `Pathfinder()` or a fitted posterior for draws from its result. Default: None.
+        start: Where the chains start: "prior" for draws from the model's prior; a method such as `Pathfinder()`, or a
+            fitted posterior, for draws from its result. Default: None, the model's own initialisation, or for a network
+            with more than one hidden layer the members of `Ensemble(MAP())`.
     """
 
     chains: int | None = None
@@ -144,6 +149,14 @@ class Sampler(Options):
             empirical_priors=False,
         )
 
+    def default_start(self, model: Any) -> Any:
+        """An ensemble of modes for a network with several hidden layers, which chains would take long to find."""
+        if not has_network(model) or hidden_layers(model) < 2 or self.warmup == 0:
+            return None
+        from priory.methods.ensemble.ensemble import Ensemble
+
+        return Ensemble(MAP(), size=START_MEMBERS)
+
     def length(self, data: Data) -> int:
         return self.draws
 
@@ -174,6 +187,7 @@ class Sampler(Options):
             w = from_prior(target, lead, generator, name)
         else:
             w = target.start(plan.data, lead, generator, start)
+            w = w if start is None else side_by_side(w, len(getattr(start, "members", ())))
         if self.chains is None:
             efficiency = NETWORK_EFFICIENCY if has_network(target.model) else DENSITY_EFFICIENCY
             chains = number_of_chains(cost_of_gradient(target, plan.data, w), target, efficiency)

@@ -1,7 +1,8 @@
 """Initial positions of chains: points of finite density, draws of another posterior, or draws from the prior.
 
-By default a model's chains start at its layers' initialisation, and a density's uniformly on (-2, 2) in unconstrained
-parameters. From there, and from draws of the prior, they ascend to the posterior (`priory.methods.mcmc.population`).
+By default a model's chains start at its layers' initialisation, or at an ensemble of modes if it has several hidden
+layers, and a density's uniformly on (-2, 2) in unconstrained parameters. From an initialisation, and from draws of the
+prior, they ascend to the posterior (`priory.methods.mcmc.population`).
 Draws of an approximate posterior need no ascent, and give the first metric.
 """
 
@@ -74,6 +75,16 @@ def begin(joint: Joint, w: Tensor, target: Target, owner: str) -> tuple[Tensor, 
     alive = usable(value, gradient)
     lost = ~alive[..., None]
     return w.masked_fill(lost, 0.0), value.masked_fill(~alive, -math.inf), gradient.masked_fill(lost, 0.0)
+
+
+def side_by_side(w: Tensor, members: int) -> Tensor:
+    """Chains w (*B, K, P) that start at the members of a mixture in turn, ordered by member.
+
+    Superchains are neighbouring chains, and those of one should share a start.
+    """
+    if members < 2 or w.shape[-2] % members:
+        return w
+    return w.unflatten(-2, (-1, members)).transpose(-3, -2).flatten(-3, -2).contiguous()
 
 
 def learnt_from(
