@@ -213,7 +213,7 @@ class Laplace(Options):
     ) -> SearchState | NetworkState:
         model = target.model
         if not has_network(model):
-            return first_state(target, plan.data, generator, shape, start, jacobian=True)
+            return first_state(target, plan, generator, shape, start, jacobian=True)
         begun = target.start(plan.data, shape, generator) if start is None else centre_of(start, "Laplace")
         w = begun.expand(*shape, -1).clone()
         buffers = target.buffers(shape, start)

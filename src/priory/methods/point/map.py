@@ -5,9 +5,9 @@
 Under a flat prior this is maximum likelihood. The mode is taken in the user's parameters, without the log-determinant
 of a transformation.
 
-The mode of a density, or of a network with few parameters, is found by Newton's method in a trust region, from several
-starts (`priory.methods.mode_search`). Everything below is about the others, and about fits whose length or learning
-rate the user gives: they descend by Adam. Cost of a step: one pass of the network and O(P).
+The mode of a density, or of a network that is affine in a few weights, is found by Newton's method in a trust region,
+from several starts (`priory.methods.mode_search`). Other fits, and those whose length or learning rate the user gives,
+descend by Adam. Cost of a step: one pass of the network and O(P).
 
 The noise that a likelihood learns is never maximised jointly with the weights, because the joint density is unbounded:
 a network that fits its data exactly drives the noise to zero. The noise is set on held-out rows instead. In the last
@@ -87,8 +87,8 @@ class MAP(Options):
 
         loss = -log p(D|w) - T log p(w)
 
-    Under a flat prior this is maximum likelihood. The mode of a `Density`, and of a `Model` with at most 200 weights
-    and its rows in memory, is found by Newton's method in a trust region, from several starts, to a millionth of a
+    Under a flat prior this is maximum likelihood. The mode of a `Density`, and of a `Model` that is affine in at
+    most 200 weights and has its rows in memory, is found by Newton's method in a trust region, from several starts, to a millionth of a
     standard deviation; `posterior.mode` reports the gradient, the condition number and the number of modes. Other
     models, and fits with `epochs`, `steps`, `batch_size` or options other than `start`, descend by Adam on minibatches.
     A noise that the likelihood learns is set on held-out rows, or by the evidence, because its joint maximum with the
@@ -152,13 +152,17 @@ class MAP(Options):
     def default_plan(self, target: Target, data: Data, seed: int) -> Plan:
         if self._descends(target) or not within_reach(target, data):
             return super().default_plan(target, data, seed)
-        return Plan(data.in_one_batch(), MAX_SEARCH_STEPS, open_ended=True, search=True)
+        plan = Plan(data.in_one_batch(), MAX_SEARCH_STEPS, open_ended=True, search=True)
+        if not learns(target):
+            return plan
+        held = plan_with_held_rows(data, MAX_SEARCH_STEPS, None, seed)
+        return replace(plan, early=held.early, held=held.held)
 
     def _descends(self, target: Target) -> bool:
         """Whether the options, or the model, need the descent by Adam."""
         chosen = replace(self, start=None) != MAP()
         corners = bool(proximal_blocks(target.prior))
-        return chosen or learns(target) or corners or bool(target.buffers()) or target.empirical
+        return chosen or corners or bool(target.buffers()) or target.empirical
 
     def init(
         self,
@@ -169,7 +173,7 @@ class MAP(Options):
         start: Posterior | None = None,
     ) -> MAPState | SearchState:
         if plan.search:
-            return first_state(target, plan.data, generator, shape, start, jacobian=False)
+            return first_state(target, plan, generator, shape, start, jacobian=False)
         w = target.start(plan.data, shape, generator, start)
         learning = rates(self.schedule, self.learning_rate, plan.steps, "MAP")
         held = None if plan.held is None else plan.held.some(HELD_ROWS)
