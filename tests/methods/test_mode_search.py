@@ -234,6 +234,50 @@ def test_a_network_with_few_weights_on_raw_scales_reaches_its_mode_in_float32():
     assert float(error @ precision @ error) ** 0.5 < 1e-6
 
 
+@pytest.mark.filterwarnings("ignore:The inputs")
+def test_a_learnt_noise_is_set_on_held_out_rows_and_the_weights_are_the_mode_given_it():
+    generator = torch.Generator().manual_seed(1)
+    X = (torch.randn(300, 2, generator=generator, dtype=F64) * 5 + 98).contiguous()
+    y = 35 + 7 * (X[:, 0] - 98) / 5 + 2 * torch.randn(300, generator=generator, dtype=F64)
+    model = pr.Model(torch.nn.Linear(2, 1).double(), pr.Gaussian(), prior=1000.0)
+    found = pr.fit(model, (X, y), pr.MAP(), progress=False)
+    noise = float(found.mean["likelihood.noise"])
+    assert noise == pytest.approx(2.0, rel=0.25)  # 90 held-out rows: a standard error of 0.075 of it, and 3.4 of those
+    design = torch.cat([X, torch.ones(300, 1, dtype=F64)], 1)
+    precision = design.T @ design / noise**2 + 1e-6 * torch.eye(3, dtype=F64)
+    error = found.w[:3] - torch.linalg.solve(precision, design.T @ y / noise**2)
+    assert float(error @ precision @ error) ** 0.5 < 1e-6
+    assert found.status.name == "converged"
+    centre = X.mean(0, keepdim=True)
+    assert float(found.predict(centre).mean) == pytest.approx(float(y.mean()), abs=0.5)
+
+
+def test_networks_that_are_not_affine_in_their_weights_descend_by_adam():
+    line = LinearRegression.make(0)
+    X, y = line.data
+    hidden = torch.nn.Sequential(torch.nn.Linear(X.shape[1], 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)).double()
+    assert pr.fit(pr.Model(hidden, pr.Gaussian(0.5)), (X, y), pr.MAP(), progress=False).mode is None
+
+
+def test_a_search_resumes_with_the_same_bits(tmp_path):
+    banana = density(lambda p: -((1 - p["x"][0]) ** 2) - 100 * (p["x"][1] - p["x"][0] ** 2) ** 2, (2,))
+    whole = pr.fit(banana, None, pr.MAP(), progress=False)
+    kept = pr.Checkpoint(tmp_path / "other", every=1)
+
+    class InterruptedError(Exception):
+        pass
+
+    def fail(now):
+        if now.step == 5:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        pr.fit(banana, None, pr.MAP(), progress=False, checkpoint=kept, callbacks=[fail])
+    resumed = pr.fit(banana, None, pr.MAP(), progress=False, checkpoint=kept)
+    assert torch.equal(resumed.w, whole.w)
+    assert len(resumed.history["loss"]) == len(whole.history["loss"])
+
+
 def test_minibatches_keep_the_descent_by_adam():
     line = LinearRegression.make(0)
     assert pr.fit(line.model(), line.data, pr.MAP(), progress=False).mode is not None

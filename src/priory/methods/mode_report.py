@@ -88,7 +88,7 @@ def status_of(objective: ModeObjective, search: ModeSearch, gaussian: bool = Fal
         return Status("doubtful", "The search ended at a saddle point of the log joint: try another start.")
     if outcome == CLIMBING:
         what = f"The search for the mode was still {distance_text(best)} away at its last step"
-        return Status("not_converged", f"{what}: give the fit more steps, or a start from another fit.")
+        return Status("not_converged", f"{what}: let it run to its end, or start it from another fit.")
     if outcome == FAILED:
         what = f"The second derivatives of the log density are not finite where the search stopped, near '{name}'"
         return Status("not_converged", f"{what}: rewrite the density so that they are, or start from another fit.")

@@ -87,12 +87,12 @@ class MAP(Options):
 
         loss = -log p(D|w) - T log p(w)
 
-    Under a flat prior this is maximum likelihood. The mode of a `Density`, and of a `Model` that is affine in at
-    most 200 weights and has its rows in memory, is found by Newton's method in a trust region, from several starts, to a millionth of a
-    standard deviation; `posterior.mode` reports the gradient, the condition number and the number of modes. Other
-    models, and fits with `epochs`, `steps`, `batch_size` or options other than `start`, descend by Adam on minibatches.
-    A noise that the likelihood learns is set on held-out rows, or by the evidence, because its joint maximum with the
-    weights is unbounded.
+    Under a flat prior this is maximum likelihood. The mode of a `Density`, and of a `Model` whose outputs are affine in
+    at most 200 weights and whose rows are in memory, is found by Newton's method in a trust region, from several
+    starts, to a millionth of a standard deviation; `posterior.mode` reports the gradient, the condition number and the
+    number of modes. Other models, and fits with `epochs`, `steps`, `batch_size` or options other than `start`, descend
+    by Adam on minibatches. A noise that the likelihood learns is set on held-out rows, or by the evidence, because its
+    joint maximum with the weights is unbounded.
 
     Args:
         learning_rate: Learning rate of Adam. Default: 0.01.
