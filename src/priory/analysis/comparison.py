@@ -24,7 +24,6 @@ from priory.core.errors import is_integer, require
 from priory.fitting.fit import fit
 from priory.fitting.identity import repr_of
 from priory.methods.base import Method
-from priory.predictive.units import Units
 
 
 def compare(
@@ -41,7 +40,6 @@ def compare(
     temperature: float = 1.0,
     tempers: str = "likelihood",
     progress: bool = True,
-    units: Units | None = None,
 ) -> Comparison:
     """Fit each method to the same rows and score it on the same held-out rows.
 
@@ -61,8 +59,6 @@ def compare(
         temperature: Temperature T of every fit. Default: 1.0.
         tempers: "likelihood" or "posterior", the density that the temperature applies to. Default: "likelihood".
         progress: Whether to show progress bars. Default: True.
-        units: Mean and scale of the targets, if `data` holds standardised ones. The scores are then reported in the
-            original units. Default: None.
 
     Returns:
         The scores, posteriors and predictions of all methods. A method that raises an error has the message in its
@@ -102,12 +98,6 @@ def compare(
     options: dict[str, Any] = {"epochs": epochs, "steps": steps, "seed": seed}
     options |= {"temperature": temperature, "tempers": tempers, "progress": progress}
     rows, posteriors, predictions, pointwise = [], {}, {}, {}
-    scale = units or Units()
-    if units is not None:
-        require(not density, "units", "compare", "be left out for a Density", units)
-        numbers = not (model.likelihood.classes or model.likelihood.discrete)
-        require(numbers, "units", "compare", "be left out here", f"{model.likelihood} with units")
-    restored = scale.restore(targets) if units is not None else targets
     for name, method in named.items():
         row: dict[str, Any] = {"method": name, "error": None}
         rows.append(row)
@@ -126,17 +116,15 @@ def compare(
             prediction = posterior.predict(inputs, samples=samples, seed=seed)
             row["predict_seconds"] = time.perf_counter() - began
             row["status"] = posterior.status.name
-            if units is not None:
-                prediction = prediction.in_units(units)
-            row |= _scores(prediction, restored)
+            row |= _scores(prediction, targets)
         except Exception as error:
             row["error"] = str(error).strip() or type(error).__name__
             continue
         predictions[name] = prediction
-        pointwise[name] = -prediction.log_prob(restored).detach().double().cpu()
-    about = _about(model, rows_to_fit, inputs, restored, posteriors, options, samples)
-    baseline = None if density else _baseline(model, rows_to_fit, restored, scale)
-    return Comparison(rows, posteriors, predictions, inputs, restored, about, baseline, pointwise, not density)
+        pointwise[name] = -prediction.log_prob(targets).detach().double().cpu()
+    about = _about(model, rows_to_fit, inputs, targets, posteriors, options, samples)
+    baseline = None if density else _baseline(model, rows_to_fit, targets)
+    return Comparison(rows, posteriors, predictions, inputs, targets, about, baseline, pointwise, not density)
 
 
 def _named(methods: Any) -> dict[str, Any]:
@@ -213,7 +201,7 @@ def _scores(prediction: Any, targets: Tensor) -> dict[str, float]:
     }
 
 
-def _baseline(model: Any, data: Data, targets: Tensor, units: Units) -> dict[str, Any] | None:
+def _baseline(model: Any, data: Data, targets: Tensor) -> dict[str, Any] | None:
     """Score a prediction that ignores the inputs: the frequencies of the targets, or their mean and deviation."""
     if data.tensors is None or targets.ndim != 1:
         return None
@@ -229,7 +217,6 @@ def _baseline(model: Any, data: Data, targets: Tensor, units: Units) -> dict[str
     elif getattr(model.likelihood, "discrete", False):
         return None
     else:
-        seen = units.restore(seen)
         guess = torch.distributions.Normal(seen.mean(), seen.std(unbiased=False).clamp_min(1e-12))
         losses = -guess.log_prob(targets.double())
         row["rmse"] = math.sqrt((targets.double() - seen.mean()).square().mean().item())

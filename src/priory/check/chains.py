@@ -18,6 +18,7 @@ import torch
 from priory.check.result import Item, judged, unknown
 from priory.diagnostics.summary import MAX_R_HAT, MAX_REQUIRED_ESS, MIN_BFMI, labels
 from priory.models.base import has_network
+from priory.models.model import inputs_as_given
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +58,7 @@ def quantities(posterior: Chains) -> tuple[Summary | None, Tensor]:
     if posterior.data is None:
         return None, posterior.w
     inputs = posterior.data.some(FUNCTION_ROWS)[:-1]
-    return posterior.function_space(tuple(inputs)), posterior.w
+    return posterior.function_space(inputs_as_given(posterior.data, tuple(inputs))), posterior.w
 
 
 def agreement(table: Summary) -> list[Item]:

@@ -33,6 +33,7 @@ from priory.core.streams import stream
 from priory.evaluate.calibration import expected_calibration_error, pit, reliability_bins
 from priory.evaluate.scores import matched, top_class
 from priory.models.base import has_network
+from priory.models.model import inputs_as_given
 
 if TYPE_CHECKING:
     from priory.core.data import Batch, Data
@@ -87,7 +88,8 @@ def predicted(posterior: Posterior, source: Data, held_out: bool, seed: int) -> 
     fitted = posterior.num_data or 1
     limit = min(MAX_ROWS, max(MIN_ROWS, MAX_PASSES * fitted // PREDICTION_DRAWS))
     *inputs, targets = source.random_rows(limit, 1024, stream(seed, "check rows"))
-    prediction = posterior.predict(tuple(inputs), samples=PREDICTION_DRAWS, seed=seed)
+    given = inputs_as_given(source, tuple(inputs))
+    prediction = posterior.predict(given, samples=PREDICTION_DRAWS, seed=seed)
     return PredictedRows(tuple(inputs), targets, prediction, held_out)
 
 

@@ -23,6 +23,7 @@ from priory.core.errors import require
 from priory.core.streams import stream
 from priory.diagnostics.flatness import name_of
 from priory.models.base import has_network
+from priory.models.model import inputs_as_given
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,7 +137,8 @@ def mmd_p_value(x: Tensor, y: Tensor, seed: int) -> float:
 def prediction_items(posterior: Posterior, other: Posterior, source: Data, seed: int) -> list[Item]:
     """Compare the predictions of two posteriors at the same rows."""
     *inputs, _ = source.random_rows(PREDICTION_ROWS, 1024, stream(seed, "against rows"))
-    a, b = (p.predict(tuple(inputs), samples=PREDICTION_DRAWS, seed=seed) for p in (posterior, other))
+    given = inputs_as_given(source, tuple(inputs))
+    a, b = (p.predict(given, samples=PREDICTION_DRAWS, seed=seed) for p in (posterior, other))
     if a.classes:
         p, q = a.probs.double(), b.probs.double()
         binary = p.shape == posterior.target.event or p.ndim == 1 + len(posterior.target.event)

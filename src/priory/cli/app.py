@@ -26,7 +26,6 @@ from priory.cli.tables import SHIPPED_DATA, DataTable, read_table
 from priory.core.errors import InputError, MissingExtra, extra, is_integer, require
 from priory.core.tables import counted
 from priory.methods.em.ascent import Ascent
-from priory.predictive.units import Units
 from priory.priors.base import FLAT
 from priory.priors.rules import RULES
 
@@ -124,7 +123,7 @@ def run(
     if table.x.numel() < SINGLE_THREAD_ELEMENTS:  # synchronising threads would cost more than they save
         torch.set_num_threads(1)
     began = time.perf_counter()
-    fitted, held, units = standardise(table, test, seed)
+    fitted, held = split_rows((table.x, table.y), test, seed)
     model = build_model(table, widths, spread, seed)
     # Print only after all arguments are validated, so that a wrong argument prints its error alone.
     console = Console(highlight=False)
@@ -134,7 +133,7 @@ def run(
     for note in table.notes:
         console.print(f"  {note}", markup=False, soft_wrap=True)
     progress = console.is_terminal
-    comparison = compare(model, fitted, chosen, held, epochs=epochs, seed=seed, progress=progress, units=units)
+    comparison = compare(model, fitted, chosen, held, epochs=epochs, seed=seed, progress=progress)
     about = {"data": " ".join([f"{data}, target '{table.target}'.", *table.notes]), "inputs": ", ".join(table.columns)}
     comparison = dataclasses.replace(comparison, about=about | comparison.about)
     console.print()
@@ -149,27 +148,8 @@ def run(
     return comparison
 
 
-def standardise(table: DataTable, test: float, seed: int) -> tuple[tuple[Any, Any], tuple[Any, Any], Units | None]:
-    """Split the rows, and standardise both parts by the mean and deviation of the training rows, in float32."""
-    kept, (x_held, y_held) = split_rows((table.x, table.y), test, seed)
-    x, y = next(iter(kept.blocks(kept.num_data or 1)))
-    center, spread = _moments(x)
-    x, x_held = ((part - center) / spread for part in (x, x_held))
-    if table.classes:
-        return (x.float(), y), (x_held.float(), y_held), None
-    shift, scale = (value.item() for value in _moments(y))
-    y, y_held = ((part - shift) / scale for part in (y, y_held))
-    return (x.float(), y.float()), (x_held.float(), y_held.float()), Units(shift, scale)
-
-
-def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of each column; 1 as the deviation of a constant column."""
-    spread = values.std(0, unbiased=False)
-    return values.mean(0), torch.where(spread > 0, spread, torch.ones_like(spread))
-
-
 def build_model(table: DataTable, widths: list[int], prior: str | float, seed: int) -> Any:
-    """Build a multilayer perceptron, initialised from the seed, with the likelihood of the task."""
+    """Build a multilayer perceptron, initialised from the seed, with the likelihood of the task, at unit scale."""
     from priory.likelihoods import Categorical, Gaussian
     from priory.models.model import Model
 
@@ -181,7 +161,7 @@ def build_model(table: DataTable, widths: list[int], prior: str | float, seed: i
         for before, after in itertools.pairwise(sizes):
             layers += [torch.nn.Linear(before, after), torch.nn.ReLU()]
         net = torch.nn.Sequential(*layers, torch.nn.Linear(sizes[-1], outputs))
-    return Model(net, Categorical() if table.classes else Gaussian(), prior)
+    return Model(net, Categorical() if table.classes else Gaussian(), prior, standardise=True)
 
 
 def _methods(text: str) -> dict[str, Any]:

@@ -176,10 +176,10 @@ class NoiseScale:
 
     name: str | None  # "noise" or "scale"; None if there is none to set
     start: Tensor  # log s^2 at w, (D,): one value, or one per output
-    residuals: Tensor  # (n, D), float64
+    residuals: Tensor  # (n, D), float64, at the scale of the outputs
     weights: Tensor  # (n,), N / rows seen times the weight of the row
-    likelihood: LocationScale | None
-    constant: float  # log p(D|w) if no noise is set
+    likelihood: LocationScale | None  # of the residuals
+    constant: float  # log p(D|w) if no noise is set; otherwise what the residuals don't determine
     power: float  # k in H proportional to s^-2k
     note: str | None = None
 
@@ -224,7 +224,7 @@ class NoiseScale:
         for batch in data.blocks(BLOCK_ROWS):
             with torch.no_grad():
                 outputs = model.outputs(w[None], batch[:-1], buffers or {}, batch[-1].shape[1:])[0]
-            residuals = (batch[-1].double() - outputs.double()).reshape(-1, len(value))
+            residuals = (likelihood.standard(batch[-1].double()) - outputs.double()).reshape(-1, len(value))
             own, each = (
                 target.row_weights(batch),
                 len(residuals) // len(batch[0]),
@@ -234,14 +234,18 @@ class NoiseScale:
             seen += len(batch[0])
         weights = target.scale(seen) * torch.cat(counts).double()
         power = 2.0 if kind == "empirical" else 1.0  # the square of a score r / s^2
-        return cls(name, 2 * value.log(), torch.cat(pieces), weights, likelihood, 0.0, power)
+        # log p(y) = log p(residual) minus the log scales of the outputs, `each` of which share the weight of their row
+        volume = 0.0 if likelihood.units is None else likelihood.units.log_volume(target.event)
+        per_row = float(weights.sum()) * len(value) / max(1, target.event.numel())
+        inner = likelihood.in_units(None)
+        return cls(name, 2 * value.log(), torch.cat(pieces), weights, inner, -volume * per_row, power)
 
     def log_likelihood(self, log_square: Tensor) -> float:
         """Return log p(D|w) at the noise exp(log_square / 2)."""
         if self.likelihood is None:
             return self.constant
         values = self.likelihood.log_prob(*self._as_data(log_square))
-        return float((self.weights * values).sum())
+        return self.constant + float((self.weights * values).sum())
 
     def update(self, log_square: Tensor, gamma: Tensor) -> Tensor:
         """Return the next log s^2, (D,), given the numbers gamma, (D,), of weights that each output determines."""

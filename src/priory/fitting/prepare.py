@@ -9,7 +9,7 @@ from priory.core.data import Data
 from priory.core.distributed import spread
 from priory.core.errors import require
 from priory.methods.base import Method, check_method, check_traits
-from priory.models.base import BaseModel
+from priory.models.base import BaseModel, has_network
 from priory.models.target import Target
 from priory.posteriors import Posterior
 
@@ -45,6 +45,7 @@ def prepare(
     if method.start is not None and not reads_own_start(method) and not isinstance(method.start, Posterior):
         check_method(method.start, "start", owner)
     traits.draws.check(owner, spread(method))
+    model = in_units_of_start(model, method)
     model, rows = model.bind(data, batch_size, weights, num_data)
     target = make_target(model, rows, settings.temperature, settings.tempers, traits.draws_masks)
     check_traits(method, target)
@@ -53,6 +54,27 @@ def prepare(
     if traits.follows:
         method.plan(target, rows, method.length(rows), settings.seed)  # raises errors before the first method is fitted
     return Problem(target, rows, method)
+
+
+def in_units_of_start(model: Any, method: Method[Any]) -> Any:
+    """Return the model in the units of the posterior that the method starts from, whose weights belong to them.
+
+    Weights of a network that was trained elsewhere belong to rows that are not standardised.
+    """
+    if not has_network(model):
+        return model
+    owner, start = type(method).__name__, method.start
+    if isinstance(start, Posterior) and has_network(start.model):
+        units = start.model.units
+        if model.standardise and model.units is None and units is not None:
+            return model.with_units(units)
+        given = "with standardise=True" if units is not None else "without standardise=True"
+        same = model.units == units and (units is not None or not model.standardise)
+        require(same, "start", owner, "be a posterior of a model that standardises alike", f"one {given}")
+    trained = method.traits.fixed_start and model.standardise
+    must = "be a method or a posterior where the model standardises: a trained network expects its own inputs"
+    require(not trained, "at", owner, must, "'network'")
+    return model
 
 
 def reads_own_start(method: Method[Any]) -> bool:

@@ -77,6 +77,7 @@ def save(posterior: Posterior, path: str | PathLike[str]) -> None:
     tensors = {f"posterior.{name}": t for name, t in posterior.tensors().items()}
     tensors |= {f"buffer.{name}": t for name, t in posterior.buffers.items()}
     tensors |= {f"history.{name}": t for name, t in posterior.history.items()}
+    tensors |= {f"bound.{name}": t for name, t in posterior.model.bound_tensors().items()}
     write(path, "posterior", tensors, meta)
 
 
@@ -105,7 +106,8 @@ def load(path: str | PathLike[str], model: BaseModel) -> Posterior:
     known = isinstance(model, BaseModel)
     require(known, "model", "load", "be a Model, a Density or a latent model", type(model).__name__)
     tensors, meta = read(path, "posterior")
-    model = model.like(meta["model"])  # with the shapes of the data of the fit
+    part = lambda prefix: {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
+    model = model.like(meta["model"], part("bound."))  # with the shapes and the units of the data of the fit
     wanted, found = model.describe(), meta["model"]
     if found != wanted:
         raise StoreError(f"{os.fspath(path)} belongs to another model: {_difference(found, wanted)}.")
@@ -121,7 +123,6 @@ def load(path: str | PathLike[str], model: BaseModel) -> Posterior:
         torch.Size(meta["event"]),
         meta["single"],
     )
-    part = lambda prefix: {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}  # noqa: E731
     own_tensors = {name: t.to(model.device) for name, t in part("posterior.").items()}
     kind = KINDS[meta["kind"]]
     wrong = [
@@ -274,4 +275,7 @@ def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
         return "its parameters come in another order"
     if found["network"] != wanted["network"]:
         return "its network has other layers, or other options in them"
+    if found.get("standardise") != wanted.get("standardise"):
+        there = "was" if found.get("standardise") else "wasn't"
+        return f"it {there} made with standardise=True"
     return f"its likelihood is {stored}, this one's is {current}"

@@ -304,7 +304,7 @@ class Latent(BaseModel):
             device=device,
         )
 
-    def like(self, described: Mapping[str, Any]) -> Self:
+    def like(self, described: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> Self:
         """Return the model in the shapes that `describe` recorded; itself if it has shapes already."""
         if self.density is not None or "shapes" not in described:
             return self

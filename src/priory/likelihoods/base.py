@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 
-from priory.core.errors import InputError
+from priory.core.errors import InputError, require
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
     from torch.distributions import Distribution
 
     from priory.core.flat import Param
+    from priory.core.units import Units
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,14 @@ class Likelihood(ABC):
     classes: ClassVar[bool] = False  # whether y is a class label, so that probabilities and entropies are defined
     discrete: ClassVar[bool] = False  # whether y is an integer, so that its quantiles are integers too
 
-    unit_scale: ClassVar[bool] = False  # whether targets should be of about unit scale, as a noise to be learnt expects
+    unit_scale: ClassVar[bool] = False  # whether targets should be of about unit scale, so that `in_units` is defined
 
     @property
-    def slope(self) -> float | None:
-        """dE[y | f]/df if y is Gaussian with a mean linear in f and a noise that does not depend on f, else None."""
+    def slope(self) -> float | Tensor | None:
+        """dE[y | f]/df, a number or one per output, if y is Gaussian with a mean linear in f; else None.
+
+        It is None too if the noise depends on f.
+        """
         return None
 
     @property
@@ -64,6 +68,21 @@ class Likelihood(ABC):
     def declared(self) -> dict[str, Declared]:
         """The learnt parameters by short name, such as "noise"; a Model names them "likelihood.noise"."""
         return {}
+
+    def in_units(self, units: Units | None) -> Self:
+        """Return the likelihood of targets in these units, given outputs at unit scale.
+
+        Args:
+            units: The shift and the scale of the targets; None for targets at unit scale.
+
+        Returns:
+            A likelihood whose `log_prob`, moments, draws and distribution function are in the user's units.
+
+        Raises:
+            InputError: If targets of this likelihood have no units, as labels and counts.
+        """
+        require(units is None, "units", type(self).__name__, "be left out: its targets have no units", units)
+        return self
 
     def start(self, targets: Tensor) -> dict[str, Tensor]:
         """Return initial values of the learnt parameters.

@@ -42,17 +42,18 @@ class Gaussian(LocationScale):
         super().__init__(noise, "noise", outputs, prior)
 
     @property
-    def slope(self) -> float | None:
-        return None if self._source == "network" else 1.0
+    def slope(self) -> float | Tensor | None:
+        if self._source == "network":
+            return None
+        return 1.0 if self.units is None else self.units.pair(self.units.scale)[1]
 
     @property
     def information(self) -> tuple[float, float]:
         return 1.0, 2.0
 
     def log_prob(self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> Tensor:
-        location, scale = self.location_and_scale(outputs, learnt)
-        z = (targets - location) / scale
-        return per_datum(-0.5 * z * z - (torch.log(scale) + 0.5 * math.log(2 * math.pi)), targets)
+        z, log_scale = self.residuals(outputs, targets, learnt)
+        return per_datum(-0.5 * z * z - (log_scale + 0.5 * math.log(2 * math.pi)), targets)
 
     def mean(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
         return self.location_and_scale(outputs, learnt)[0]

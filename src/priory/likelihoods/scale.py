@@ -1,13 +1,18 @@
 """Location-scale likelihoods, whose scale is learnt, given, or predicted by the network.
 
 A network that predicts the scale gives d locations and then d raw scales in its last dimension, scale = softplus(raw).
+
+A model that standardises its targets gives the likelihood their units. The network's outputs, a learnt scale and the
+network's own scales are then at unit scale, y = shift + unit (f + scale eps); targets, moments, draws, densities and a
+given scale are in the user's units.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -21,6 +26,8 @@ from priory.likelihoods.base import Declared, Likelihood, as_float, diagonal_roo
 if TYPE_CHECKING:
     from torch.distributions import Distribution
 
+    from priory.core.units import Units
+
 MIN_NETWORK_SCALE = 1e-6  # added to softplus, which can underflow to a scale of 0
 
 
@@ -28,6 +35,7 @@ class LocationScale(Likelihood):
     """Base class of Gaussian and StudentT: where the scale comes from, and how it broadcasts with the outputs."""
 
     unit_scale: ClassVar[bool] = True
+    units: Units | None = None  # of the targets; None at unit scale
 
     def __init__(self, scale: float | str | Tensor, name: str, outputs: int, prior: Distribution | None) -> None:
         owner = type(self).__name__
@@ -68,10 +76,15 @@ class LocationScale(Likelihood):
         shape = () if self._outputs == 1 else (self._outputs,)
         return {self._name: Declared(Param(shape, constraints.positive), self._prior)}
 
+    def in_units(self, units: Units | None) -> Self:
+        likelihood = copy.copy(self)
+        likelihood.units = units
+        return likelihood
+
     def start(self, targets: Tensor) -> dict[str, Tensor]:
         if self._source != "learn":
             return {}
-        columns = targets.double().reshape(-1, self._outputs)
+        columns = self.standard(targets.double()).reshape(-1, self._outputs)
         # Below the spread of the targets, so that training first fits the network instead of explaining everything as
         # noise; but not far below the first errors, which are of the size of the targets.
         scale = torch.maximum(0.3 * columns.std(0, unbiased=False), 0.1 * columns.mean(0).abs()).clamp_min(1e-3)
@@ -105,18 +118,36 @@ class LocationScale(Likelihood):
 
     def roots(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
         of_location, of_log_scale = self.information
-        location, scale = self.location_and_scale(outputs, learnt)
+        location, scale = self.at_unit_scale(outputs, learnt)
         root = math.sqrt(of_location) / scale
         if self._source == "network":  # diagonal: the location's score is odd in y - location, the scale's is even
             slope = torch.sigmoid(outputs[..., 1])  # d scale / d raw
             return diagonal_roots(torch.stack([root, math.sqrt(of_log_scale) * slope / scale], -1))
         return diagonal_roots(root.expand_as(location))
 
-    def location_and_scale(self, outputs: Tensor, learnt: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the location and the scale, which broadcast to (*B, n, *event)."""
+    def standard(self, targets: Tensor) -> Tensor:
+        """Return the targets at the scale of the network's outputs."""
+        return targets if self.units is None else self.units.standard(targets)
+
+    def at_unit_scale(self, outputs: Tensor, learnt: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the location and the scale of standardised targets, which broadcast to (*B, n, *event)."""
         if self._source == "network":
             location, raw = outputs.unbind(-1)
             return location, softplus(raw) + MIN_NETWORK_SCALE
         if self._given is not None:
-            return outputs, self._given.to(outputs)
+            given = self._given.to(outputs)
+            return outputs, given if self.units is None else given / self.units.pair(outputs)[1]
         return outputs, lift(learnt[self._name], int(self._outputs > 1), outputs)
+
+    def location_and_scale(self, outputs: Tensor, learnt: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the location and the scale of the targets, which broadcast to (*B, n, *event)."""
+        location, scale = self.at_unit_scale(outputs, learnt)
+        if self.units is None:
+            return location, scale
+        return self.units.restore(location), scale * self.units.pair(location)[1]
+
+    def residuals(self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return (targets - location) / scale, and the log scale in the user's units."""
+        location, scale = self.at_unit_scale(outputs, learnt)
+        z = (self.standard(targets) - location) / scale
+        return z, torch.log(scale if self.units is None else scale * self.units.pair(location)[1])

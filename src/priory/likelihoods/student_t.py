@@ -61,10 +61,10 @@ class StudentT(LocationScale):
         return (self.df + 1) / (self.df + 3), 2 * self.df / (self.df + 3)
 
     def log_prob(self, outputs: Tensor, targets: Tensor, learnt: dict[str, Tensor]) -> Tensor:
-        location, scale = self.location_and_scale(outputs, learnt)
-        z, df = (targets - location) / scale, self.df
+        z, log_scale = self.residuals(outputs, targets, learnt)
+        df = self.df
         constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi)
-        return per_datum(constant - torch.log(scale) - (df + 1) / 2 * torch.log1p(z * z / df), targets)
+        return per_datum(constant - log_scale - (df + 1) / 2 * torch.log1p(z * z / df), targets)
 
     def mean(self, outputs: Tensor, learnt: dict[str, Tensor]) -> Tensor:
         location = self.location_and_scale(outputs, learnt)[0]

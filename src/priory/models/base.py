@@ -180,8 +180,12 @@ class BaseModel(ABC):
     def describe(self) -> dict[str, Any]:
         """Return the properties that must match those of a stored posterior, as JSON."""
 
-    def like(self, described: Mapping[str, Any]) -> Self:
-        """Return the model in the shapes that `describe` recorded; itself if it is bound to data already."""
+    def bound_tensors(self) -> dict[str, Tensor]:
+        """Return what `bind` has estimated from the data, which a file stores for `like`."""
+        return {}
+
+    def like(self, described: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> Self:
+        """Return the model in the shapes that `describe` recorded, with the `bound_tensors` of a file."""
         return self
 
     def prior_as_given(self) -> Any:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from priory.core.data import Batch, Data, check_finite, part
-from priory.core.errors import InputError, require, warn
+from priory.core.data import Batch, Data, check_finite, part, unchanged
+from priory.core.errors import InputError, require
 from priory.core.flat import Layout
 from priory.core.tables import counted
 from priory.likelihoods import Likelihood
 from priory.models.base import BaseModel, Capabilities
+from priory.models.standardisation import Standardisation, warn_of_scale
 from priory.network.evaluation import Evaluation
 from priory.network.layer_chain import SharedInputs
 from priory.network.skeleton import MEMORY_LIMIT, Network
@@ -47,6 +48,10 @@ class Model(BaseModel):
             centred normal), a scale rule ("glorot", "he" or "fan_in"), "flat", `priors.Hierarchical()` for a learnt
             precision, or a dict from name patterns to these, in which the first pattern that matches a parameter's
             name applies. Default: "glorot".
+        standardise: Whether `fit` standardises inputs, and the targets of `Gaussian` and `StudentT`, by the mean and
+            the standard deviation of the training rows. The network and the priors, also that of a learnt noise, are
+            then at unit scale; predictions, densities, evidences and a given noise are in the user's units. The
+            posterior keeps the units. Default: False.
 
     Raises:
         InputError: If the likelihood is not a likelihood, the prior can't be read, or names clash.
@@ -58,7 +63,9 @@ class Model(BaseModel):
         ('weight', 'bias', 'likelihood.noise')
     """
 
-    def __init__(self, net: nn.Module, likelihood: Likelihood, prior: Any = "glorot") -> None:
+    def __init__(
+        self, net: nn.Module, likelihood: Likelihood, prior: Any = "glorot", *, standardise: bool = False
+    ) -> None:
         require(
             isinstance(likelihood, Likelihood),
             "likelihood",
@@ -66,7 +73,9 @@ class Model(BaseModel):
             "be a likelihood such as Gaussian() or Categorical()",
             likelihood.__name__ + " itself" if isinstance(likelihood, type) else type(likelihood).__name__,
         )
-        self.net, self.likelihood = net, likelihood
+        require(isinstance(standardise, bool), "standardise", "Model", "be True or False", repr(standardise))
+        self.net, self.likelihood, self.standardise = net, likelihood, standardise
+        self.units: Standardisation | None = None  # of inputs and targets, once a fit has estimated them
         self.network = Network(net)
         likelihood_params = {f"likelihood.{name}": d for name, d in likelihood.declared.items()}
         priors_by_name = read_prior(prior, list(self.network.params), self.network.skeleton, self.network.dtype)
@@ -86,7 +95,9 @@ class Model(BaseModel):
 
     def __repr__(self) -> str:
         weights = f"{type(self.net).__name__} with {counted(self.network.size, 'weight')}"
-        return f"Model({weights}, {self.likelihood!r}, prior={self._prior_text})"
+        scale = ", standardise=True" if self.standardise else ""
+        found = f" ({self.units})" if self.units is not None and str(self.units) else ""
+        return f"Model({weights}, {self.likelihood!r}, prior={self._prior_text}{scale}{found})"
 
     def __copy__(self) -> Model:
         model = object.__new__(type(self))
@@ -99,7 +110,9 @@ class Model(BaseModel):
         drawn = {name: network.initial[place] for name, place in network.place_of.items()}
         found = {"written": network.written, "modes": network.modes, "silent": network.silent, "quiet": network.quiet}
         state = {"prior": self.prior, "example": self._example, "tensors": {**network.fixed(), **drawn}}
-        return restored, (type(self), self.net, self.likelihood, self._prior_argument, {**state, **found})
+        state |= {"standardise": self.standardise, "units": self.units}
+        likelihood = self.likelihood if self.units is None else self.likelihood.in_units(None)
+        return restored, (type(self), self.net, likelihood, self._prior_argument, {**state, **found})
 
     @property
     def capabilities(self) -> Capabilities:
@@ -118,7 +131,36 @@ class Model(BaseModel):
         wide = {**state, "prior": None, "example": None if self._example is None else self._example.double()}
         return restored(kind, copy.deepcopy(net).double(), likelihood, prior, wide)
 
+    def with_units(self, units: Standardisation) -> Model:
+        """Return a copy of the model for data in these units."""
+        model = copy.copy(self)
+        model.units, model.likelihood = units, self.likelihood.in_units(units.targets)
+        model.evaluation = Evaluation(model.network, model._log_prob, model.layout.size, model.learnt)
+        return model
+
     # Data.
+
+    def bind(
+        self, data: Any, batch_size: int | None = None, weights: Any = None, num_data: int | None = None
+    ) -> tuple[Model, Data]:
+        """Bind the model to data: estimate their units, if it standardises and has none yet, and convert the data."""
+        rows = Data.of(data, batch_size, weights, num_data=num_data)
+        if isinstance(data, Data) and rows.prepare is not unchanged:
+            return self._bound_like(rows), rows
+        model = self
+        if self.standardise and self.units is None:
+            model = self.with_units(Standardisation.of(rows, self.network, self.likelihood.unit_scale))
+        return model, rows.prepared(model.prepare)
+
+    def _bound_like(self, rows: Data) -> Model:
+        """Return the model in the units in which these rows were prepared."""
+        units = getattr(getattr(rows.prepare, "__self__", None), "units", None)
+        if self.units == units and (units is not None or not self.standardise):
+            return self
+        must = "be the rows as you have them, because this model has other units"
+        require(self.standardise and self.units is None and units is not None, "data", "fit", must, "prepared rows")
+        assert units is not None
+        return self.with_units(units)
 
     def prepare(self, batch: Batch) -> Batch:
         """Check a batch, targets last, and convert it to the model's types and device."""
@@ -131,8 +173,16 @@ class Model(BaseModel):
         return (*self.prepare_inputs(batch[:-1]), targets)
 
     def prepare_inputs(self, inputs: Batch) -> Batch:
-        """Convert inputs to the network's type; integers stay integers for a network that may use them as indices."""
+        """Convert inputs to the network's type and units.
+
+        Integers stay integers for a network that may use them as indices.
+        """
         numbers = self.network.takes_numbers
+        if self.standardise:
+            must = "be False where no fit has estimated the units"
+            require(self.units is not None, "standardise", "Model", must, True)
+            assert self.units is not None
+            inputs = self.units.standard_inputs(inputs, self.dtype)
         return tuple(
             x.to(self.device, self.dtype if x.is_floating_point() or (numbers and not x.is_complex()) else x.dtype)
             for x in inputs
@@ -180,23 +230,8 @@ class Model(BaseModel):
 
     def warn_of_scale(self, data: Data) -> None:
         """Warn if data are far from unit scale, which default priors, learning rates and noise scales assume."""
-        if data.tensors is None:
-            return
-        targets = [("targets", data.tensors[-1])] if self.likelihood.unit_scale else []
-        for name, t in [("inputs", data.tensors[0]), *targets]:
-            if not t.is_floating_point() or t.ndim > 2 or len(t) < 2:
-                continue
-            columns = t.double().reshape(len(t), -1)
-            centre, spread, top = columns.mean(0), columns.std(0), columns.abs().amax(0)
-            odd = (spread > 50) | ((top > 0) & (top < 0.05)) | (centre.abs() > 20 * spread.clamp_min(0.5))
-            if bool(odd.any()):
-                column = int(odd.nonzero()[0])
-                where = f", column {column}," if columns.shape[1] > 1 else ""
-                warn(
-                    f"The {name}{where} have mean {float(centre[column]):.3g} and standard deviation "
-                    f"{float(spread[column]):.3g}: standardise them, because priors and learning rates assume unit "
-                    "scale."
-                )
+        if not self.standardise:
+            warn_of_scale(data, self.network, self.likelihood.unit_scale)
 
     def _try(self, batch: Batch) -> tuple[Tensor, bool]:
         """Return the outputs of a pass in training mode, and whether it drew random numbers."""
@@ -332,7 +367,16 @@ class Model(BaseModel):
     def describe(self) -> dict[str, Any]:
         """Return the properties that must match those of a stored posterior."""
         network = re.sub(r" at 0x[0-9a-f]+", "", repr(self.network.skeleton))
-        return {"layout": self.layout.signature(), "likelihood": repr(self.likelihood), "network": network}
+        found = {"layout": self.layout.signature(), "likelihood": repr(self.likelihood), "network": network}
+        return {**found, "standardise": True} if self.standardise else found
+
+    def bound_tensors(self) -> dict[str, Tensor]:
+        """Return the units of inputs and targets."""
+        return {} if self.units is None else self.units.tensors()
+
+    def like(self, described: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> Model:
+        """Return the model in the units that a file stores."""
+        return self.with_units(Standardisation.of_tensors(tensors)) if tensors and self.standardise else self
 
     def prior_as_given(self) -> Prior:
         """Return the prior before the evidence scaled it; penalties on q are evaluated at unit scales."""
@@ -347,11 +391,12 @@ def restored(kind: type[Model], net: nn.Module, likelihood: Likelihood, prior: A
     for name, module in given.named_modules():
         module.training = state["modes"][name]
     model = object.__new__(kind)
-    Model.__init__(model, given, likelihood, prior)
+    Model.__init__(model, given, likelihood, prior, standardise=state.get("standardise", False))
     model.net, model.prior, model._example = net, state["prior"] or model.prior, state["example"]
     model.network.written = state["written"]
     model.network.disable_dropout(state["silent"], state["quiet"])
-    return model
+    units = state.get("units")
+    return model if units is None else model.with_units(units)
 
 
 def rows_given(data: Any, owner: str) -> Data:
@@ -364,3 +409,9 @@ def rows_given(data: Any, owner: str) -> Data:
     got = "None" if rows.num_data is None else f"{parts} part"
     require(parts >= 2, "data", owner, "be inputs and targets, such as (X, y)", got)
     return rows
+
+
+def inputs_as_given(rows: Data, inputs: Batch) -> Batch:
+    """Return inputs of bound rows in the user's units, as `predict` takes them."""
+    units = getattr(getattr(rows.prepare, "__self__", None), "units", None)
+    return inputs if units is None else units.original_inputs(inputs)

@@ -419,7 +419,8 @@ class Posterior(ComputesKL, ABC):
         save(self, path)
 
     def __repr__(self) -> str:
-        data = "no data" if self.num_data is None else counted(self.num_data, "row")
+        noun = "standardised row" if self.model.bound_tensors() else "row"
+        data = "no data" if self.num_data is None else counted(self.num_data, noun)
         size = counted(self.model.layout.size, "parameter")
         return f"{type(self).__name__}({size}, {data}, by {self.method}{self._status_text()})"
 

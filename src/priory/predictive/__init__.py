@@ -6,7 +6,6 @@ from priory.predictive.distribution import PredictiveDistribution
 from priory.predictive.draws import MixtureOfDraws
 from priory.predictive.linearised import LINKS, Linearised
 from priory.predictive.prediction import ClassPrediction, CountPrediction, Prediction, RegressionPrediction, predict
-from priory.predictive.units import Rescaled, Units
 
 __all__ = [
     "LINKS",
@@ -19,7 +18,5 @@ __all__ = [
     "Prediction",
     "PredictiveDistribution",
     "RegressionPrediction",
-    "Rescaled",
-    "Units",
     "predict",
 ]

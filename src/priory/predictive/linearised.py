@@ -154,6 +154,12 @@ class Linearised(PredictiveDistribution):
         return self.likelihood.slope is not None
 
     @cached_property
+    def _slopes(self) -> Tensor | None:
+        """dE[y | f]/df of each output, (n, *rest), where the mean is linear in f."""
+        slope, m = self.likelihood.slope, self.location
+        return None if slope is None else torch.as_tensor(slope, dtype=m.dtype, device=m.device).expand_as(m)
+
+    @cached_property
     def _blocks(self) -> tuple[Tensor, Tensor]:
         """m and V as independent Gaussians, (n, *positions, B) and (n, *positions, B, B)."""
         m, v = self.location, self.covariance
@@ -199,8 +205,8 @@ class Linearised(PredictiveDistribution):
     @cached_property
     def epistemic(self) -> Tensor:
         """Var over f of E[y | f]: the part of the variance that more data would remove."""
-        if self.likelihood.slope is not None:
-            return self.likelihood.slope**2 * self._variances
+        if self._slopes is not None:
+            return self._slopes.square() * self._variances
         mixture_epistemic = self._mixture.epistemic
         # draws and closed form differ slightly, and total - epistemic must not be negative
         return (
@@ -252,11 +258,13 @@ class Linearised(PredictiveDistribution):
     # The distribution itself.
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        if self.likelihood.slope is not None:
+        if self._slopes is not None:
             _, v = self._blocks
             lead = v.shape[:-1]
             noise = torch.diag_embed(self.aleatoric.reshape(lead))
-            values = log_normal((targets - self.mean).reshape(lead), self.likelihood.slope**2 * v + noise)
+            slopes = self._slopes.reshape(lead)
+            v = slopes.unsqueeze(-1) * v * slopes.unsqueeze(-2)
+            values = log_normal((targets - self.mean).reshape(lead), v + noise)
             return values.reshape(len(values), -1).sum(-1)
         if self._moderated is not None:
             return self.likelihood.log_prob(self._moderated, targets, self.learnt)

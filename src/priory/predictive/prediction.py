@@ -30,7 +30,6 @@ from priory.network.layer_chain import SharedInputs
 from priory.network.skeleton import MEMORY_LIMIT
 from priory.predictive.averaged import Averaged
 from priory.predictive.draws import MixtureOfDraws
-from priory.predictive.units import Rescaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from priory.likelihoods import Likelihood
     from priory.models.model import Buffers, Model
     from priory.predictive.distribution import PredictiveDistribution
-    from priory.predictive.units import Units
 
 MAX_BISECTIONS = 60  # of a bracket around a quantile
 MAX_DOUBLINGS = 200  # of the step that widens a bracket
@@ -111,18 +109,6 @@ class Prediction(ABC):
         widest = max((p.example.dtype for p in distributions), key=lambda dtype: torch.finfo(dtype).bits)
         weights = weights.to(distributions[0].example.device, widest)
         return Prediction.of(Averaged(first.likelihood, first.event, tuple(distributions), weights), first.prepare)
-
-    def in_units(self, units: Units) -> Prediction:
-        """Return the prediction in the original units of standardised targets.
-
-        Args:
-            units: The shift and scale by which the targets were standardised.
-
-        Returns:
-            The prediction of `units.shift + units.scale * y`.
-        """
-        rescaled = Rescaled(self.likelihood, self.event, self.distribution, units)
-        return Prediction.of(rescaled, self.prepare)
 
     def __repr__(self) -> str:
         return (

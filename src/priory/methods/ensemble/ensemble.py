@@ -326,10 +326,13 @@ class Anchored(Target):
         return model.log_likelihood_and_grad(w, (*inputs, y), self.factor(batch), buffers or {}, offset)
 
     def _scale(self, w: Tensor, y: Tensor) -> Tensor:
-        """The standard deviation of the targets under each member, (M, n, *event)."""
+        """The standard deviation of the targets under each member, in units of the outputs, (M, n, *event)."""
         model = self.network_model("Ensemble")
+        slope = model.likelihood.slope
+        assert slope is not None
         with torch.no_grad():
-            return model.likelihood.variance(y.expand(len(w), *y.shape), model.learnt_at(w)).sqrt()
+            scale = model.likelihood.variance(y.expand(len(w), *y.shape), model.learnt_at(w)).sqrt()
+        return scale / (slope.to(scale) if isinstance(slope, Tensor) else slope)
 
 
 def check_anchored(target: Target, data: Data) -> None:
