@@ -162,6 +162,7 @@ def test_a_density_without_curvature_has_a_rate_all_the_same():
 METHODS = {"SGLD": pr.SGLD(chains=8), "SGHMC": pr.SGHMC(chains=8)}
 
 
+@pytest.mark.filterwarnings("ignore:The targets have mean")  # a noise of 10 is far from unit scale, on purpose
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("batch_size", [100, 20])
