@@ -86,6 +86,7 @@ def test_the_mode_at_a_temperature_has_its_closed_form(temperature):
         torch.testing.assert_close(found, torch.linalg.solve(X.T @ X + penalty, X.T @ line.y), rtol=0, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:The targets have mean 5")
 def test_a_constant_target_is_found_and_its_noise_is_small():
     X = torch.randn(60, 2, generator=stream(0, "x"))
     net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
