@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import math
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -65,26 +64,23 @@ VI = "VI (Graves 2011)"
 ONE_LAYER = "1 layer x 50 ReLU (100 protein)"
 
 
-def one_split(folder: Path, name: str, split: int, method: str, epochs: int, batch_size: int) -> tuple[float, float]:
+def one_split(
+    folder: Path, name: str, split: int, method: str, epochs: int | None, batch_size: int | None
+) -> tuple[float, float]:
     """RMSE and mean log predictive density of one split, in the original units."""
     torch.set_num_threads(1)
     torch.manual_seed(split)
     stored = np.load(folder / "uci" / f"{name}.npz")
     X, y = stored["X"].astype(np.float32), stored["y"].astype(np.float32).reshape(-1)
     train, test = stored["train_index"][split], stored["test_index"][split]
-    spread = X[train].std(0)
-    X = (X - X[train].mean(0)) / np.where(spread > 0, spread, 1)
-    centre, scale = y[train].mean(), y[train].std()
-
     net = nn.Sequential(nn.Linear(X.shape[1], 50), nn.ReLU(), nn.Linear(50, 1))
-    model = pr.Model(net, pr.Gaussian(), prior=PRIORS.get(method, PRIOR))
-    data = (X[train], (y[train] - centre) / scale)
-    length = {"steps": STEPS[method]} if method in STEPS else {"epochs": epochs}
-    posterior = pr.fit(model, data, METHODS[method](name), batch_size=batch_size, seed=split, progress=False, **length)
+    model = pr.Model(net, pr.Gaussian(), prior=PRIORS.get(method, PRIOR), standardise=True)
+    length = {"steps": STEPS[method]} if epochs and method in STEPS else {"epochs": epochs}
+    options = {"batch_size": batch_size, "seed": split, "progress": False, **length}
+    posterior = pr.fit(model, (X[train], y[train]), METHODS[method](name), **options)
     prediction = posterior.predict(X[test], samples=256)
-    standard = torch.as_tensor((y[test] - centre) / scale)
-    rmse = float((prediction.mean - standard).square().mean().sqrt()) * float(scale)
-    return rmse, float(prediction.log_prob(standard).mean()) - math.log(scale)
+    targets = torch.as_tensor(y[test])
+    return float((prediction.mean - targets).square().mean().sqrt()), float(prediction.log_prob(targets).mean())
 
 
 def published(folder: Path, name: str) -> list[str]:
@@ -121,6 +117,7 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--epochs", type=int, help="instead of each set's own number, for methods without one")
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--defaults", action="store_true", help="the length and batch size of fit itself")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     if not (options.data / "uci").is_dir():
@@ -131,10 +128,11 @@ def main() -> None:
         print("\n".join(published(options.data, name)))
         for method in options.methods:
             began = time.perf_counter()
-            epochs = options.epochs or SETS[name]
+            epochs = None if options.defaults else options.epochs or SETS[name]
+            batch_size = None if options.defaults else options.batch_size
             with ProcessPoolExecutor(options.jobs) as pool:
                 runs = [
-                    pool.submit(one_split, options.data, name, split, method, epochs, options.batch_size)
+                    pool.submit(one_split, options.data, name, split, method, epochs, batch_size)
                     for split in range(options.splits)
                 ]
                 scores = torch.tensor([run.result() for run in runs], dtype=torch.float64)
