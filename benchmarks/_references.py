@@ -7,7 +7,8 @@ The densities are written again here, batched, in coordinates of their own.
 - Hierarchical models and latent states: importance sampling of the other parameters. The effects or states are
   integrated out, exactly in a linear Gaussian model and by quadrature in a logistic one, and their moments follow from
   their conditional means and variances.
-- The horseshoe: a Gibbs sampler.
+- The horseshoe: a Gibbs sampler. NUTS on its scales alone, with the coefficients integrated out in closed form, agrees:
+  44 comparisons of means and sds within 2.9 standard errors.
 - The funnel and the bimodal density: closed forms.
 
 References:

@@ -252,9 +252,9 @@ class Chains(Posterior):
         if problem and has_network(self.model) and self._predictions_table is None:
             remedy = "Weights have symmetries that chains need not cross: check function_space(x) instead."
             return Status("doubtful", f"{problem} {remedy}")
-        if problem:
-            return Status("not_converged", problem)
         trouble = replace(table, divergences=len(self.divergences), bfmi=self._bfmi).trouble
+        if problem:
+            return Status("not_converged", " ".join([problem, *trouble]))
         return Status("doubtful", " ".join(trouble)) if trouble else CONVERGED
 
     @property

@@ -258,7 +258,8 @@ def test_momenta_get_heavy_tails_where_the_density_varies_more_than_that_of_a_ga
     assert abs(float(kept) - float(tail)) < 0.5
     widest = momentum_tail(energies(1e6))
     assert widest is not None
-    assert float(widest) == 100 / 4  # four degrees of freedom
+    assert float(widest) == 100 / 16  # sixteen degrees of freedom
+    assert momentum_tail(energies(1e6, size=16)) is None  # which for so few coordinates are hardly heavy tails
 
 
 # The warm-up.

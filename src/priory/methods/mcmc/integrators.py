@@ -21,7 +21,8 @@ multivariate Student-t distribution instead, with P / a degrees of freedom (`tai
     K = (P / 2) (1 + 1 / a) log(1 + a p' C p / P),        v = C p (1 + a) / (1 + a p' C p / P)
 
 The variance of K is (P / 2) (1 + a). And where the coordinates become narrow, momenta grow and the velocity shrinks in
-proportion, so that steps adapt to a common scale. For a -> 0 the momenta are normal.
+proportion, so that steps adapt to a common scale. For a -> 0 the momenta are normal. K grows slowly in p, so that the
+energy of a trajectory that fails rises by less: a rise by K of the momentum whose p' C p / 2 is E counts as one by E.
 
 References:
     Livingstone, Faulkner and Roberts (2019), Kinetic energy choice in Hamiltonian/hybrid Monte Carlo.
@@ -78,8 +79,11 @@ def integrate(
 def kinetic(metric: Metric, p: Tensor, tail: Tensor | None = None) -> Tensor:
     """The kinetic energy of momenta p (*B, K, P), (*B, K); `tail` (*B, 1) is None for normal momenta."""
     square, size = (p * metric.velocity(p)).sum(-1), p.shape[-1]
-    if tail is None:
-        return 0.5 * square
+    return 0.5 * square if tail is None else student_energy(square, size, tail)
+
+
+def student_energy(square: Tensor | float, size: int, tail: Tensor) -> Tensor:
+    """The kinetic energy of heavy-tailed momenta with p' C p = square, where normal ones have half the square."""
     return 0.5 * size * (1 + 1 / tail) * torch.log1p(tail * square / size)
 
 

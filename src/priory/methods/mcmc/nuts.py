@@ -17,9 +17,9 @@ and Dillon 2019): at an even point its momentum, the momentum before it, and the
 is masked.
 
 A transition takes as long as the longest of its chains, and in a heavy tail a single chain may need a thousand steps.
-So once at most one chain in STRAGGLER_SHARE is still active, it stops with its trajectory as it is: another doubling
-would cost all chains as much as the whole transition so far. The draws stay exact: the same chains are left after each
-doubling, whichever point of its trajectory each chain starts from.
+So once at most one chain in 32 is still active, or in 8 with long trees, it stops with its trajectory as it is: another
+doubling would cost all chains as much as the whole transition so far. The draws stay exact: the same chains are left
+after each doubling, whichever point of its trajectory each chain starts from.
 
 Where log p varies more than a Gaussian's, momenta have heavy tails (`priory.methods.mcmc.integrators`). Their velocity
 is C p times a positive number, so a stretch turns by the same rule.
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from priory.core.errors import is_integer, require
-from priory.methods.mcmc.integrators import heavy, integrate, kinetic
+from priory.methods.mcmc.integrators import heavy, integrate, kinetic, student_energy
 from priory.methods.mcmc.sampler import DIVERGENCE_NATS, Move, Sampler, State, normal, probability, wide
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 EARLY_STEPS, EARLY_MAX_DEPTH = 8, 5  # in the first transitions, before the scales are known, the depth is capped
 CHECK_EVERY = 4  # points between two checks of whether any chain is still active
-STRAGGLER_SHARE = 8  # once no more than one chain in this many is active, it is stopped
+STRAGGLER_SHARE = 32  # once no more than one chain in this many is active, it is stopped
+LONG_TREE_DEPTH, LONG_TREE_SHARE = 6, 8  # the same for trees from this depth on, where a doubling costs more
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ def walk(state: State, p: Tensor, deepest: int, noise: torch.Generator) -> Tree:
     for depth in range(deepest):
         coins = torch.rand(2, *energy.shape, generator=noise, dtype=energy.dtype, device=energy.device)
         double(tree, state, depth, coins[0] < 0.5, coins[1], noise)
-        tree.active = tree.active & (tree.active.sum(-1, keepdim=True) > energy.shape[-1] // STRAGGLER_SHARE)
+        share = LONG_TREE_SHARE if depth + 1 >= LONG_TREE_DEPTH else STRAGGLER_SHARE
+        tree.active = tree.active & (tree.active.sum(-1, keepdim=True) > energy.shape[-1] // share)
         if not bool(tree.active.any()):
             break
     return tree
@@ -172,6 +174,7 @@ def grow(tree: Tree, state: State, depth: int, edge: Tensor, forward: Tensor, no
     logs = torch.rand(2**depth, *forward.shape, generator=noise, dtype=w.dtype, device=w.device).log_()
     going, weight, total = tree.active, torch.full_like(tree.start, -torch.inf), torch.zeros_like(p)
     chosen, point, near, before = edge, edge, p, p
+    highest = DIVERGENCE_NATS if state.tail is None else student_energy(2 * DIVERGENCE_NATS, w.shape[-1], state.tail)
     marks: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by level: a momentum, the one before, the sum up to it
     for n in range(2**depth):
         w, p, value, gradient = integrate("leapfrog", state.joint, state.metric, w, p, gradient, size, 1, state.tail)
@@ -180,7 +183,7 @@ def grow(tree: Tree, state: State, depth: int, edge: Tensor, forward: Tensor, no
         point = packed(w, p, gradient, value, energy)
         tree.acceptance = torch.where(going, tree.acceptance + probability(gain), tree.acceptance)
         tree.steps = tree.steps + going
-        sound = gain > -DIVERGENCE_NATS
+        sound = gain > -highest
         tree.divergent = tree.divergent | (going & ~sound)
         going = going & sound
         weight = torch.logaddexp(weight, gain)

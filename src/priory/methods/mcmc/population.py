@@ -49,7 +49,7 @@ NEGLIGIBLE_NATS = (10.0, 4.0)  # log share of the posterior below which a region
 MODE_SNAPSHOTS = 8  # of a chain, from which the share of its region is estimated
 MIN_TAIL = 1.0  # of momenta: below it they stay normal
 NORMAL_TAIL = 1e-6  # of members whose momenta are normal, beside others with heavy tails
-MIN_FREEDOM = 4.0  # degrees of freedom of heavy-tailed momenta: the speeds of chains then vary by a third
+MIN_FREEDOM = 16.0  # degrees of freedom of heavy-tailed momenta: the speeds of chains then vary by a fifth
 WINDOW_SNAPSHOTS = 32  # positions of all chains that a window holds at most
 LEARNING_POINTS = 1024  # points that a metric is learnt from, at least 8 per coordinate
 
@@ -120,10 +120,10 @@ def momentum_tail(window: Window) -> Tensor | None:
     size = window.x.shape[-1]
     values = window.values[..., window.count // 2 : window.count, :].flatten(-2)
     low, high = values.nan_to_num().quantile(values.new_tensor([0.16, 0.84]), dim=-1)
-    tail = 2 * ((high - low) / 2).square() / size - 1
+    tail = (2 * ((high - low) / 2).square() / size - 1).clamp(max=size / MIN_FREEDOM)
     if not bool((tail > MIN_TAIL).any()):
         return None
-    return torch.where(tail > MIN_TAIL, tail, NORMAL_TAIL).clamp(max=size / MIN_FREEDOM)[..., None]
+    return torch.where(tail > MIN_TAIL, tail, NORMAL_TAIL)[..., None]
 
 
 def ascend(
