@@ -113,7 +113,7 @@ def test_one_leapfrog_step_follows_the_formula():
 
 # Momenta with heavy tails.
 
-TAIL = torch.tensor([1.7], dtype=DOUBLE)
+TAIL = torch.tensor([SIZE / 3], dtype=DOUBLE)  # three degrees of freedom
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -142,6 +142,16 @@ def test_light_tails_are_those_of_normal_momenta():
     tail = torch.tensor([1e-9], dtype=DOUBLE)
     torch.testing.assert_close(kinetic(m, p, tail), kinetic(m, p), rtol=1e-7, atol=0)
     torch.testing.assert_close(velocity(m, p, tail), m.velocity(p), rtol=1e-7, atol=1e-9)
+
+
+def test_a_member_with_normal_momenta_is_not_changed_by_another_with_heavy_tails():
+    m, p = metric_of("dense"), randn(2, 5, SIZE, name="p")
+    tails = torch.tensor([[0.0], [1.0]], dtype=DOUBLE)
+    found = heavy(p, tails, stream(0, "integrators", "scales"))
+    assert torch.equal(found[0], p[0])
+    assert torch.equal(found[1], heavy(p, torch.ones_like(tails), stream(0, "integrators", "scales"))[1])
+    assert torch.equal(kinetic(m, p, tails)[0], kinetic(m, p)[0])
+    assert torch.equal(velocity(m, p, tails)[0], m.velocity(p)[0])
 
 
 def test_draws_of_heavy_tailed_momenta_have_the_energy_of_their_distribution():

@@ -77,14 +77,16 @@ def integrate(
 
 
 def kinetic(metric: Metric, p: Tensor, tail: Tensor | None = None) -> Tensor:
-    """The kinetic energy of momenta p (*B, K, P), (*B, K); `tail` (*B, 1) is None for normal momenta."""
+    """The kinetic energy of momenta p (*B, K, P), (*B, K); `tail` (*B, 1) is None or 0 for normal momenta."""
     square, size = (p * metric.velocity(p)).sum(-1), p.shape[-1]
-    return 0.5 * square if tail is None else student_energy(square, size, tail)
+    return 0.5 * square if tail is None else energy_of_square(square, size, tail)
 
 
-def student_energy(square: Tensor | float, size: int, tail: Tensor) -> Tensor:
-    """The kinetic energy of heavy-tailed momenta with p' C p = square, where normal ones have half the square."""
-    return 0.5 * size * (1 + 1 / tail) * torch.log1p(tail * square / size)
+def energy_of_square(square: Tensor | float, size: int, tail: Tensor) -> Tensor:
+    """The kinetic energy of momenta with p' C p = square, of which normal ones have half."""
+    some = torch.where(tail > 0, tail, 1.0)
+    heavier = 0.5 * size * (1 + 1 / some) * torch.log1p(some * square / size)
+    return torch.where(tail > 0, heavier, 0.5 * square)
 
 
 def velocity(metric: Metric, p: Tensor, tail: Tensor | None = None) -> Tensor:
@@ -97,7 +99,12 @@ def velocity(metric: Metric, p: Tensor, tail: Tensor | None = None) -> Tensor:
 
 
 def heavy(p: Tensor, tail: Tensor, generator: torch.Generator) -> Tensor:
-    """Momenta (*B, K, P) with Student-t tails, from normal ones: each chain's is divided by a random scale."""
-    half = (0.5 * p.shape[-1] / tail).expand(p.shape[:-1]).contiguous()  # of the degrees of freedom
-    chi_squared = torch._standard_gamma(half, generator=generator)  # pyright: ignore[reportPrivateImportUsage]
-    return p * (half / chi_squared).sqrt()[..., None]
+    """Momenta (*B, K, P) with Student-t tails, from normal ones: each chain's is divided by a random scale.
+
+    The degrees of freedom P / tail are integers up to P. The square of the scale is the mean of so many squared normal
+    numbers, of which every chain takes P, so that the members of an ensemble don't depend on each other.
+    """
+    numbers = torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device).square().cumsum(-1)
+    freedom = (p.shape[-1] / torch.where(tail > 0, tail, 1.0)).round().expand(p.shape[:-1])
+    chi_squared = numbers.gather(-1, freedom.long()[..., None] - 1)
+    return torch.where(tail[..., None] > 0, p * (freedom[..., None] / chi_squared).sqrt(), p)

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from priory.core.errors import is_integer, require
-from priory.methods.mcmc.integrators import heavy, integrate, kinetic, student_energy
+from priory.methods.mcmc.integrators import energy_of_square, heavy, integrate, kinetic
 from priory.methods.mcmc.sampler import DIVERGENCE_NATS, Move, Sampler, State, normal, probability, wide
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class NUTS(Sampler):
         early = state.step < EARLY_STEPS and not state.warmup.frozen
         deepest = min(self.max_depth, EARLY_MAX_DEPTH) if early else self.max_depth
         if state.tail is not None:
-            p = heavy(p, state.tail, noise)
+            p = heavy(p, state.tail, torch.Generator(device=generator.device).manual_seed(seed ^ 1))
         return walk(state, p, deepest, noise).move()
 
 
@@ -174,7 +174,7 @@ def grow(tree: Tree, state: State, depth: int, edge: Tensor, forward: Tensor, no
     logs = torch.rand(2**depth, *forward.shape, generator=noise, dtype=w.dtype, device=w.device).log_()
     going, weight, total = tree.active, torch.full_like(tree.start, -torch.inf), torch.zeros_like(p)
     chosen, point, near, before = edge, edge, p, p
-    highest = DIVERGENCE_NATS if state.tail is None else student_energy(2 * DIVERGENCE_NATS, w.shape[-1], state.tail)
+    highest = DIVERGENCE_NATS if state.tail is None else energy_of_square(2 * DIVERGENCE_NATS, w.shape[-1], state.tail)
     marks: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by level: a momentum, the one before, the sum up to it
     for n in range(2**depth):
         w, p, value, gradient = integrate("leapfrog", state.joint, state.metric, w, p, gradient, size, 1, state.tail)

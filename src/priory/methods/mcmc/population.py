@@ -48,7 +48,6 @@ DISPERSION_HALVINGS = 8
 NEGLIGIBLE_NATS = (10.0, 4.0)  # log share of the posterior below which a region is left: a constant, and per root of P
 MODE_SNAPSHOTS = 8  # of a chain, from which the share of its region is estimated
 MIN_TAIL = 1.0  # of momenta: below it they stay normal
-NORMAL_TAIL = 1e-6  # of members whose momenta are normal, beside others with heavy tails
 MIN_FREEDOM = 16.0  # degrees of freedom of heavy-tailed momenta: the speeds of chains then vary by a fifth
 WINDOW_SNAPSHOTS = 32  # positions of all chains that a window holds at most
 LEARNING_POINTS = 1024  # points that a metric is learnt from, at least 8 per coordinate
@@ -114,8 +113,9 @@ class Window:
 def momentum_tail(window: Window) -> Tensor | None:
     """How heavy the tails of momenta are to be, (*B, 1), for kinetic and potential energies to vary alike.
 
-    None where normal momenta do, as with a Gaussian posterior, whose log p has the variance P / 2. The variance is that
-    of a normal distribution with the same central 68 %, so that a few chains that have not arrived don't count.
+    0, and None if that is so for all members, where normal momenta do, as with a Gaussian posterior, whose log p has
+    the variance P / 2. The variance is that of a normal distribution with the same central 68 %, so that a few chains
+    that have not arrived don't count. The degrees of freedom, P / tail, are an integer.
     """
     size = window.x.shape[-1]
     values = window.values[..., window.count // 2 : window.count, :].flatten(-2)
@@ -123,7 +123,8 @@ def momentum_tail(window: Window) -> Tensor | None:
     tail = (2 * ((high - low) / 2).square() / size - 1).clamp(max=size / MIN_FREEDOM)
     if not bool((tail > MIN_TAIL).any()):
         return None
-    return torch.where(tail > MIN_TAIL, tail, NORMAL_TAIL)[..., None]
+    freedom = (size / tail.clamp(min=MIN_TAIL)).round()
+    return torch.where(tail > MIN_TAIL, size / freedom, 0.0)[..., None]
 
 
 def ascend(
