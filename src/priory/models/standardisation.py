@@ -156,12 +156,13 @@ def warn_of_scale(data: Data, network: Network, with_targets: bool) -> None:
     if data.num_data is None:
         return
     batch = data.in_memory() or data.some(TRIAL_ROWS)
+    counted_rows = batch.weights > 0 if isinstance(batch, WeightedBatch) else None
     for i, t in enumerate(batch):
         target = i == len(batch) - 1
         if len(t) < 2 or not (with_targets if target else has_units(t, network) and t.is_floating_point()):
             continue
         dim = (1 if t.ndim == 2 else None) if target else feature_dim(t, network)
-        columns = t.detach().double()
+        columns = (t if counted_rows is None else t[counted_rows.to(t.device)]).detach().double()
         columns = columns.reshape(-1, 1) if dim is None else columns.movedim(dim, -1).reshape(-1, columns.shape[dim])
         place = odd_column(columns)
         if place is not None:
