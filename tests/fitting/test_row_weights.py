@@ -327,8 +327,7 @@ def test_rows_of_weight_zero_have_no_influence():
     X, y = rows()
     wild = (torch.cat([X, 100 + X[:2]]), torch.cat([y, torch.full((2,), 1e6, dtype=F64)]))
     weights = torch.cat([torch.ones(10), torch.zeros(2)])
-    with pytest.warns(pr.PrioryWarning, match="standard"):
-        found = pr.fit(network(), wild, pr.Laplace(), weights=weights, batch_size=12, steps=400, progress=False)
+    found = pr.fit(network(), wild, pr.Laplace(), weights=weights, batch_size=12, steps=400, progress=False)
     right = pr.fit(network(), (X, y), pr.Laplace(), batch_size=10, steps=400, progress=False)
     for name, value in found.mean.items():
         torch.testing.assert_close(value, right.mean[name], **EXACT)

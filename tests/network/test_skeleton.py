@@ -429,6 +429,7 @@ def test_every_network_fits_with_learnt_noise(name: str) -> None:
     assert equal(observable_state(net), before)
 
 
+@pytest.mark.filterwarnings("ignore:The inputs, column 0, have mean")
 def test_a_replaced_buffer_ends_at_the_same_value_as_in_plain_training() -> None:
     net, (x,), y = build("a replaced buffer")
     posterior = fitted(net, (x + 5,), y, steps=4)
