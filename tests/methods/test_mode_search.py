@@ -188,6 +188,29 @@ def test_a_density_without_a_mode_says_why(log_prob, support, words):
     assert words in found.status.reason
 
 
+def test_a_mode_on_corners_is_the_soft_threshold_of_the_lasso():
+    centre, curvature, weight = torch.tensor([3.0, -2.0, 0.2, 0.1], dtype=F64), torch.tensor([1.0, 4.0, 9.0, 2.0]), 2.5
+    log_prob = lambda p: -0.5 * (curvature * (p["x"] - centre) ** 2).sum() - weight * p["x"].abs().sum()  # noqa: E731
+    exact = centre.sign() * (centre.abs() - weight / curvature).clamp(min=0)
+    found = mode_of(log_prob, (4,))
+    torch.testing.assert_close(found.w, exact, rtol=0, atol=1e-8)
+    assert found.status.name == "converged"
+    assert found.mode.corners == 2
+    assert "2 coordinates on a corner" in repr(found)
+    gaussian = mode_of(log_prob, (4,), method=pr.Laplace())
+    assert gaussian.status.name == "doubtful"
+    assert "lies on a corner of the log density in 'x'" in gaussian.status.reason
+
+
+def test_a_gaussian_at_one_of_two_modes_is_doubtful_with_its_share_of_the_mass():
+    both = lambda p: torch.stack(  # noqa: E731
+        [Normal(6.0, 1.0).log_prob(p["x"]) + math.log(0.7), Normal(-6.0, 1.5).log_prob(p["x"]) + math.log(0.3)]
+    )
+    found = mode_of(lambda p: torch.logsumexp(both(p), 0), method=pr.Laplace())
+    assert found.status.name == "doubtful"
+    assert "the highest of 2 modes, which has about 70% of the mass of all" in found.status.reason
+
+
 def test_a_sum_that_alone_is_known_leaves_a_flat_direction():
     found = mode_of(lambda p: -((p["x"].sum() - 3) ** 2), (2,))
     assert float(found.w.sum()) == pytest.approx(3.0, abs=1e-8)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from priory.models.target import Target
     from priory.posteriors import Posterior
 
-MAX_SEARCH_STEPS = 300
+MAX_SEARCH_STEPS = 1000
 MAX_STARTS = 8
 MAX_START_NUMBERS = 1 << 19  # starts x coordinates^2 of the Hessians
 MAX_DENSITY_COORDINATES = 1000  # of which the Hessian is computed

@@ -9,7 +9,18 @@ import torch
 from torch import Tensor
 
 from priory.core.linalg import eigh
-from priory.methods.mode_search import CLIMBING, FAILED, FLAT, MODE, RUNAWAY, SADDLE, TAIL, ModeSearch, curvature_scale
+from priory.methods.mode_search import (
+    CLIMBING,
+    FAILED,
+    FLAT,
+    MODE,
+    RUNAWAY,
+    SADDLE,
+    TAIL,
+    ModeSearch,
+    curvature_scale,
+    unpinned,
+)
 from priory.posteriors.mode import Mode
 from priory.posteriors.status import CONVERGED, Status
 
@@ -22,20 +33,22 @@ MAX_EDGE_CURVATURE = 1e-4  # of the log density in an unconstrained coordinate o
 MIN_EDGE_COORDINATE = 5.0  # unconstrained coordinate of such a parameter
 EDGE_PROBES = (12.0, 24.0)  # unconstrained coordinates at which the slopes towards an edge are compared
 UNBOUNDED_SLOPE_SHARE = 0.5  # of the slope that is left at the second probe if the log density has no bound
+MIN_MASS_SHARE = 0.99  # of the mass of all modes that a Gaussian at one of them must have
 FAR_COORDINATE = 20.0  # unconstrained coordinate beyond which a parameter is at the edge, for a search that failed
 
 
 def mode_of(search: ModeSearch) -> Mode:
     """Return the report of the best point of one member's starts (K, ...)."""
     best = search.at(search.best())
-    scale = curvature_scale(best.hessian[None], best.gradient[None])[0]
-    eigenvalues = eigh(-best.hessian / (scale[:, None] * scale)).values
+    gradient, hessian = unpinned(best)
+    scale = curvature_scale(hessian[None], gradient[None])[0]
+    eigenvalues = eigh(-hessian / (scale[:, None] * scale)).values
     singular = float(eigenvalues[0]) <= torch.finfo(eigenvalues.dtype).eps * float(eigenvalues[-1])
     condition = math.inf if singular else float(eigenvalues[-1] / eigenvalues[0])
     others = different_modes(search)
     below = float(search.value[others[0]] - search.value[others[1]]) if len(others) > 1 else None
-    norm, starts = float(best.gradient.norm()), len(search.value)
-    return Mode(float(best.distance), norm, condition, max(1, len(others)), starts, below)
+    norm, starts, corners = float(gradient.norm()), len(search.value), int(best.pinned.sum())
+    return Mode(float(best.distance), norm, condition, max(1, len(others)), starts, below, corners)
 
 
 def different_modes(search: ModeSearch) -> list[int]:
@@ -75,6 +88,8 @@ def status_of(objective: ModeObjective, search: ModeSearch, gaussian: bool = Fal
         remedy = ", or use NUTS" if gaussian else " if the edge is not meant"
         what = f"The mode of '{edge.name}' lies at the edge of its support{fits}"
         return Status("doubtful", f"{what}: give it a prior that falls off there{remedy}.")
+    if outcome == MODE and gaussian:
+        return status_of_gaussian(layout, search, best)
     if outcome == MODE:
         return CONVERGED
     name = name_of(layout, steepest(best, outcome))
@@ -95,6 +110,21 @@ def status_of(objective: ModeObjective, search: ModeSearch, gaussian: bool = Fal
     what = f"No step raises the log density, although its gradient puts the mode {distance_text(best)} away"
     why = f"it has a corner in '{name}', or its gradient is wrong or lost in rounding"
     return Status("not_converged", f"{what}: {why}; smooth it, use float64, or give the fit steps.")
+
+
+def status_of_gaussian(layout: Layout, search: ModeSearch, best: ModeSearch) -> Status:
+    """Return the status of a Gaussian at a mode: it fits no corner, and misses the mass of other modes."""
+    if bool(best.pinned.any()):
+        name = name_of(layout, int(best.pinned.to(torch.int8).argmax()))
+        what = f"The mode lies on a corner of the log density in '{name}', where no Gaussian fits it"
+        return Status("doubtful", f"{what}: smooth it, or use NUTS.")
+    others = different_modes(search)
+    masses = torch.stack([search.value[i] - 0.5 * torch.linalg.slogdet(-search.hessian[i])[1] for i in others])
+    share = float(masses.softmax(0)[0])
+    if share >= MIN_MASS_SHARE:
+        return CONVERGED
+    what = f"The Gaussian is at the highest of {len(others)} modes, which has about {share:.0%} of the mass of all"
+    return Status("doubtful", f"{what}: use MixtureOfGaussians or NUTS.")
 
 
 def distance_text(best: ModeSearch) -> str:

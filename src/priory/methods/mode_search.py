@@ -43,6 +43,8 @@ MAX_RADIUS = 1e150
 MIN_SHIFT = 1e-16  # of the smallest denominator, relative to the largest
 HOPELESS_FACTOR = 10.0  # a start is hopeless this many times |log p| below the first
 BEYOND_STEP = 6.0  # Newton steps: beyond a mode of order 2 to 6 the log density falls there, on a tail it rises
+CORNER_REACH = 1e-5  # standard deviations on either side of a point, between which the slope at a corner jumps
+MIN_CORNER_JUMP = 1e-3  # of the slope, per standard deviation; without a corner it changes by 2e-5
 MAX_COORDINATE = 1e30  # beyond which the log density rises without bound
 SECULAR_BISECTIONS = 60
 MAX_START_HALVINGS = 60  # of a start without a finite density
@@ -77,6 +79,7 @@ class ModeSearch:
     hessian: Tensor  # (*B, K, p, p)
     radius: Tensor  # (*B, K), of the trust region
     turned: Tensor  # (*B, K), whether the log density was seen to fall beyond the mode
+    pinned: Tensor  # (*B, K, p), whether a coordinate lies on a corner of the log density and is held there
     distance: Tensor  # (*B, K), |H^-1/2 g|
     outcome: Tensor  # (*B, K), one of the constants above
 
@@ -136,6 +139,7 @@ def begin(objective: ModeObjective, w: Tensor) -> ModeSearch:
         zero(found.hessian),
         torch.full_like(value, math.inf),
         torch.zeros_like(failed),
+        torch.zeros_like(found.gradient, dtype=torch.bool),
         torch.full_like(value, math.inf),
         outcome,
     )
@@ -175,9 +179,10 @@ class QuadraticModel:
     @classmethod
     def of(cls, here: ModeSearch, precision: Precision) -> QuadraticModel:
         """Decompose the Hessians of k points."""
-        scale = curvature_scale(here.hessian, here.gradient)
-        eigenvalues, basis = eigh(-here.hessian / (scale[:, :, None] * scale[:, None, :]))
-        slope = (basis.mT @ (here.gradient / scale)[..., None])[..., 0]
+        gradient, hessian = unpinned(here)
+        scale = curvature_scale(hessian, gradient)
+        eigenvalues, basis = eigh(-hessian / (scale[:, :, None] * scale[:, None, :]))
+        slope = (basis.mT @ (gradient / scale)[..., None])[..., 0]
         return cls(scale, eigenvalues, basis, slope, precision)
 
     def slope_of(self, gradient: Tensor) -> Tensor:
@@ -221,7 +226,8 @@ def climb(objective: ModeObjective, here: ModeSearch, model: QuadraticModel) -> 
     gain = found.value - here.value
     sound = usable(found) & ~beyond & (gain > -MAX_ROUNDING * size)
     rises = (gain > MIN_GAIN_SHARE * promise) & ~near
-    shrinks = (model.distance(model.slope_of(found.gradient)) < 0.5 * here.distance) & (model.lowest > 0)
+    ahead = model.slope_of(found.gradient.masked_fill(here.pinned, 0.0))
+    shrinks = (model.distance(ahead) < 0.5 * here.distance) & (model.lowest > 0)
     moved = sound & (rises | shrinks) & ~polished
 
     share = gain / promise.clamp(min=torch.finfo(promise.dtype).tiny)
@@ -237,6 +243,8 @@ def climb(objective: ModeObjective, here: ModeSearch, model: QuadraticModel) -> 
         here.turned = here.turned | (close & turns(objective, here, model))
     kind = torch.where(model.lowest < precision.flat, FLAT, torch.where(here.turned, MODE, TAIL))
     here.outcome = torch.where(polished | (close & (here.outcome == STALLED)), kind, here.outcome)
+    if bool(((here.outcome == STALLED) | ((here.outcome != CLIMBING) & here.pinned.any(-1))).any()):
+        hold_corners(objective, here, model)
     if bool(moved.any()):
         move(here, moved, trial, objective.second_order(trial[moved]))
 
@@ -249,8 +257,38 @@ def turns(objective: ModeObjective, here: ModeSearch, model: QuadraticModel) -> 
     beyond = here.w.clone()
     beyond[:, : objective.size] += model.step(y)
     found = objective.first_order(beyond)
-    ahead = (model.slope_of(found.gradient) * y).sum(-1)
+    ahead = (model.slope_of(found.gradient.masked_fill(here.pinned, 0.0)) * y).sum(-1)
     return (ahead < 0) | ~usable(found) | (y == 0).all(-1)
+
+
+def hold_corners(objective: ModeObjective, here: ModeSearch, model: QuadraticModel) -> None:
+    """Hold coordinates on a corner of the log density where the search stalls, release others, and go on, in place.
+
+    On a corner, as at the zero of a Laplace prior, the slope jumps from positive to negative.
+    """
+    asked = (here.outcome == STALLED) | ((here.outcome != CLIMBING) & here.pinned.any(-1))
+    size, scale = objective.size, model.scale[asked]
+    reach = torch.diag_embed(CORNER_REACH / scale)  # (a, p, p)
+    slopes = []
+    for sign in (1.0, -1.0):
+        there = here.w[asked][:, None, :].repeat(1, size, 1)
+        there[..., :size] += sign * reach
+        found = objective.first_order(there.flatten(0, 1)).gradient.unflatten(0, there.shape[:2])
+        slopes.append(found.diagonal(dim1=-2, dim2=-1) / scale)
+    above, below = slopes
+    jumps = torch.zeros_like(here.pinned)
+    jumps[asked] = (above < CORNER_REACH) & (below > -CORNER_REACH) & (below - above > MIN_CORNER_JUMP)
+    changed = asked & (jumps != here.pinned).any(-1) & ((here.outcome != STALLED) | (jumps & ~here.pinned).any(-1))
+    here.pinned = torch.where(changed[:, None], jumps, here.pinned)
+    here.outcome = torch.where(changed, CLIMBING, here.outcome)
+    here.radius = torch.where(changed, math.inf, here.radius)
+
+
+def unpinned(here: ModeSearch) -> tuple[Tensor, Tensor]:
+    """Return gradient (..., p) and Hessian (..., p, p) over the coordinates that are not held, minus one for those."""
+    both = here.pinned[..., :, None] | here.pinned[..., None, :]
+    hessian = here.hessian.masked_fill(both, 0.0) - torch.diag_embed(here.pinned.to(here.hessian))
+    return here.gradient.masked_fill(here.pinned, 0.0), hessian
 
 
 def move(here: ModeSearch, moved: Tensor, trial: Tensor, found: Derivatives) -> None:

@@ -20,6 +20,8 @@ class Mode:
         modes: Number of different modes that the starts reached.
         starts: Number of starts.
         next_mode_nats: How much lower the log density is at the second highest mode; None if there is only one.
+        corners: Number of coordinates that lie on a corner of the log density, as at the zero of a Laplace prior; the
+            gradient and the condition number are those of the other coordinates.
 
     Example:
         >>> print(Mode(1e-9, 1e-8, 25.0, 2, 8, 1.5))
@@ -32,9 +34,12 @@ class Mode:
     modes: int = 1
     starts: int = 1
     next_mode_nats: float | None = None
+    corners: int = 0
 
     def __str__(self) -> str:
         found = f"gradient {self.distance:.1g} sd from zero, condition number {self.condition_number:.3g}"
         if self.modes > 1:
             found += f", the best of {counted(self.modes, 'mode')} from {counted(self.starts, 'start')}"
+        if self.corners:
+            found += f", {counted(self.corners, 'coordinate')} on a corner"
         return found
