@@ -257,7 +257,7 @@ def test_a_network_with_few_weights_on_raw_scales_reaches_its_mode_in_float32():
     assert float(error @ precision @ error) ** 0.5 < 1e-6
 
 
-@pytest.mark.filterwarnings("ignore:The inputs")
+@pytest.mark.filterwarnings("ignore:The inputs", "ignore:The targets")
 def test_a_learnt_noise_is_set_on_held_out_rows_and_the_weights_are_the_mode_given_it():
     generator = torch.Generator().manual_seed(1)
     X = (torch.randn(300, 2, generator=generator, dtype=F64) * 5 + 98).contiguous()
@@ -323,3 +323,15 @@ def test_a_fitted_mode_is_stored_with_its_report(tmp_path):
     assert loaded.mode == found.mode
     assert loaded.status == found.status
     assert repr(loaded) == repr(found)
+
+
+def test_a_standardised_model_reaches_the_mode_of_its_own_units():
+    generator = torch.Generator().manual_seed(2)
+    X = torch.randn(100, 1, generator=generator) * 50 + 900
+    y = 3 * X[:, 0] + 20 * torch.randn(100, generator=generator)
+    found = []
+    for dtype in (torch.float32, F64):
+        model = pr.Model(torch.nn.Linear(1, 1).to(dtype), pr.Gaussian(0.5), standardise=True)
+        found.append(pr.fit(model, (X.to(dtype), y.to(dtype)), pr.MAP(), progress=False))
+    assert [one.status.name for one in found] == ["converged", "converged"]
+    torch.testing.assert_close(found[0].w.double(), found[1].w, rtol=0, atol=1e-4)

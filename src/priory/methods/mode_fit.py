@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from priory.core.data import WeightedBatch
 from priory.core.streams import stream
 from priory.methods.base import Info
 from priory.methods.mode_objective import ModeObjective
-from priory.methods.mode_search import ModeSearch, advance, begin
+from priory.methods.mode_search import MODE, ModeSearch, advance, begin
 from priory.methods.point.held_out import HELD_ROWS, learn_from_held_out
 from priory.models.base import has_network
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from priory.posteriors import Posterior
 
 MAX_SEARCH_STEPS = 1000
+MAX_LATE_STEPS = 100  # of slower starts, once a mode is reached
 MAX_STARTS = 8
 MAX_START_NUMBERS = 1 << 19  # starts x coordinates^2 of the Hessians
 MAX_DENSITY_COORDINATES = 1000  # of which the Hessian is computed
@@ -48,6 +50,7 @@ class SearchState:
     held: Batch | None = field(default=None, metadata={"fixed": True})  # the rows that set the noise
     rounds: int = 0  # updates of the noise
     noise_is_set: bool = True
+    late: int = 0  # steps since every member has reached a mode from some start
 
     @property
     def best(self) -> ModeSearch:
@@ -101,7 +104,9 @@ def first_state(
     if plan.held is None or plan.early is None:
         return SearchState(begin(objective, w), objective)
     early = ModeObjective(target, plan.early, jacobian, size)
-    held = early.target.model.prepare(plan.held.some(HELD_ROWS))
+    rows = plan.held.some(HELD_ROWS)
+    wide = tuple(t.to(early.dtype) if t.is_floating_point() else t for t in rows)
+    held = WeightedBatch(wide, rows.weights) if isinstance(rows, WeightedBatch) else wide
     return SearchState(begin(early, w), objective, early, held, noise_is_set=False)
 
 
@@ -115,6 +120,9 @@ def further_starts(target: Target, data: Data, count: int, start: Posterior | No
 def search_step(target: Target, state: SearchState) -> tuple[SearchState, Info]:
     """Take one step from every start; the fit is done when all have ended, and the noise is set."""
     done = advance(state.objective if state.noise_is_set or state.early is None else state.early, state.search)
+    if bool((state.search.outcome == MODE).any(-1).all()):
+        state.late += 1
+        done = done or state.late > MAX_LATE_STEPS
     if done and not state.noise_is_set:
         set_noise(state)
         done = False
@@ -136,7 +144,7 @@ def set_noise(state: SearchState) -> None:
     learnt = early.target.model.learnt
     found = w.clone()
     found[..., learnt] = learn_from_held_out(early.target, w[None], held, {}).to(w)
-    state.rounds += 1
+    state.rounds, state.late = state.rounds + 1, 0
     same = float((found[..., learnt] - w[..., learnt]).abs().max()) <= SAME_NOISE
     state.noise_is_set = same or state.rounds >= MAX_NOISE_ROUNDS
     state.search = begin(state.objective if state.noise_is_set else early, found)

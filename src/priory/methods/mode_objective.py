@@ -181,5 +181,10 @@ def in_float64(target: Target, data: Data) -> tuple[Target, Data]:
     if not has_network(model) or model.dtype == torch.float64 or target.prior is not model.prior:
         return target, data
     wide = model.in_float64()
-    tensors = None if data.tensors is None else wide.prepare(data.tensors)
+    tensors = None if data.tensors is None else widened(data.tensors)
     return target.of_model(wide), replace(data, tensors=tensors, prepare=wide.prepare)
+
+
+def widened(batch: Batch) -> Batch:
+    """Return a batch of prepared rows with its floating numbers in float64."""
+    return tuple(t.double() if t.is_floating_point() else t for t in batch)

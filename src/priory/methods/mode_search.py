@@ -262,9 +262,10 @@ def turns(objective: ModeObjective, here: ModeSearch, model: QuadraticModel) -> 
 
 
 def hold_corners(objective: ModeObjective, here: ModeSearch, model: QuadraticModel) -> None:
-    """Hold coordinates on a corner of the log density where the search stalls, release others, and go on, in place.
+    """Hold coordinates on a corner of the log density where the search stalls, and go on, in place.
 
-    On a corner, as at the zero of a Laplace prior, the slope jumps from positive to negative.
+    On a corner, as at the zero of a Laplace prior, the slope jumps from positive to negative. A search that ends where
+    that is no longer so for a coordinate that is held has stalled.
     """
     asked = (here.outcome == STALLED) | ((here.outcome != CLIMBING) & here.pinned.any(-1))
     size, scale = objective.size, model.scale[asked]
@@ -278,10 +279,11 @@ def hold_corners(objective: ModeObjective, here: ModeSearch, model: QuadraticMod
     above, below = slopes
     jumps = torch.zeros_like(here.pinned)
     jumps[asked] = (above < CORNER_REACH) & (below > -CORNER_REACH) & (below - above > MIN_CORNER_JUMP)
-    changed = asked & (jumps != here.pinned).any(-1) & ((here.outcome != STALLED) | (jumps & ~here.pinned).any(-1))
-    here.pinned = torch.where(changed[:, None], jumps, here.pinned)
-    here.outcome = torch.where(changed, CLIMBING, here.outcome)
-    here.radius = torch.where(changed, math.inf, here.radius)
+    more = (here.outcome == STALLED) & (jumps & ~here.pinned).any(-1)
+    left = asked & (here.pinned & ~jumps).any(-1)
+    here.outcome = torch.where(more, CLIMBING, torch.where(left, STALLED, here.outcome))
+    here.pinned = torch.where(more[:, None], jumps | here.pinned, here.pinned)
+    here.radius = torch.where(more, math.inf, here.radius)
 
 
 def unpinned(here: ModeSearch) -> tuple[Tensor, Tensor]:
