@@ -22,6 +22,7 @@ from priory.network.layer_chain import SharedInputs
 from priory.network.skeleton import ELEMENTWISE_LAYERS
 from priory.posteriors import DiagonalGaussian, Point
 from priory.predictive import Prediction, predict
+from priory.predictive.draws import MixtureOfDraws
 from priory.testing import assert_covariance_close, assert_mean_close
 
 EXACT = {"rtol": 0, "atol": 1e-10}
@@ -77,6 +78,11 @@ def test_the_variance_of_labels_is_p_times_one_minus_p_of_the_mixture() -> None:
         torch.testing.assert_close(prediction.variance, p * (1 - p), **EXACT)
 
 
+def f_means(likelihood: Likelihood, f: Tensor) -> Tensor:
+    """E[y | f] of each draw."""
+    return likelihood.mean(f, {})
+
+
 @pytest.mark.parametrize("kind", ["gaussian", "poisson", "student", "bernoulli"])
 def test_the_moments_agree_with_many_draws_from_the_mixture(kind: str) -> None:
     f = normal(3, 4)
@@ -91,7 +97,8 @@ def test_the_moments_agree_with_many_draws_from_the_mixture(kind: str) -> None:
     y = many.samples
     # Stratified draws vary less than the errors assume, so 5.7e-7 per entry is an upper bound; 4 entries.
     assert_mean_close(y, hand.mean)
-    assert_mean_close((y - hand.mean).square(), hand.variance)
+    assert_mean_close((y - hand.mean).square(), many.variance)  # `hand` allows for a mean of three draws only
+    torch.testing.assert_close(hand.variance, hand.aleatoric + f_means(likelihood, f).var(0), rtol=1e-6, atol=1e-6)
 
 
 # The density of the mixture.
@@ -550,3 +557,18 @@ def test_a_prediction_in_a_loop_has_the_outputs_of_each_draw():
     for v, found in zip(w, outputs, strict=True):
         wanted = torch.func.functional_call(model.net, model.layout.constrain(v), (X,))[:, 0]
         assert torch.allclose(found, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("draws", [2, 4, 64])
+def test_the_epistemic_variance_is_unbiased_in_the_number_of_draws(draws: int) -> None:
+    """4,000 predictions of S draws of N(0, 1): 5 standard errors (false alarms: 6e-7). Dividing by S gives 1 - 1/S."""
+    outputs = torch.randn(draws, 4000, 1, generator=torch.Generator().manual_seed(draws), dtype=torch.float64)
+    found = MixtureOfDraws(pr.Gaussian(0.5), outputs, {}, torch.Size([1]))
+    epistemic = found.epistemic[:, 0]
+    assert abs(float(epistemic.mean()) - 1) < 5 * float(epistemic.std()) / 4000**0.5
+    torch.testing.assert_close(found.epistemic, outputs.var(0), rtol=1e-12, atol=0)
+
+
+def test_one_draw_has_no_epistemic_variance() -> None:
+    found = MixtureOfDraws(pr.Gaussian(0.5), torch.ones(1, 3, 1), {}, torch.Size([1]))
+    assert torch.equal(found.epistemic, torch.zeros(3, 1))

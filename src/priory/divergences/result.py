@@ -26,8 +26,9 @@ class Divergence:
     Attributes:
         value: Divergence in nats, (*B,), differentiable in the parameters of the distributions.
         kind: How it was computed: "exact", "quadrature", "sum" or "Monte Carlo".
-        error: Error in nats, (*B,): 0 for "exact", the difference between two quadrature rules for "quadrature", the
-            truncation error for "sum", and one standard error for "Monte Carlo". It is 0 where the value is infinite.
+        error: Error in nats, (*B,): 0 for "exact", a bound for "quadrature" (from the difference between two rules) and
+            "sum" (truncation and rounding), and one standard error for "Monte Carlo". It is 0 where the value is
+            infinite.
     """
 
     value: Tensor

@@ -1,19 +1,20 @@
 """Sums over classes and counts: exact for a finite support, truncated for an infinite one.
 
-Over all integers >= 0, the number of terms is doubled until the second half adds nothing to the first; the size of the
-second half is the reported error. If the terms still do not decrease at the end, the sum is infinite: the terms of a
-divergence grow or fall at a steady rate by then, such as those of a Poisson against a geometric distribution.
+Over all integers >= 0, the number of terms is doubled until the bulk of both distributions is covered and the second
+half adds nothing to the first. The reported error is the size of the second half, and the rounding of the terms: the
+logarithm of a probability at the count k is a difference of terms of size k log k. If the terms still do not decrease
+at the end, the sum is infinite: the terms of a divergence grow or fall at a steady rate by then.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributions import Binomial, constraints
 
-from priory.divergences.densities import dtype_of, is_discrete
+from priory.divergences.densities import dtype_of, is_discrete, log_density
 from priory.divergences.result import Divergence, exact
 
 if TYPE_CHECKING:
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributions import Distribution
 
-INITIAL_TERMS, MAX_TERMS = 256, 2**16
+INITIAL_TERMS = 256
+BULK_DEVIATIONS = 8.0  # standard deviations above the mean, where the bulk of a distribution of counts ends
 PEAK_SEARCH_TERMS = 4096  # the largest term is searched among this many counts
-MAX_VALUES_AT_ONCE = 2**24  # terms times batch size
+MAX_VALUES = 2**23  # terms times batch size
+TERMS_PER_BLOCK = 2**18  # times batch size, which bounds the memory of one evaluation
+MAX_REMAINDER_SHARE = 1e-9  # of the second half of the terms, at the largest number of them
 FLOAT64_EPS = torch.finfo(torch.float64).eps
 
 
@@ -41,7 +45,7 @@ def over_labels(
         return exact(terms(labels).sum(0).expand(shape))
     if q.event_shape != () or q.support is not constraints.nonnegative_integer or not is_discrete(p):
         return None
-    return _over_counts(terms, log_size, shape, dtype_of(q))
+    return _over_counts(terms, log_size, q, p, shape)
 
 
 def log_peak(log_size: Callable[[Tensor], Tensor], q: Distribution, p: Distribution) -> Tensor | float:
@@ -70,28 +74,52 @@ def _labels(q: Distribution, shape: torch.Size) -> Tensor | None:
 
 
 def _over_counts(
-    terms: Callable[[Tensor], Tensor], log_size: Callable[[Tensor], Tensor], shape: torch.Size, dtype: torch.dtype
-) -> Divergence:
-    """The sum over all counts 0, 1, 2, ..., truncated once it has converged."""
-    max_terms = min(MAX_TERMS, MAX_VALUES_AT_ONCE // max(1, shape.numel()))
-    count, converged = INITIAL_TERMS, False
+    terms: Callable[[Tensor], Tensor],
+    log_size: Callable[[Tensor], Tensor],
+    q: Distribution,
+    p: Distribution,
+    shape: torch.Size,
+) -> Divergence | None:
+    """The sum over all counts 0, 1, 2, ..., truncated once it has converged; None if that takes too many terms."""
+    max_terms = MAX_VALUES // max(1, shape.numel())
+    count, beyond, converged = INITIAL_TERMS, _bulk_end(q, p), False
     with torch.no_grad():
+        second, first = _halves(terms, count, shape)
         while not converged and count < max_terms:
             count *= 2
             second, first = _halves(terms, count, shape)
-            converged = bool((second.abs() <= FLOAT64_EPS * first.abs()).all())
+            converged = count >= beyond and bool((second.abs() <= FLOAT64_EPS * first.abs()).all())
         half, last = (log_size(_counts(n, shape)[-1:])[0].expand(shape) for n in (count // 2, count))
         rises = torch.isfinite(last) & (last >= half - 1e-9 * count)
+        falls = bool((rises | (second.abs() <= MAX_REMAINDER_SHARE * first.abs())).all())
+    if not converged and (count < beyond or not falls):
+        return None
     second, first = _halves(terms, count, shape)
     value = torch.where(rises, math.inf, first + second)
-    error = torch.where(torch.isfinite(value), second.abs() + FLOAT64_EPS * first.abs(), 0.0).detach()
-    return Divergence(value.to(dtype), "sum", error.to(dtype))
+    with torch.no_grad():
+
+        def rounding(k: Tensor) -> Tensor:
+            return FLOAT64_EPS * (terms(k).abs() + log_density(q, k).exp()) * (1 + k.xlogy(k + 1))
+
+        rounded = sum(_halves(rounding, count, shape))
+    error = torch.where(torch.isfinite(value), second.abs() + rounded, 0.0).detach()
+    return Divergence(value.to(dtype_of(q)), "sum", error.to(dtype_of(q)))
+
+
+def _bulk_end(q: Distribution, p: Distribution) -> float:
+    """The count beyond the bulk of q and p, from which on their terms only fall."""
+    try:
+        return max(float((d.mean + BULK_DEVIATIONS * d.stddev).detach().max()) for d in (q, p))
+    except NotImplementedError:
+        return 0.0
 
 
 def _halves(terms: Callable[[Tensor], Tensor], count: int, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """Sums of the second half and of the first half of `count` terms, (*B,) each."""
-    each: Any = terms(_counts(count, shape))
-    return each[count // 2 :].sum(0).expand(shape), each[: count // 2].sum(0).expand(shape)
+    """Sums of the second half and of the first half of `count` terms, (*B,) each, a block of terms at a time."""
+    first, second = _counts(count, shape).chunk(2)
+    size = max(1, TERMS_PER_BLOCK // max(1, shape.numel()))
+    sums = [torch.stack([terms(block).sum(0) for block in half.split(size)]).sum(0) for half in (first, second)]
+    return sums[1].expand(shape), sums[0].expand(shape)
 
 
 def _counts(count: int, shape: torch.Size) -> Tensor:

@@ -41,6 +41,7 @@ class Tail:
     diverges: Tensor
     reach: Tensor  # the power of 4 to which the panels must extend
     remainder: Tensor  # estimated integral beyond the panels, g / |b|
+    unresolved: Tensor  # estimated integral next to a finite end, where floats are too coarse for the panels
 
 
 def improper_integral(
@@ -56,7 +57,8 @@ def improper_integral(
     value, error = integrate(integrand, q, p, int(max(tail.reach.max() for tail in found)))
     remainder = found[0].remainder + found[1].remainder  # positive, like the integrand in a slowly falling tail
     no_error = diverges | ~torch.isfinite(value)
-    error = torch.where(no_error, 0.0, error + REMAINDER_RELATIVE_ERROR * remainder)
+    unresolved = found[0].unresolved + found[1].unresolved
+    error = torch.where(no_error, 0.0, error + REMAINDER_RELATIVE_ERROR * remainder + unresolved)
     return torch.where(diverges, math.inf, value + remainder), error
 
 
@@ -92,4 +94,5 @@ def _fit_tail(log_g: Tensor, infinite_end: Tensor) -> Tail:
     slow = known & infinite_end & ~diverges & (default_remainder > LOG_NEGLIGIBLE_REMAINDER)
     reach = torch.where(slow, torch.maximum(outermost, torch.tensor(DEFAULT_REACH)), DEFAULT_REACH)
     left = torch.where(slow, four - b.abs().log(), -math.inf)
-    return Tail(diverges, reach, left.exp())
+    coarse = known & ~infinite_end & ~diverges
+    return Tail(diverges, reach, left.exp(), torch.where(coarse, (four - b.abs().log()).exp(), 0.0))

@@ -32,19 +32,19 @@ class ConjugatePosterior(LatentPosterior):
     Args:
         target: Target of the fit, whose model has conjugate priors.
         phi: Parameters of q(theta) by name.
-        bound: The bound that the fit reached.
+        bound: The bound of the data of the fit; None if it is computed when first needed or saved.
         converged: Whether the fit converged.
     """
 
     kind: ClassVar[str] = "conjugate"
 
-    def __init__(self, target: Target, phi: Phi, bound: float, converged: bool) -> None:
+    def __init__(self, target: Target, phi: Phi, bound: float | None, converged: bool) -> None:
         super().__init__(target, converged)
         model = target.model
         assert has_conjugate_prior(model)
         self.latent = model
         self.phi = {name: t.detach().clone() for name, t in phi.items()}
-        self.bound = bound
+        self._bound = bound
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         return self.latent.layout.unconstrain(self.latent.sample_q(self.phi, n, generator))
@@ -74,6 +74,13 @@ class ConjugatePosterior(LatentPosterior):
         """log q(theta) at named parameters."""
         self.latent.layout.unconstrain(params)  # raises an error for names and shapes that are not the model's
         return self.latent.log_q(self.phi, dict(params))
+
+    @property
+    def bound(self) -> float:
+        """The bound L(q) of all rows of the fit."""
+        if self._bound is None:
+            self._bound = self.bound_of_data(self.latent.view, self.phi)
+        return self._bound
 
     def evidence(self) -> Evidence:
         """The bound L(q): log p(y) exceeds it by KL(q || p(z, theta | y))."""
@@ -172,7 +179,7 @@ class ConjugatePosterior(LatentPosterior):
         return {**with_prefix(self.phi, PHI_PREFIX), **with_prefix(self.latent.frame, FRAME_PREFIX)}
 
     def to_json(self) -> dict[str, Any]:
-        return {"bound": self.bound, "converged": self.converged}
+        return {"bound": self._bound if self.data is None else self.bound, "converged": self.converged}
 
     @classmethod
     def of_tensors(

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from priory.core.data import check_finite, tensor_of
-from priory.core.errors import is_integer, require
+from priory.core.errors import InputError, is_integer, require
 from priory.core.streams import stream
 from priory.latent.base import has_latent
+from priory.latent.expectation import expect
 from priory.posteriors.base import Evidence, Posterior
 from priory.posteriors.status import Status, of_ascent, worst
 from priory.predictive import GaussianComponents, Prediction
@@ -18,7 +19,7 @@ from priory.predictive import GaussianComponents, Prediction
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from priory.latent.base import Generated, Theta
+    from priory.latent.base import Generated, Latent, Theta
     from priory.models.target import Target
 
 FRAME_PREFIX = "frame."  # in files, of values that the model derives from its data
@@ -40,6 +41,13 @@ class LatentPosterior(Posterior):
         """Return the status: whether the bound converged within the tolerance, and problems with the solution."""
         found = of_ascent(self.converged, self.history if history is None else history)
         return found if self._given_status is None else worst([found, self._given_status])
+
+    def bound_of_data(self, model: Latent, theta: Theta) -> float:
+        """Return the bound L(q, theta) + log p(theta) over all rows of the fit, for a model or its variational view."""
+        if self.data is None:
+            raise InputError("The evidence needs the data of the fit, and this posterior was made without them.")
+        (found,) = expect(model, [theta], self.data.blocks(model.block))
+        return float(found.bound)
 
     def quick_status(self) -> Status:
         """Return the status, which is quick: whether the fit reached its tolerance before its cap on iterations."""
@@ -71,20 +79,20 @@ class LatentPoint(LatentPosterior):
     Args:
         target: Target of the fit, whose model is a latent-variable model.
         theta: Parameters by name.
-        log_likelihood: log p(y | theta*) of the data of the fit.
+        log_likelihood: log p(y | theta*) of the data of the fit; None if it is computed when first needed or saved.
         converged: Whether the fit converged.
     """
 
     kind: ClassVar[str] = "latent"
     point: ClassVar[bool] = True
 
-    def __init__(self, target: Target, theta: Theta, log_likelihood: float, converged: bool) -> None:
+    def __init__(self, target: Target, theta: Theta, log_likelihood: float | None, converged: bool) -> None:
         super().__init__(target, converged)
         model = target.model
         assert has_latent(model)
         self.latent = model
         self.theta = {name: t.detach().clone() for name, t in theta.items()}
-        self.log_likelihood_at_theta = log_likelihood
+        self._log_likelihood = log_likelihood
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         return self.latent.layout.unconstrain(self.theta).expand(n, -1)
@@ -97,6 +105,15 @@ class LatentPoint(LatentPosterior):
     @property
     def mean(self) -> dict[str, Tensor]:
         return {name: t.clone() for name, t in self.theta.items()}
+
+    @property
+    def log_likelihood_at_theta(self) -> float:
+        """log p(y | theta*) of all rows of the fit."""
+        if self._log_likelihood is None:
+            with torch.no_grad():
+                prior = float(self.latent.log_prior(self.theta))
+            self._log_likelihood = self.bound_of_data(self.latent, self.theta) - prior
+        return self._log_likelihood
 
     def evidence(self) -> Evidence:
         """log p(y | theta*) of the data of the fit. It exceeds log p(y), because theta was fitted to the same data."""
@@ -173,7 +190,8 @@ class LatentPoint(LatentPosterior):
         return {**self.theta, **with_prefix(self.latent.frame, FRAME_PREFIX)}
 
     def to_json(self) -> dict[str, Any]:
-        return {"log_likelihood": self.log_likelihood_at_theta, "converged": self.converged}
+        known = self._log_likelihood if self.data is None else self.log_likelihood_at_theta
+        return {"log_likelihood": known, "converged": self.converged}
 
     @classmethod
     def of_tensors(

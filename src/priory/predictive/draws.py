@@ -59,7 +59,9 @@ class MixtureOfDraws(PredictiveDistribution):
 
     @cached_property
     def epistemic(self) -> Tensor:
-        return self.means.var(0, correction=0)
+        if len(self.means) == 1:
+            return torch.zeros_like(self.mean)
+        return self.means.var(0, correction=1)  # unbiased in the number of draws
 
     @cached_property
     def aleatoric(self) -> Tensor:

@@ -108,3 +108,37 @@ def test_the_status_calls_the_steps_after_the_mode_steps_of_swag():
     reason = pr.fit(model, (X, 9 * X[:, 0]), pr.SWAG(start=mode), steps=5, progress=False).status.reason
     assert "at the end of 100 steps that SWAG took after the mode" in reason
     assert reason.endswith(": give the fit of the mode more steps, or SWAG more snapshots.")
+
+
+def line(rows=50, columns=5):
+    """A linear regression whose posterior standard deviations are known."""
+    generator = torch.Generator().manual_seed(rows)
+    X = torch.randn(rows, columns, generator=generator)
+    y = X.sum(1, keepdim=True) + 0.5 * torch.randn(rows, 1, generator=generator)
+    design = torch.cat([X, torch.ones(rows, 1)], 1)
+    scale = torch.linalg.inv(design.T @ design / 0.25 + torch.eye(columns + 1)).diagonal().sqrt()
+    return X, y, scale
+
+
+@pytest.mark.parametrize(
+    ("learning_rate", "batch_size", "low", "high", "status", "remedy"),
+    [
+        (0.01, 50, 0.0, 0.3, "doubtful", "raise learning_rate, or give a smaller batch_size, or use Laplace"),
+        (0.1, 5, 0.4, 1.6, "converged", ""),
+        (0.5, 5, 2.0, 8.0, "doubtful", "so lower learning_rate, or use Laplace"),
+    ],
+    ids=["one batch per epoch", "minibatches", "a large rate"],
+)
+def test_the_status_says_how_the_snapshots_spread(learning_rate, batch_size, low, high, status, remedy):
+    """Standard deviations of 0.02 to 0.1, about 0.8 and about 3 times those of the posterior."""
+    X, y, scale = line()
+    torch.manual_seed(0)
+    model = pr.Model(nn.Linear(5, 1), pr.Gaussian(0.5), prior=1.0)
+    method = pr.SWAG(learning_rate=learning_rate)
+    posterior = pr.fit(model, (X, y), method, batch_size=batch_size, steps=1000, progress=False)
+    draws = posterior.sample(2000, seed=0)
+    found = torch.cat([draws["weight"].reshape(2000, -1), draws["bias"].reshape(2000, -1)], 1).std(0)
+    ratio = float((found / scale).log().mean().exp())
+    assert low < ratio < high
+    assert posterior.status.name == status
+    assert remedy in posterior.status.reason

@@ -6,6 +6,8 @@ wrong, and the fit stops with an error.
 
 - `online` averages statistics over minibatches, S <- (1 - r_t) S + r_t N/n S_batch with r_t = (t + 1)^-online (Cappe
   and Moulines 2009; under a conjugate prior it is Hoffman et al.'s stochastic variational inference, 2013).
+- A run ends when the bound is close to its limit, not when its last rise is small: EM converges linearly, and the rises
+  r, r a, r a^2, ... still to come sum to r a / (1 - a) (Aitken 1926; Boehning et al. 1994).
 - `accelerate` extrapolates the path of two iterations, theta_0 -> theta_1 -> theta_2, in unconstrained parameters
   (SQUAREM, Varadhan and Roland 2008): theta = theta_0 + 2 a r + a^2 v with r = theta_1 - theta_0,
   v = theta_2 - theta_1 - r, a = |r| / |v|. The result is kept if its bound is higher than that of theta_2, so the bound
@@ -44,10 +46,12 @@ if TYPE_CHECKING:
     from priory.models.target import Target
     from priory.posteriors import Posterior
 
-MAX_ITERATIONS = 200  # unless the user gives steps
+MAX_ITERATIONS = 1000  # unless the user gives steps
 DEFAULT_EPOCHS = 10  # over the data, with minibatches
 START_TOLERANCE = 1e-4  # relative error of given parameters, such as weights that sum to one after rounding
 FALL_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative fall of the bound that is rounding
+RECENT_BOUNDS = 9  # from which the limit of a bound is extrapolated: four rises over cycles of two iterations
+ROUNDING = {torch.float64: 1e-13, torch.float32: 1e-7}  # relative rise of the bound that is rounding
 
 
 @dataclass
@@ -61,6 +65,7 @@ class AscentState:
     expected: Tensor  # Q(theta, the theta before), (*B, R)
     gap: Tensor  # KL(q before || p(z | y, theta)), (*B, R)
     active: Tensor  # whether a restart is still running, (*B, R)
+    recent: Tensor  # the last nine bounds, -inf before the first, (*B, R, 9)
     past: Tensor  # the last two theta in unconstrained coordinates, for `accelerate`, (*B, R, 2, P)
     iteration: int
 
@@ -71,8 +76,9 @@ class Ascent(Options):
 
     Args:
         restarts: Number of runs from different starts; the one with the highest bound is kept. Default: 1.
-        tolerance: A run ends when an iteration raises the bound by less than this many nats per row. 0 runs all
-            iterations. `steps` in `fit` is the cap on iterations (default: 200).
+        tolerance: A run ends when the bound is within this many nats per row of its limit, extrapolated from the last
+            iterations, and rises by less per iteration. 0 runs all iterations. `steps` in `fit` is the cap on
+            iterations, by default 1,000. Default: 1e-6.
         start: One of the model's initialisations, a dict of parameters, or a fitted posterior. Default: None, the
             model's first initialisation.
         accelerate: Whether to extrapolate every second iteration by SQUAREM. Default: False.
@@ -195,6 +201,9 @@ class Ascent(Options):
             (bound - entropy).reshape(lead),
             torch.zeros(lead, dtype=torch.float64),
             torch.ones(lead, dtype=torch.bool),
+            torch.cat(
+                [torch.full((*lead, RECENT_BOUNDS - 1), -math.inf, dtype=torch.float64), bound.reshape(*lead, 1)], -1
+            ),
             torch.zeros(*lead, 2, size, dtype=model.dtype, device=model.device),
             0,
         )
@@ -206,6 +215,7 @@ class Ascent(Options):
         thetas, sums = members(state.theta, lead), members(state.statistics, lead)
         bound, entropy, q, gap = (t.flatten().clone() for t in (state.bound, state.entropy, state.expected, state.gap))
         active, past = state.active.flatten().clone(), state.past.reshape(lead.numel(), 2, -1)
+        recent = state.recent.reshape(lead.numel(), -1).roll(-1, -1)
         live = active.nonzero()[:, 0].tolist()
 
         moved = {i: self.maximised(model, sums[i], thetas[i]) for i in live}
@@ -221,8 +231,8 @@ class Ascent(Options):
             thetas[i], bound[i] = moved[i], found[i].bound
             sums[i] = self.blended(sums[i], found[i].statistics, state.iteration)
             entropy[i] = bound[i] - expected(model, thetas[i], sums[i])
-            settled = self.tolerance > 0 and not self.noisy and state.iteration + 1 > len(self.annealing)
-            active[i] = not (settled and rise < self.tolerance * (target.num_data or 1))
+            recent[i, -1] = bound[i]
+            active[i] = not self.converged(target, recent[i], state.iteration + 1)
         after = AscentState(
             stacked(thetas, lead),
             stacked(sums, lead),
@@ -231,6 +241,7 @@ class Ascent(Options):
             q.reshape(lead),
             gap.reshape(lead),
             active.reshape(lead),
+            recent.reshape(state.recent.shape),
             past.reshape(state.past.shape),
             state.iteration + 1,
         )
@@ -238,15 +249,29 @@ class Ascent(Options):
 
     # The parts of an iteration.
 
+    def converged(self, target: Target, recent: Tensor, iteration: int) -> bool:
+        """Whether a run has converged, from its last bounds, (9,)."""
+        if self.noisy or self.tolerance == 0 or iteration <= len(self.annealing):
+            return False
+        rows, model = float(target.num_data or 1), self.latent(target)
+        rise, limit = float(recent[-1] - recent[-2]), self.tolerance * rows
+        rounding = ROUNDING.get(model.dtype, ROUNDING[torch.float32]) * max(abs(float(recent[-1])), rows)
+        left = distance_to_limit(recent, 2 if self.accelerate else 1)
+        return rise <= min(rounding, limit) or (rise < limit and left < limit)
+
     def point(self, target: Target, state: AscentState) -> Posterior:
         """Return the posterior of the best restart."""
         raise NotImplementedError
 
-    def best(self, state: AscentState) -> tuple[Theta, dict[str, Tensor], float, bool]:
-        """Return theta, statistics and bound of the best restart of all members, and whether it has converged."""
+    def best(self, state: AscentState) -> tuple[Theta, dict[str, Tensor], float | None, bool]:
+        """Return theta, statistics and bound of the best restart of all members, and whether it has converged.
+
+        The bound is None with minibatches, whose bound is not that of all rows; the posterior computes it when needed.
+        """
         lead, index = state.bound.shape, int(state.bound.argmax())
         theta, statistics = members(state.theta, lead)[index], members(state.statistics, lead)[index]
-        return theta, statistics, float(state.bound.flatten()[index]), not bool(state.active.flatten()[index])
+        bound = float(state.bound.flatten()[index]) if self.online is None else None
+        return theta, statistics, bound, not bool(state.active.flatten()[index])
 
     def report_problems(self, target: Target, state: AscentState, posterior: Posterior) -> None:
         """Report problems that the model finds at the best restart, as warnings and in the posterior's status."""
@@ -367,6 +392,27 @@ def expected(model: Latent, theta: Theta, statistics: Mapping[str, Tensor]) -> T
     """Q(theta, theta_t) + log p(theta), from the statistics at theta_t."""
     with torch.no_grad():
         return (model.complete(theta, statistics) + model.log_prior(theta)).double().cpu()
+
+
+def distance_to_limit(bounds: Tensor, cycle: int = 1) -> float:
+    """Return the distance of a linearly converging bound from its limit, in nats (Aitken 1926).
+
+    Rises that shrink by a factor r per cycle of iterations sum to rise r / (1 - r). Extrapolated iterations shrink them
+    irregularly, so the largest of the last factors is taken.
+
+    Args:
+        bounds: The last bounds; -inf where there is none.
+        cycle: Number of iterations over which rises are compared: 2 if every second one is extrapolated. Default: 1.
+
+    Returns:
+        The distance; infinity if the rises don't shrink, or if there are too few.
+    """
+    cycles = 2 if cycle == 1 else 4
+    rises = bounds.flip(0)[: 1 + cycles * cycle : cycle].flip(0).diff()  # over the last cycles
+    if not bool(torch.isfinite(rises).all()):
+        return math.inf
+    ratio = float((rises[1:] / rises[:-1]).nan_to_num(nan=0.0).amax())
+    return max(float(rises[-1]), 0.0) * ratio / (1 - ratio) if 0 <= ratio < 1 else math.inf
 
 
 def near(a: Tensor, b: Tensor) -> bool:

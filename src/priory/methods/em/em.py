@@ -61,4 +61,4 @@ class EM(Ascent):
         theta, _, bound, converged = self.best(state)
         with torch.no_grad():
             prior = float(self.latent(target).log_prior(theta))
-        return LatentPoint(target, theta, bound - prior, converged)
+        return LatentPoint(target, theta, None if bound is None else bound - prior, converged)

@@ -15,6 +15,7 @@ Cost of a step: that of MAP, and O(P) per snapshot; memory O(r P).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from priory.core.data import Batch, Data
     from priory.models.target import Target
 
+MIN_SPREAD_RATIO = 0.5  # of the standard deviations of the snapshots to those of a posterior, and its inverse
 MIN_VARIANCE = 1e-30  # of a coordinate that never moves, such as a learnt noise scale: the paper's floor
 
 
@@ -51,6 +53,8 @@ class SWAGState:
     every: int = field(metadata={"fixed": True})
     factors: dict[str, Tensor] = field(metadata={"fixed": True})  # on the prior precisions, as at the mode
     begun: Status = field(default=CONVERGED, metadata={"fixed": True})  # the status of the fit that found the mode
+    rise: Tensor | float = 0.0  # sum over the counted snapshots of loss(w_i) - loss(m), on a fresh batch, (*B,)
+    counted: int = 0  # snapshots in `rise`
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ class SWAG(Options):
         snapshots: Number of snapshots. Default: 100.
         rank: Number of the last snapshots in the low-rank part, at most `snapshots`. Default: 20.
         every: Steps between snapshots. Default: None, one epoch.
-        learning_rate: Constant learning rate of Adam while snapshots are taken. Default: 0.01.
+        learning_rate: Constant learning rate of Adam while snapshots are taken. Together with the noise of minibatches
+            it sets how far the snapshots spread; `status` says how that compares with a posterior. Default: 0.01.
         start: Method or fitted posterior that gives the mode. Default: None, `MAP()`, with the epochs or steps of
             `fit`.
 
@@ -128,7 +133,8 @@ class SWAG(Options):
         zeros, every = torch.zeros_like(w), self._every(plan.data)
         buffers, factors = target.buffers(shape, start), factors_of(start)
         begun = CONVERGED if start is None else of_start(start.status, "The mode comes")
-        return SWAGState(w, adam, buffers, zeros, zeros.clone(), last, 0, every, factors, begun)
+        rise = torch.zeros_like(w[..., 0])
+        return SWAGState(w, adam, buffers, zeros, zeros.clone(), last, 0, every, factors, begun, rise)
 
     def step(
         self, target: Target, state: SWAGState, batch: Batch, generator: torch.Generator
@@ -138,6 +144,11 @@ class SWAG(Options):
         log_prior, prior_gradient = target.log_prior_and_grad(state.w, jacobian=False)
         down = torch.add(gradient, prior_gradient, alpha=target.prior_weight).neg_()
         down[..., target.model.learnt.start :] = 0  # not maximised jointly with the weights: MAP has set them
+        if state.count > self.snapshots // 2 and state.adam.step % state.every == 0:  # w is the last snapshot
+            at_mean = target.log_likelihood_of(state.mean, batch, state.buffers)
+            at_mean = at_mean + target.prior_weight * target.log_prior_and_grad(state.mean, jacobian=False)[0]
+            state.rise = state.rise + (at_mean - value - target.prior_weight * log_prior)
+            state.counted += 1
         state.adam.descend(state.w, down)
         if state.adam.step % state.every == 0:
             take(state)
@@ -156,6 +167,8 @@ class SWAG(Options):
         if state.count < self.snapshots:
             short = f"{state.count} of {self.snapshots} snapshots were taken before the fit ended: give it more steps."
             found.know(Status("not_converged", short))
+        elif state.begun.name == "converged":
+            found.know(spread_status(target, state))
         return found
 
 
@@ -166,6 +179,28 @@ def take(state: SWAGState) -> None:
     state.mean = state.mean + before / state.count
     state.squares = torch.addcmul(state.squares, before, state.w - state.mean)
     state.last = torch.cat([state.w.unsqueeze(-2), state.last[..., :-1, :]], -2)
+
+
+def spread_status(target: Target, state: SWAGState) -> Status:
+    """Return the status from the loss of the snapshots, which is that of draws of a posterior if they spread like it.
+
+    For w ~ N(m, C) and a posterior of precision H / T, E[loss(w) - loss(m)] = tr(H C) / 2, which is T P / 2 for the
+    posterior itself, and for every q whose scale maximises the ELBO. The spread of snapshots is set by the learning
+    rate and the noise of minibatches, and may have any other value.
+    """
+    if not state.counted or state.buffers:  # batch normalisation gives every batch another loss
+        return CONVERGED
+    expected = 0.5 * target.entropy_weight * target.model.learnt.start
+    rise = float(torch.as_tensor(state.rise).mean()) / state.counted
+    ratio = math.sqrt(max(rise, 0.0) / expected) if expected else 1.0
+    if MIN_SPREAD_RATIO <= ratio <= 1 / MIN_SPREAD_RATIO:
+        return CONVERGED
+    narrow = "raise learning_rate, or give a smaller batch_size" if ratio < 1 else "lower learning_rate"
+    return Status(
+        "doubtful",
+        f"The snapshots raise the loss by {rise:.2g} nats on average, draws of a posterior would by {expected:.3g}: "
+        f"standard deviations are about {ratio:.2g} of the posterior's, so {narrow}, or use Laplace.",
+    )
 
 
 def theta_of(state: SWAGState) -> Tensor:
