@@ -107,6 +107,10 @@ def test_a_method_with_too_few_steps_reports_that_it_has_not_converged(name):
 @pytest.mark.parametrize("name", TABLE)
 def test_a_method_with_enough_steps_has_converged(name):
     posterior = fit(name, TABLE[name][-1])
+    if name == "SWAG":  # all rows are one batch, whose gradients have no noise that could spread the snapshots
+        assert posterior.status.name == "doubtful"
+        assert "give a smaller batch_size" in posterior.status.reason
+        return
     assert posterior.status == CONVERGED, posterior.status
     assert posterior.status.reason == ""
 

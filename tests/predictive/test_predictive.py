@@ -52,8 +52,9 @@ def test_the_moments_of_a_gaussian_mixture_follow_the_formulas() -> None:
     prediction, f, s = gaussian()
     mean, second = f.mean(0), (f.square() + s.square()).mean(0)
     torch.testing.assert_close(prediction.mean, mean, **EXACT)
-    torch.testing.assert_close(prediction.variance, second - mean.square(), **EXACT)
-    torch.testing.assert_close(prediction.epistemic, f.square().mean(0) - mean.square(), **EXACT)
+    between = f.square().mean(0) - mean.square()
+    torch.testing.assert_close(prediction.variance, second - mean.square() + between / 5, **EXACT)
+    torch.testing.assert_close(prediction.epistemic, 6 / 5 * between, **EXACT)
     torch.testing.assert_close(prediction.aleatoric, s.square().mean(0), **EXACT)
     torch.testing.assert_close(prediction.std, prediction.variance.sqrt(), **EXACT)
     assert torch.equal(prediction.variance, prediction.epistemic + prediction.aleatoric)
@@ -63,19 +64,20 @@ def test_the_moments_of_student_and_poisson_mixtures_follow_the_formulas() -> No
     f = normal(6, 5)
     student = make_prediction(pr.StudentT(5.0, 0.7), f)
     torch.testing.assert_close(student.aleatoric, torch.full((5,), 0.49 * 5 / 3, dtype=torch.float64), **EXACT)
-    torch.testing.assert_close(student.variance, student.aleatoric + f.var(0, correction=0), **EXACT)
+    torch.testing.assert_close(student.variance, student.aleatoric + f.var(0), **EXACT)
     counts, rate = make_prediction(pr.Poisson(), f), f.exp()
     torch.testing.assert_close(counts.mean, rate.mean(0), **EXACT)
-    torch.testing.assert_close(counts.variance, rate.mean(0) + rate.var(0, correction=0), **EXACT)
+    torch.testing.assert_close(counts.variance, rate.mean(0) + rate.var(0), **EXACT)
 
 
-def test_the_variance_of_labels_is_p_times_one_minus_p_of_the_mixture() -> None:
+def test_the_variance_of_labels_estimates_p_times_one_minus_p_without_bias() -> None:
+    """E[p (1 - p)] for p the mean of S draws is too low by the variance of p, epistemic / S."""
     for prediction in (
         make_prediction(pr.Bernoulli(), normal(6, 5)),
         make_prediction(pr.Categorical(), normal(6, 5, 3)),
     ):
         p = prediction.probs
-        torch.testing.assert_close(prediction.variance, p * (1 - p), **EXACT)
+        torch.testing.assert_close(prediction.variance, p * (1 - p) + prediction.epistemic / 6, **EXACT)
 
 
 def f_means(likelihood: Likelihood, f: Tensor) -> Tensor:
@@ -189,7 +191,7 @@ def test_quantiles_of_two_separate_modes_are_not_those_of_a_gaussian_fit(q: floa
     prediction = make_prediction(pr.Gaussian(0.5), f)
     expected = root(lambda v: scipy.stats.norm.cdf(v, f[:, 0].numpy(), 0.5), q)
     assert prediction.quantile(q).item() == pytest.approx(expected, abs=1e-6)
-    fitted = prediction.mean + prediction.std * scipy.stats.norm.ppf(q)
+    fitted = prediction.mean + (0.25 + f.var(0, correction=0)).sqrt() * scipy.stats.norm.ppf(q)
     assert abs(float(fitted) - expected) > 0.5
 
 
