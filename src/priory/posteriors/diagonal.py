@@ -36,6 +36,15 @@ class DiagonalGaussian(Variational):
         super().__init__(target, DiagonalForm(target.model.layout.size), theta, buffers)
         self.centre = self.family.loc
 
+    @classmethod
+    def of(cls, posterior: Variational) -> DiagonalGaussian:
+        """Return a variational posterior whose q is a factorised Gaussian as this class, with what is known of it."""
+        assert isinstance(posterior.family, DiagonalFamily)
+        found = cls(posterior.target, posterior.family, posterior.buffers)
+        found._given_status, found.warned = posterior._given_status, posterior.warned
+        found.restore_results(posterior.results())
+        return found
+
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         loc = self.family.loc
         noise = torch.randn(n, len(loc), generator=generator, dtype=loc.dtype, device=loc.device)

@@ -94,7 +94,7 @@ class Variational(Posterior):
         if rows is None:
             self.know(status)
             return
-        self._k_hat = self._computed_k_hat(rows)
+        self.compute_k_hat(rows)
         if status.name == "doubtful":
             self.doubt(status.reason)
         else:
@@ -199,13 +199,13 @@ class Variational(Posterior):
         Minus infinity where the ratios hardly vary. A posterior from a file has no data: use
         `importance(data).k_hat`.
         """
-        if self._k_hat is None:
-            self._k_hat = self._computed_k_hat(self._rows(None, "importance"))
-        return self._k_hat
+        return self.compute_k_hat(self._rows(None, "importance")) if self._k_hat is None else self._k_hat
 
-    def _computed_k_hat(self, rows: Data) -> float:
+    def compute_k_hat(self, rows: Data) -> float:
+        """Compute k-hat from the rows of the fit, and keep it."""
         samples = K_HAT_DRAWS if has_network(self.model) else K_HAT_DRAWS_OF_DENSITY
-        return self._importance(rows, samples, 0).k_hat
+        self._k_hat = self._importance(rows, samples, 0).k_hat
+        return self._k_hat
 
     @property
     def precisions(self) -> dict[str, Tensor]:

@@ -108,10 +108,12 @@ class Search:
         return log_joint(self.target, self.data, like)
 
     def joint(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log p and its gradient at a multiple of `count` vectors (S, P), in float64."""
-        found = [self._joint(part.to(self.target.model.dtype)) for part in w.split(self.count)]
+        """Return log p and its gradient at vectors (S, P), in float64."""
+        spare = -len(w) % self.count  # the recorded function takes `count` vectors
+        padded = torch.cat([w, w[-1:].expand(spare, -1)]) if spare else w
+        found = [self._joint(part.to(self.target.model.dtype)) for part in padded.split(self.count)]
         values, gradients = zip(*found, strict=True)
-        return torch.cat(values).double(), torch.cat(gradients).double()
+        return torch.cat(values)[: len(w)].double(), torch.cat(gradients)[: len(w)].double()
 
     def draws(self, number: int, count: int) -> Tensor:
         """Return the standard normal draws of a round, (count, P)."""
@@ -159,13 +161,21 @@ class Search:
         return w[torch.where(apart, value, -math.inf).argmax()].double()
 
     def elbo(self, here: NewtonPoint) -> Elbo:
-        """Return the bound and its parts, in nats for the whole data, from the draws of a Newton step."""
-        target, w = self.target, here.q.at(here.z).to(self.target.model.dtype)
+        """Return the bound and its parts from the draws of a Newton step."""
+        entropy = here.q.log_det() + 0.5 * LOG_2_PI_E * self.target.size
+        return self.bound(here.q.at(here.z), here.values, entropy)
+
+    def bound(self, w: Tensor, values: Tensor, entropy: Tensor, weights: Tensor | None = None) -> Elbo:
+        """Return the bound and its parts, in nats for the whole data, from log p at draws w (S, P) and H(q)."""
+        target = self.target
+
+        def mean(x: Tensor) -> Tensor:
+            return x.double().mean() if weights is None else (weights * x).sum()
+
         with torch.no_grad():
-            prior, volume = target.log_prior(w).double().mean(), target.model.layout.log_det(w).double().mean()
+            prior, volume = (mean(f(w.to(target.model.dtype))) for f in (target.log_prior, target.model.layout.log_det))
         a, b = target.likelihood_power, target.prior_power
-        log_likelihood = (here.values.mean() - b * prior - (1 - b) * volume) / a
-        entropy = here.q.log_det() + 0.5 * LOG_2_PI_E * target.size
+        log_likelihood = (mean(values) - b * prior - (1 - b) * volume) / a
         return assemble(target, log_likelihood, -prior, entropy, volume)
 
 
@@ -187,6 +197,7 @@ class ArrivalState:
     objective: float = -math.inf
     looked: bool = False  # whether other optima have been looked for
     ended: bool = False
+    optima: list[tuple[GaussianQ, float]] = field(default_factory=list, metadata={"fixed": True})  # all that were found
 
     @property
     def q(self) -> GaussianQ:
@@ -247,6 +258,7 @@ class ArrivalState:
             optima.append(found.q)
             bounds.append(found.objective)
         best = max(range(len(bounds)), key=bounds.__getitem__)
+        self.optima = sorted(zip(optima, bounds, strict=True), key=lambda found: -found[1])
         for place, bound in enumerate(bound for i, bound in enumerate(bounds) if i != best):
             self.rivals[..., place] = bound
         if best:
@@ -262,7 +274,7 @@ class ArrivalState:
     def status(self) -> Status:
         """Return the status of the fit, apart from k-hat."""
         if self.converged:
-            return self._status_of_rivals()
+            return self.status_of_rivals()
         if not math.isfinite(self.gap):
             what = f"The bound was still rising after {self.steps} steps"
             return Status("not_converged", f"{what}: give the density a proper prior, or use NUTS.")
@@ -271,7 +283,8 @@ class ArrivalState:
             what = f"With {self.count:,} draws the means are uncertain by {self.shift:.2g} standard deviations"
         return Status("not_converged", f"{what}, because log p varies too strongly over q: use NUTS.")
 
-    def _status_of_rivals(self) -> Status:
+    def status_of_rivals(self) -> Status:
+        """Return the status by the share of the posterior in other optima."""
         rivals = self.rivals.reshape(-1, MAX_OPTIMA)[0]
         shares = torch.cat([rivals, rivals.new_tensor([self.objective])]).softmax(0)[:-1]
         shares = shares[shares > MIN_SHARE]
@@ -296,6 +309,16 @@ def begin_arrival(search: Search, shape: torch.Size, full: bool) -> ArrivalState
         RUNAWAY_RATIO * float(q.scales().max()),
         count=search.count,
     )
+
+
+def best_gaussian(search: Search, full: bool) -> ArrivalState:
+    """Return the state of a fit after its last step."""
+    state = begin_arrival(search, torch.Size(), full)
+    while not state.ended:
+        state.advance()
+    if not state.optima:
+        state.optima = [(state.q, state.objective)]
+    return state
 
 
 def local_optimum(search: Search, q: GaussianQ) -> NewtonPoint | None:

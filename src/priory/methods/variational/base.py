@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import is_integer, require
+from priory.core.linalg import cholesky
 from priory.estimators.evidence_bound import assemble
 from priory.estimators.gradients import LAYER_ESTIMATORS, PATH_ESTIMATORS, SCORE_ESTIMATORS, Estimate, estimate
 from priory.estimators.importance import importance_weighted
+from priory.families import DiagonalFamily, FullRankFamily
 from priory.families.diagonal import LOG_2_PI_E
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.optimise import Adam, check_rate, default_steps, rates
@@ -27,9 +29,15 @@ from priory.methods.variational.arrival import (
     arrived_posterior,
     arrives,
     begin_arrival,
+    best_gaussian,
 )
+from priory.methods.variational.fixed_draws import FixedDrawsState, fixed_draws_posterior, fixed_draws_step
 from priory.methods.variational.flat_directions import warn_if_flat
+from priory.methods.variational.frame import Frame, framed
+from priory.methods.variational.gaussian_newton import GaussianQ
+from priory.methods.variational.plateau import Plateau
 from priory.models.base import has_network
+from priory.posteriors.status import CONVERGED, Status, of_cap, worst
 from priory.posteriors.variational import Variational
 
 if TYPE_CHECKING:
@@ -39,12 +47,13 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from priory.core.data import Batch, Data
-    from priory.families import Form
+    from priory.families import Family, Form
     from priory.models.target import Target
     from priory.posteriors import Posterior
 
 NARROW_SCALE = 0.02  # initial scale in prior standard deviations, so narrow that noise doesn't hide the network
 WIDE_SCALE = 1.0  # initial scale of flows and mixtures for a density, which must cover it before they adapt
+MAX_STOCHASTIC_GAP_NATS = 0.1  # below the optimum of the family, from which a fit by stochastic steps counts as missed
 BASELINE_DECAY = 0.9  # of the moving average of f per step
 
 
@@ -57,6 +66,10 @@ class VariationalState:
     buffers: dict[str, Tensor]
     baseline: Tensor  # (*B,)
     form: Form = field(metadata={"fixed": True})
+    frame: Frame | None = field(default=None, metadata={"fixed": True})  # the coordinates of theta, if not those of w
+    search: Search | None = field(default=None, metadata={"fixed": True})  # from which the fit has arrived
+    given: Status = field(default=CONVERGED, metadata={"fixed": True})  # of the start: whether it covers the posterior
+    plateau: Plateau | None = None  # for a fit that ends when the bound stops rising
 
 
 @dataclass(frozen=True)
@@ -154,6 +167,8 @@ class VariationalMethod(Options):
     usual: ClassVar[str] = "sticking"  # default estimator of the ELBO
     usual_weighted: ClassVar[str] = "doubly"  # default estimator of the importance-weighted bound
     narrow: ClassVar[bool] = True  # whether q starts narrow for a density too
+    correlated: ClassVar[bool] = False  # whether q takes correlations from the Gaussian that it starts from
+    longest: ClassVar[int] = 4_000  # steps of a fit that ends when the bound stops rising
     layered: ClassVar[bool] = False  # whether noise may be drawn at the layers
 
     def __post_init__(self) -> None:
@@ -216,9 +231,9 @@ class VariationalMethod(Options):
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
     ) -> Any:
-        if self.gaussian is not None and not self.adjusted and arrives(target, plan):
+        if self.divergence is None and arrives(target, plan):
             search = Search(target, plan.data, generator, start, type(self).__name__)
-            return begin_arrival(search, shape, self.gaussian == "full")
+            return self.arrive(target, search, plan, generator, shape)
         loc = target.start(plan.data, shape, generator, start)
         form, scale = self.form(target), self.first_scale(target)
         theta = form.initial(loc, scale, generator)
@@ -227,17 +242,57 @@ class VariationalMethod(Options):
             theta, Adam.of(theta, learning), target.buffers(shape, start), loc.new_zeros(shape), form
         )
 
+    def arrive(self, target: Target, search: Search, plan: Plan, generator: torch.Generator, shape: torch.Size) -> Any:
+        """Return the first state of a fit of a density that starts where the mass is."""
+        if self.gaussian is not None and not self.adjusted:
+            return begin_arrival(search, shape, self.gaussian == "full")
+        begun = None if self.adjusted else self.begin_fixed(target, search, generator, shape)
+        if begun is not None:
+            return begun
+        best = best_gaussian(search, self.correlated)
+        form, dtype = self.arrived_form(target), target.model.dtype
+        root = cholesky(best.q.covariance(), "covariance of q") if self.correlated else best.q.root
+        frame = Frame(best.q.loc.to(dtype), root.to(dtype))
+        zero = torch.zeros(*shape, target.size, dtype=dtype, device=target.model.device)
+        theta = form.initial(zero, torch.ones_like(frame.centre), generator)
+        if form.moved(theta, frame.centre, frame.root) is None:
+            theta = form.initial(frame.centre.expand_as(zero), best.q.scales().to(dtype), generator)
+            frame = None
+        learning = rates(self.schedule, self.learning_rate, plan.steps, type(self).__name__)
+        plateau = None if self.adjusted else Plateau()
+        return VariationalState(
+            theta, Adam.of(theta, learning), {}, zero[..., 0], form, frame, search, best.status_of_rivals(), plateau
+        )
+
+    def begin_fixed(self, target: Target, search: Search, generator: torch.Generator, shape: torch.Size) -> Any:
+        """Return the first state of a fit by fixed draws, or None for families that are fitted by fresh draws."""
+        return None
+
+    def arrived_form(self, target: Target) -> Form:
+        """Return the form of q for a fit that starts from the best Gaussian."""
+        return self.form(target)
+
     def step(self, target: Target, state: Any, batch: Batch, generator: torch.Generator) -> tuple[Any, Info]:
         if isinstance(state, ArrivalState):
             return arrival_step(state)
+        if isinstance(state, FixedDrawsState):
+            return fixed_draws_step(state)
+        if state.frame is not None:
+            target = framed(target, state.frame)
         theta = state.theta.detach().requires_grad_()
         with torch.enable_grad():
             family = state.form.family(theta)
             found = self.estimate(target, family, batch, state, generator)
             (gradient,) = torch.autograd.grad(found.loss.sum(), theta)  # members are independent
+        metrics = bound_metrics(found, self.divergence is not None)
+        if state.frame is not None:
+            metrics = outside(metrics, state.frame.log_det(), target.entropy_weight)
+        if state.plateau is not None:
+            state.adam.rates = torch.tensor([self.learning_rate * state.plateau.factor], dtype=torch.float64)
+            state.plateau.record(float(torch.as_tensor(metrics["elbo"]).mean()), self.longest)
         state.adam.descend(state.theta, gradient)
         state.baseline = updated_baseline(state.baseline, found, first=state.adam.step == 1)
-        return state, Info(bound_metrics(found))
+        return state, Info(metrics, done=state.plateau is not None and state.plateau.ended)
 
     def estimate(self, target: Target, family: Any, batch: Batch, state: Any, generator: torch.Generator) -> Estimate:
         """Estimate the loss from fresh draws."""
@@ -246,13 +301,47 @@ class VariationalMethod(Options):
     def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Variational:
         if isinstance(state, ArrivalState):
             return arrived_posterior(target, state, type(self).__name__)
-        found = Variational(target, state.form, state.theta, state.buffers)
+        if isinstance(state, FixedDrawsState):
+            return fixed_draws_posterior(target, state, type(self).__name__)
+        theta = state.theta
+        if state.frame is not None:
+            theta = state.form.moved(theta, state.frame.centre, state.frame.root)
+        found = Variational(target, state.form, theta, state.buffers)
+        if state.search is not None:
+            self.judge(found, state)
         self.warn_if_flat(found)
         return found
+
+    def judge(self, posterior: Variational, state: VariationalState) -> None:
+        """Give a posterior whose fit began where the mass is its status, and its k-hat once the fit has ended."""
+        assert state.search is not None
+        plateau, rows = state.plateau, state.search.data
+        if plateau is not None:
+            status = of_cap(not plateau.risen, plateau.steps, "The bound")
+            posterior.end_by_rule(worst([status, state.given]), rows if plateau.ended else None)
+        elif state.adam.step >= len(state.adam.rates):
+            posterior.know(worst([state.given, status_of_gap(posterior.family, state.search, self.chosen)]))
+            posterior.compute_k_hat(rows)
 
     def warn_if_flat(self, posterior: Variational) -> None:
         """Warn if q has grown without bound along a direction in which the density is flat."""
         warn_if_flat(posterior, self.first_scale(posterior.target), self.samples, type(self).__name__)
+
+
+def status_of_gap(family: Family, search: Search, estimator: str) -> Status:
+    """Return the status of a Gaussian q by the rise of the bound that Newton steps could still gain."""
+    if isinstance(family, DiagonalFamily):
+        q = GaussianQ(family.loc.double(), family.scale.double())
+    elif isinstance(family, FullRankFamily):
+        q = GaussianQ(family.loc.double(), family.tril.double())
+    else:
+        return CONVERGED
+    here = search.at(q, 1, search.count)
+    if here is not None and here.gap <= MAX_STOCHASTIC_GAP_NATS:
+        return CONVERGED
+    gap = "far" if here is None else f"{here.gap:.2g} nats"
+    what = f"The bound is {gap} below its optimum, because the estimator '{estimator}' is too noisy"
+    return Status("not_converged", f"{what}: leave out the estimator, or use 'leave_one_out' with more samples.")
 
 
 def updated_baseline(baseline: Tensor, found: Estimate, first: bool) -> Tensor:
@@ -261,9 +350,17 @@ def updated_baseline(baseline: Tensor, found: Estimate, first: bool) -> Tensor:
     return mean if first else torch.lerp(mean, baseline, BASELINE_DECAY)
 
 
-def bound_metrics(found: Estimate) -> dict[str, Tensor | float]:
-    """Return the bound and its parts as metrics of the history."""
+def outside(metrics: dict[str, Tensor | float], log_det: float, t: float) -> dict[str, Tensor | float]:
+    """Return metrics of the coordinates w, given those in a frame with this log |det root|; t weights the entropy."""
+    shifts = {"elbo": t * log_det, "loss": -t * log_det, "kl": -log_det, "iwae": log_det}
+    return {name: value + shifts.get(name, 0.0) for name, value in metrics.items()}
+
+
+def bound_metrics(found: Estimate, generalised: bool = False) -> dict[str, Tensor | float]:
+    """Return the bound and its parts as metrics of the history; with another divergence there is no bound."""
     bound = found.bound
+    if generalised:
+        return {"nll": bound.nll, "divergence": bound.kl, "loss": bound.loss}
     metrics: dict[str, Tensor | float] = {"elbo": bound.value, "nll": bound.nll, "kl": bound.kl, "loss": bound.loss}
     if found.weighted is not None:
         metrics |= {"iwae": found.weighted, "loss": -found.weighted}

@@ -59,6 +59,7 @@ class Flow(VariationalMethod):
     learning_rate: float = 5e-3
 
     narrow: ClassVar[bool] = False
+    correlated: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,3 +69,6 @@ class Flow(VariationalMethod):
 
     def form(self, target: Target) -> FlowForm:
         return FlowForm(target.size, self.layers, self.hidden)
+
+    def arrived_form(self, target: Target) -> FlowForm:
+        return FlowForm(target.size, self.layers, self.hidden, linear=True)

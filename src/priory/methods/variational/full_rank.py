@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from priory.core.errors import require
+from priory.core.linalg import cholesky
 from priory.families.full_rank import FullRankFamily as Gaussian
 from priory.families.full_rank import FullRankForm
 from priory.methods.base import Info
@@ -35,8 +36,10 @@ from priory.methods.variational.arrival import (
     arrived_posterior,
     arrives,
     begin_arrival,
+    best_gaussian,
 )
-from priory.methods.variational.base import VariationalMethod, bound_metrics, updated_baseline
+from priory.methods.variational.base import VariationalMethod, bound_metrics, status_of_gap, updated_baseline
+from priory.posteriors.status import CONVERGED, Status, worst
 from priory.posteriors.variational import Variational
 
 if TYPE_CHECKING:
@@ -58,6 +61,8 @@ class FullRankState:
     buffers: dict[str, Tensor]
     baseline: Tensor  # (*B,)
     rates: Tensor = field(metadata={"fixed": True})  # (steps,)
+    search: Search | None = field(default=None, metadata={"fixed": True})  # from which the fit has arrived
+    given: Status = field(default=CONVERGED, metadata={"fixed": True})  # of the start: whether it covers the posterior
     count: int = 0
 
 
@@ -112,11 +117,18 @@ class FullRank(VariationalMethod):
     ) -> FullRankState | ArrivalState:
         few = target.size <= self.most
         require(few, "model", "FullRank", f"have at most {self.most:,} parameters (LowRank takes more)", target.size)
-        if not self.adjusted and arrives(target, plan):
-            return begin_arrival(Search(target, plan.data, generator, start, "FullRank"), shape, full=True)
+        learning = rates(self.schedule, self.learning_rate, plan.steps, "FullRank")
+        if self.divergence is None and arrives(target, plan):
+            search = Search(target, plan.data, generator, start, "FullRank")
+            if not self.adjusted:
+                return begin_arrival(search, shape, full=True)
+            best, dtype = best_gaussian(search, full=True), target.model.dtype
+            loc, tril = best.q.loc.to(dtype), cholesky(best.q.covariance(), "covariance of q").to(dtype)
+            loc, tril = loc.expand(*shape, *loc.shape).clone(), tril.expand(*shape, *tril.shape).clone()
+            given = best.status_of_rivals()
+            return FullRankState(loc, tril, {}, loc.new_zeros(shape), learning, search, given)
         loc = target.start(plan.data, shape, generator, start)
         scale = self.first_scale(target).expand_as(loc)
-        learning = rates(self.schedule, self.learning_rate, plan.steps, "FullRank")
         return FullRankState(loc, scale.diag_embed(), target.buffers(shape, start), loc.new_zeros(shape), learning)
 
     def step(self, target: Target, state: Any, batch: Batch, generator: torch.Generator) -> tuple[Any, Info]:
@@ -131,13 +143,16 @@ class FullRank(VariationalMethod):
         state.loc, state.tril = natural_step(state.loc, state.tril, toward, spread, rate, self.samples)
         state.baseline = updated_baseline(state.baseline, found, first=state.count == 0)
         state.count += 1
-        return state, Info(bound_metrics(found))
+        return state, Info(bound_metrics(found, self.divergence is not None))
 
     def posterior(self, target: Target, state: Any, draws: Tensor | None = None) -> Variational:
         if isinstance(state, ArrivalState):
             return arrived_posterior(target, state, "FullRank")
         form = self.form(target)
         found = Variational(target, form, form.theta(Gaussian(state.loc, state.tril)), state.buffers)
+        if state.search is not None and state.count >= len(state.rates):
+            found.know(worst([state.given, status_of_gap(found.family, state.search, self.chosen)]))
+            found.compute_k_hat(state.search.data)
         self.warn_if_flat(found)
         return found
 

@@ -53,6 +53,7 @@ MIN_CURVATURE_SHARE = 1e-8  # of the largest eigenvalue of A
 FIXED_GAP_NATS, FIXED_SHIFT = 1e-4, 0.005  # to the optimum for fixed draws, below which a round ends
 FRESH_GAP_NATS = 0.01  # to the optimum of the family, measured with fresh draws
 MAX_MEAN_SHIFT = 0.05  # standard deviations of q by which fresh draws may move a mean
+MIN_PROBABILITY = 2.0**-40  # of a quantile
 ROUNDING_EPS = 64.0  # differences of F, in eps, that are rounding
 
 
@@ -164,16 +165,20 @@ def first_draws(size: int) -> int:
     return 1 << (max(MIN_DRAWS, DRAWS_PER_PARAMETER * size) - 1).bit_length()
 
 
+def sobol(count: int, size: int, seed: int) -> Tensor:
+    """Return scrambled Sobol points in pairs u, 1 - u (Owen 1995), (count, size), float64 in (0, 1)."""
+    half = torch.quasirandom.SobolEngine(size, scramble=True, seed=seed).draw(count // 2, dtype=torch.float64)
+    half = half.clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+    return torch.cat([half, 1 - half])
+
+
 def matched_draws(count: int, size: int, seed: int, device: torch.device | None = None) -> Tensor:
     """Return draws of N(0, I) in pairs z, -z with exactly the covariance I, (count, size), float64.
 
-    They are quasi-random: scrambled Sobol points (Owen 1995) through the quantile function. Where there are fewer than
-    four per coordinate, only the variances are exact.
+    They are Sobol points through the quantile function. Where there are fewer than four per coordinate, only the
+    variances are exact.
     """
-    sobol = torch.quasirandom.SobolEngine(size, scramble=True, seed=seed)
-    eps = 2.0**-40
-    half = torch.special.ndtri(sobol.draw(count // 2, dtype=torch.float64).clamp(eps, 1 - eps)).to(device)
-    z = torch.cat([half, -half])
+    z = torch.special.ndtri(sobol(count, size, seed)).to(device)
     if count >= DRAWS_PER_PARAMETER * size:
         factor, definite = try_cholesky(z.mT @ z / count)
         if bool(definite):

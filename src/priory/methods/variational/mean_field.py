@@ -36,8 +36,10 @@ from priory.families import DiagonalFamily, DiagonalForm, FactorisedForm, PerPar
 from priory.families.factorised import BASE_DISTRIBUTIONS
 from priory.methods.base import Info
 from priory.methods.optimise import Adam, rates
-from priory.methods.variational.arrival import ArrivalState, arrives
+from priory.methods.variational.arrival import ArrivalState, arrives, best_gaussian
 from priory.methods.variational.base import VariationalMethod, VariationalState, inner, parts
+from priory.methods.variational.fixed_draws import begin_fixed_draws
+from priory.methods.variational.frame import Frame
 from priory.models.base import has_network
 from priory.network.layer_noise import LayerNoise
 from priory.posteriors import DiagonalGaussian, Posterior, Variational
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from priory.estimators.gradients import Estimate
     from priory.families import Form
     from priory.methods.base import Plan
+    from priory.methods.variational.arrival import Search
     from priory.models.target import Target
 
 TRIAL_ROWS = 32  # in the trial passes that find layers without a noise rule
@@ -146,6 +149,14 @@ class MeanField(VariationalMethod):
     def gaussian(self) -> str | None:
         return "diagonal" if self.family == "gaussian" else None
 
+    def begin_fixed(self, target: Target, search: Search, generator: torch.Generator, shape: torch.Size) -> Any:
+        if isinstance(self.family, dict):
+            return None
+        best, form = best_gaussian(search, full=False), self.form(target)
+        frame, zero = Frame(best.q.loc, best.q.root), torch.zeros_like(best.q.loc)
+        theta = form.initial(zero, torch.ones_like(zero), generator)
+        return begin_fixed_draws(form, theta, frame, search, target.size, shape, best.status_of_rivals())
+
     def form(self, target: Target) -> Form:
         if isinstance(self.family, dict):
             if has_network(target.model):
@@ -170,7 +181,8 @@ class MeanField(VariationalMethod):
         start: Posterior | None = None,
     ) -> MeanFieldState | VariationalState | ArrivalState:
         check(target, self)
-        if not self.lean or (not self.adjusted and arrives(target, plan)):
+        mirrors = self.antithetic and self.samples % 2  # over two steps, which only the steps below do
+        if not self.lean or (arrives(target, plan) and not (self.adjusted and mirrors)):
             return super().init(target, plan, generator, shape, start)
         loc = target.start(plan.data, shape, generator, start)
         variational = torch.stack([loc, torch.empty_like(loc)])
@@ -206,7 +218,7 @@ class MeanField(VariationalMethod):
         return noise
 
     def step(self, target: Target, state: Any, batch: Batch, generator: torch.Generator) -> tuple[Any, Info]:
-        if isinstance(state, (VariationalState, ArrivalState)):
+        if not isinstance(state, MeanFieldState):
             return super().step(target, state, batch, generator)
         if state.layers is not None:
             return self._step_at_layers(target, state, batch, generator)
@@ -220,9 +232,9 @@ class MeanField(VariationalMethod):
             self.warn_if_flat(gaussian)
             return gaussian
         found = super().posterior(target, state, draws)
-        if isinstance(state, ArrivalState) or not isinstance(found.family, DiagonalFamily):
+        if isinstance(found, DiagonalGaussian) or not isinstance(found.family, DiagonalFamily):
             return found
-        return DiagonalGaussian(target, found.family, state.buffers)
+        return DiagonalGaussian.of(found)
 
     def estimate(self, target: Target, family: Any, batch: Batch, state: Any, generator: torch.Generator) -> Estimate:
         other = isinstance(self.family, str) and self.family != "gaussian"

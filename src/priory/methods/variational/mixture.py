@@ -9,15 +9,26 @@ step: `samples` passes and O(samples components P).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
 
 from priory.core.errors import is_integer, require
+from priory.core.linalg import cholesky
+from priory.families.full_rank import FullRankFamily, FullRankForm
 from priory.families.mixture import MixtureForm
+from priory.methods.variational.arrival import best_gaussian
 from priory.methods.variational.base import VariationalMethod
+from priory.methods.variational.fixed_draws import begin_fixed_draws
+from priory.methods.variational.frame import Frame
 
 if TYPE_CHECKING:
+    from priory.methods.variational.arrival import Search
     from priory.models.target import Target
+
+SPLIT_DISTANCE = 0.5  # standard deviations per coordinate between components that start at the same optimum
 
 
 @dataclass(frozen=True)
@@ -72,3 +83,25 @@ class MixtureOfGaussians(VariationalMethod):
 
     def form(self, target: Target) -> MixtureForm:
         return MixtureForm(target.size, self.components, self.covariance)
+
+    def begin_fixed(self, target: Target, search: Search, generator: torch.Generator, shape: torch.Size) -> Any:
+        best, form = best_gaussian(search, self.covariance == "full"), self.form(target)
+        optima = best.optima[: self.components]
+        best.rivals[: len(optima) - 1] = -math.inf  # those that have a component are not missed
+        full = isinstance(form.component, FullRankForm)
+        root = cholesky(best.q.covariance(), "covariance of q") if full else best.q.root
+        frame, each, logits = Frame(best.q.loc, root), [], []
+        for k in range(self.components):
+            q, bound = optima[k % len(optima)]
+            loc = frame.inward(q.loc)
+            if k >= len(optima):  # components that share an optimum start beside each other
+                loc = loc + SPLIT_DISTANCE * torch.randn(loc.shape, generator=generator, dtype=loc.dtype).to(loc)
+            if isinstance(form.component, FullRankForm):
+                tril = torch.linalg.solve_triangular(root, cholesky(q.covariance(), "covariance of q"), upper=False)
+                each.append(form.component.theta(FullRankFamily(loc, tril)))
+            else:
+                each.append(torch.cat([loc, (q.root / root).log()]))
+            logits.append(bound - math.log(sum(j % len(optima) == k % len(optima) for j in range(self.components))))
+        theta = torch.cat([torch.tensor(logits, dtype=torch.float64).log_softmax(0), *each])
+        columns = self.components * target.size
+        return begin_fixed_draws(form, theta, frame, search, columns, shape, best.status_of_rivals())

@@ -46,6 +46,7 @@ from priory.methods.variational.arrival import (
     arrived_posterior,
     arrives,
     begin_arrival,
+    best_gaussian,
 )
 from priory.methods.variational.base import inner, parts
 from priory.methods.variational.flat_directions import warn_if_flat
@@ -171,11 +172,13 @@ class NaturalGradient(Options):
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
     ) -> NaturalGradientState | ArrivalState:
-        if not self.adjusted and arrives(target, plan):
+        loc, typical = target.start(plan.data, shape, generator, start), target.prior.typical_scale()
+        if arrives(target, plan):
             search = Search(target, plan.data, generator, start, "NaturalGradient")
-            return begin_arrival(search, shape, self.covariance == "full")
-        loc = target.start(plan.data, shape, generator, start)
-        typical = target.prior.typical_scale()
+            if not self.adjusted:
+                return begin_arrival(search, shape, self.covariance == "full")
+            best = best_gaussian(search, full=False).q
+            loc, typical = best.loc.to(loc).expand_as(loc).clone(), best.root.to(typical)
         precision, factor = ((self.initial_scale * typical) ** -2).expand_as(loc).clone(), None
         if self.covariance == "full":
             must = f"be 'diagonal' above {MAX_FULL_PARAMETERS:,} parameters"
