@@ -37,12 +37,9 @@ if TYPE_CHECKING:
     from priory.families import Family
     from priory.models.target import Target
 
-SCORE_MIN_RATIO_DRAWS = 16  # for divergences with self-normalised ratios, which vanish at a single draw
-ESTIMATORS = ("score", "score_baseline", "leave_one_out", "vargrad")
-PATH_MIN_RATIO_DRAWS = 16  # for divergences with self-normalised ratios, which vanish at a single draw
-ESTIMATORS = ("pathwise", "sticking", "doubly")
-LAYER_MIN_RATIO_DRAWS = 16  # for divergences with self-normalised ratios, which vanish at a single draw
-ESTIMATORS = ("local", "flipout")
+SCORE_ESTIMATORS = ("score", "score_baseline", "leave_one_out", "vargrad")
+PATH_ESTIMATORS = ("pathwise", "sticking", "doubly")
+LAYER_ESTIMATORS = ("local", "flipout")
 SYMMETRIC_FAMILIES = (DiagonalFamily, FullRankFamily, LowRankFamily, Factorised)
 MIN_RATIO_DRAWS = 16  # for divergences with self-normalised ratios, which vanish at a single draw
 ESTIMATORS = (*PATH_ESTIMATORS[:2], *LAYER_ESTIMATORS, *SCORE_ESTIMATORS, PATH_ESTIMATORS[2])
@@ -206,7 +203,9 @@ def generalised(target: Target, family: Family, terms: Terms, divergence: Any) -
     if isinstance(family, DiagonalFamily) and not prior.others and not prior.improper:
         closed = divergence.between(Normal(family.loc, family.scale), Normal(prior.loc, prior.precision.rsqrt()))
     if closed is None and isinstance(divergence, (ForwardKL, JensenShannon)):
-        must = f"be at least {MIN_RATIO_DRAWS} for {type(divergence).__name__}, whose ratios are normalised by their mean"
+        must = (
+            f"be at least {MIN_RATIO_DRAWS} for {type(divergence).__name__}, whose ratios are normalised by their mean"
+        )
         require(len(terms.w) >= MIN_RATIO_DRAWS, "samples", "the method", must, len(terms.w))
     log_q = family.log_prob(terms.w)
     distance = divergence.of_ratios(log_q - terms.prior, terms.weights) if closed is None else closed.sum(-1)

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.distributions import MultivariateNormal, Normal, StudentT, kl_divergence
+from torch.distributions import Gamma, MultivariateNormal, Normal, StudentT, kl_divergence
 
 import priory as pr
 from priory import Param
 from priory.core.data import Data
 from priory.core.streams import stream
+from priory.divergences import ForwardKL, JensenShannon
 from priory.fitting.callbacks import FitProgress
 from priory.fitting.prepare import make_target
 from priory.methods.variational import arrival
@@ -232,3 +233,78 @@ def test_more_draws_are_taken_where_fresh_draws_disagree_and_the_rest_is_reporte
     assert (state.round, state.count) == (3, 64 * first_draws(1))
     assert state.status().name == "not_converged"
     assert "With 32,768 draws the bound is" in state.status().reason
+
+
+# Other families.
+
+
+@pytest.mark.parametrize("place", ["far", "scales", "correlated"])
+def test_low_rank_of_enough_columns_is_a_gaussian_posterior_itself(place):
+    mean, covariance = PLACES[place]
+    posterior = pr.fit(gaussian(mean, covariance), None, pr.LowRank(rank=2), progress=False)
+    assert posterior.status.name == "converged"
+    assert posterior.log_evidence.value == pytest.approx(0.5 * float((2 * math.pi * covariance).logdet()), abs=0.02)
+    assert float(((posterior.mean["x"] - mean) / covariance.diagonal().sqrt()).abs().max()) < 0.05
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+def test_a_mixture_covers_both_modes_and_has_the_evidence(covariance):
+    posterior = pr.fit(two_modes(), None, pr.MixtureOfGaussians(covariance=covariance), progress=False)
+    assert posterior.status.name == "converged"
+    assert posterior.log_evidence.value == pytest.approx(0.0, abs=0.01)
+    assert float(posterior.mean["x"]) == pytest.approx(0.2 * 6 - 0.8 * 6, abs=0.05)
+
+
+@pytest.mark.parametrize(("family", "variance"), [("laplace", 2.0), ("logistic", math.pi**2 / 3), ("uniform", 1 / 3)])
+def test_a_factorised_family_has_the_scale_of_its_closed_form(family, variance):
+    # E_q[log N(w; 1e4, 2^2)] + H(q) = -(v s^2 + (m - 1e4)^2) / 8 + log s is largest at m = 1e4, s = 2 / sqrt(v)
+    density = pr.Density(lambda p: Normal(1e4, 2.0).log_prob(p["x"]).sum(), {"x": Param((2,))})
+    posterior = pr.fit(density, None, pr.MeanField(family=family), progress=False)
+    scale = posterior.family.scale  # pyright: ignore[reportAttributeAccessIssue]
+    torch.testing.assert_close(scale, torch.full_like(scale, 2 * variance**-0.5), rtol=0.02, atol=0)
+    torch.testing.assert_close(posterior.mean["x"], torch.full((2,), 1e4, dtype=DOUBLE), rtol=0, atol=0.1)
+
+
+def test_a_flow_starts_from_the_best_gaussian_and_ends_when_the_bound_stops_rising():
+    mean, covariance = PLACES["correlated"]
+    posterior = pr.fit(gaussian(mean, covariance), None, pr.Flow(layers=2, hidden=4), progress=False)
+    assert len(posterior.history["elbo"]) == 1000  # two windows of 250 steps, and 500 of decay
+    assert posterior.status.name == "converged"
+    assert posterior.log_evidence.value == pytest.approx(0.5 * float((2 * math.pi * covariance).logdet()), abs=0.01)
+    assert float(posterior.history["elbo"][-100:].mean()) == pytest.approx(posterior.log_evidence.value, abs=0.01)
+
+
+def test_a_dict_of_distributions_starts_where_the_mass_is():
+    density = pr.Density(lambda p: Gamma(400.0, 4e-4).log_prob(p["x"]), {"x": Param((), pr.constraints.positive)})
+    posterior = pr.fit(density, None, pr.MeanField(family={"x": Gamma}), progress=False)
+    assert float(posterior.mean["x"]) == pytest.approx(1e6, rel=0.01)
+
+
+def test_a_score_estimator_that_misses_the_optimum_says_so():
+    density = pr.Density(lambda p: 1e6 + Normal(40.0, 1.0).log_prob(p["x"]).sum(), {"x": Param((5,))})
+    with pytest.warns(pr.PrioryWarning, match="the estimator 'score' is too noisy"):
+        posterior = pr.fit(density, None, pr.MeanField(estimator="score"), progress=False)
+    assert posterior.status.name == "not_converged"
+    fine = pr.fit(density, None, pr.MeanField(estimator="leave_one_out", samples=8), progress=False)
+    assert fine.status.name == "converged"
+    torch.testing.assert_close(fine.mean["x"], torch.full((5,), 40.0, dtype=DOUBLE), rtol=0, atol=0.1)
+
+
+def test_an_estimator_of_full_rank_starts_from_the_best_gaussian():
+    posterior = pr.fit(gaussian(*PLACES["far"]), None, pr.FullRank(learning_rate=0.05), progress=False)
+    assert posterior.status.name == "converged"
+    torch.testing.assert_close(posterior.mean["x"], PLACES["far"][0], rtol=1e-6, atol=1e-2)
+
+
+@pytest.mark.parametrize("divergence", [JensenShannon(), ForwardKL()], ids=str)
+def test_a_divergence_that_vanishes_at_one_draw_is_refused_with_too_few(divergence):
+    density = pr.Density(
+        params={"m": Param()},
+        log_prior=lambda p: Normal(0.0, 1.0).log_prob(p["m"]),
+        log_likelihood=lambda p, y: Normal(p["m"], 1.0).log_prob(y),
+    )
+    with pytest.raises(pr.InputError, match="'samples' of the method must be at least 16"):
+        pr.fit(density, torch.ones(3), pr.MeanField(divergence=divergence), steps=2, progress=False)
+    posterior = pr.fit(density, torch.ones(3), pr.MeanField(divergence=divergence, samples=32), steps=9, progress=False)
+    assert set(posterior.history) == {"nll", "divergence", "loss"}
+    assert bool((posterior.history["divergence"] > 0).all())

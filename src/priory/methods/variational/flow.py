@@ -33,6 +33,9 @@ class Flow(VariationalMethod):
     where each f_k scales and shifts half of the coordinates by functions of the other half. Fits curved and skewed
     posteriors. A step costs `samples` passes and O(samples layers hidden P).
 
+    On a `Density`, unless the user gives `steps` or `epochs`, the flow starts from the best Gaussian, has a
+    lower-triangular matrix in place of s, and is fitted until the bound stops rising, for at most 4,000 steps.
+
     Args:
         layers: Number of coupling layers, K. Default: 6.
         hidden: Number of hidden units of each coupling layer. Default: 32.

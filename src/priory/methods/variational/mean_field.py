@@ -181,8 +181,9 @@ class MeanField(VariationalMethod):
         start: Posterior | None = None,
     ) -> MeanFieldState | VariationalState | ArrivalState:
         check(target, self)
-        mirrors = self.antithetic and self.samples % 2  # over two steps, which only the steps below do
-        if not self.lean or (arrives(target, plan) and not (self.adjusted and mirrors)):
+        # noise at the layers, and draws that are mirrored over two steps, are taken by the steps in place alone
+        in_place = self.estimator in LAYER_ESTIMATORS or (self.adjusted and self.antithetic and self.samples % 2)
+        if not self.lean or (arrives(target, plan) and not in_place):
             return super().init(target, plan, generator, shape, start)
         loc = target.start(plan.data, shape, generator, start)
         variational = torch.stack([loc, torch.empty_like(loc)])

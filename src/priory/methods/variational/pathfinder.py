@@ -180,7 +180,7 @@ class Pathfinder(Options):
         shape: torch.Size = torch.Size(),
         start: Posterior | None = None,
     ) -> PathfinderState:
-        w = target.start(plan.data, torch.Size([*shape, self.paths]), generator, start)
+        w = target.start(plan.data, torch.Size([*shape, self.paths]), generator, start).double()
         w, value, gradient, alive = usable_starts(log_joint(target, plan.data), w)
         none = w.new_zeros(*w.shape[:-1], self.history, w.shape[-1])
         diagonal = torch.ones_like(w)
@@ -217,7 +217,7 @@ class Pathfinder(Options):
         state.elbo = torch.where(better, elbo, state.elbo)
         state.best = chosen(better, state.normal, state.best)
 
-        rounding = CONVERGED_GAIN_EPS * torch.finfo(w.dtype).eps * value.abs().clamp(min=1.0)
+        rounding = CONVERGED_GAIN_EPS * torch.finfo(target.model.dtype).eps * value.abs().clamp(min=1.0)
         state.active = moved & (gain > rounding)
         metrics: dict[str, Tensor | float] = {
             "elbo": state.elbo.amax(-1),
@@ -233,11 +233,14 @@ class Pathfinder(Options):
             self.draws, *best.loc.shape, generator=generator, dtype=best.loc.dtype, device=best.loc.device
         )
         w = best.draw(noise).flatten(0, 1)  # (draws K, P), paths interleaved
+        w = w.to(target.model.dtype).double()  # as they are kept
         log_weights = log_ratio(target, state.data, w, mixture(best, w))
         places = slice(self.draws)
         if self.resample:
             places = importance_resample(psis(log_weights)[0], self.draws, generator)
-        found = Draws(target, w[places], k_hat=k_hat(log_weights), evidence=evidence(target, log_weights))
+        found = Draws(
+            target, w[places].to(target.model.dtype), k_hat=k_hat(log_weights), evidence=evidence(target, log_weights)
+        )
         found.know(of_cap(not bool(state.active.all()), None, "Every path of Pathfinder"))
         if flat:
             found.doubt(flat)
@@ -248,8 +251,17 @@ class Pathfinder(Options):
 
 
 def log_joint(target: Target, data: Data) -> Joint:
-    """Return a function for the tempered log joint over all rows and its gradient, (*B, P) -> (*B,), (*B, P)."""
-    return lambda w: target.whole_log_joint_and_grad(w, data, BLOCK_ROWS)
+    """Return a function for the tempered log joint over all rows and its gradient, (*B, P) -> (*B,), (*B, P).
+
+    It is evaluated in the model's floating type, and its results are float64: differences of gradients and the algebra
+    of the paths would lose what float32 has on raw scales.
+    """
+
+    def both(w: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = target.whole_log_joint_and_grad(w.to(target.model.dtype), data, BLOCK_ROWS)
+        return value.double(), gradient.double()
+
+    return both
 
 
 def log_ratio(target: Target, data: Data, w: Tensor, log_q: Tensor) -> Tensor:
@@ -260,6 +272,7 @@ def log_ratio(target: Target, data: Data, w: Tensor, log_q: Tensor) -> Tensor:
         for v, q in zip(
             w.split(max(1, MAX_DRAW_ELEMENTS // each)), log_q.split(max(1, MAX_DRAW_ELEMENTS // each)), strict=True
         ):
+            v = v.to(target.model.dtype)
             volume = target.model.layout.log_det(v)
             bound = assemble(target, target.log_likelihood(v, data, rows=BLOCK_ROWS), -target.log_prior(v), -q, volume)
             parts.append(target.likelihood_power * bound.value)
