@@ -154,7 +154,7 @@ class Mixture(Posterior):
             with explain_input_errors(inputs):
                 prediction = predict(self.model, w, inputs, {}, target.event, seed)
         self._check_rows(inputs, len(prediction))
-        return prediction
+        return prediction.of_all_components()
 
     @property
     def mean(self) -> dict[str, Tensor]:

@@ -70,6 +70,10 @@ class PredictiveDistribution(ABC):
     def cdf(self, value: Tensor) -> Tensor:
         """P(y <= value | x, D), for values that broadcast to (n, *event)."""
 
+    def of_all_components(self) -> PredictiveDistribution:
+        """Return the distribution of a mixture whose components are all given, rather than drawn from more."""
+        return self
+
     def quantile(self, q: float) -> Tensor | None:
         """The q-quantile, (n, *event), where it has a closed form."""
         return None

@@ -6,7 +6,7 @@ p(y | x, D) = E[p(y | x, w)] ~ (1/S) sum_s p(y | x, w_s)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, final
 
@@ -33,6 +33,8 @@ class MixtureOfDraws(PredictiveDistribution):
         learnt: The likelihood's learnt parameters at each draw, by name, each (S, ...).
         event: Shape of one target.
         seed: Seed of `samples`. Default: 0.
+        complete: Whether these are all components of the posterior, as the members of an ensemble are, and no draws
+            from it; the variance between them is then known and not estimated. Default: False.
     """
 
     likelihood: Likelihood
@@ -40,6 +42,10 @@ class MixtureOfDraws(PredictiveDistribution):
     learnt: dict[str, Tensor]
     event: torch.Size
     seed: int = 0
+    complete: bool = False
+
+    def of_all_components(self) -> MixtureOfDraws:
+        return replace(self, complete=True)
 
     def describe(self) -> str:
         return f"{len(self.outputs)} draws"
@@ -61,7 +67,7 @@ class MixtureOfDraws(PredictiveDistribution):
     def epistemic(self) -> Tensor:
         if len(self.means) == 1:
             return torch.zeros_like(self.mean)
-        return self.means.var(0, correction=1)  # unbiased in the number of draws
+        return self.means.var(0, correction=0 if self.complete else 1)  # unbiased in the number of draws
 
     @cached_property
     def aleatoric(self) -> Tensor:

@@ -15,7 +15,7 @@ Quantiles are computed from the distribution function of y, not from a Gaussian 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -81,6 +81,10 @@ class Prediction(ABC):
     ) -> Prediction:
         """Return the mixture over draws of a network's outputs, (S, n, ...); for the arguments see `MixtureOfDraws`."""
         return Prediction.of(MixtureOfDraws(likelihood, outputs, learnt, event, seed), prepare)
+
+    def of_all_components(self) -> Prediction:
+        """Return the prediction of a mixture whose components are all given, as the members of an ensemble are."""
+        return replace(self, distribution=self.distribution.of_all_components())
 
     @staticmethod
     def average(parts: Sequence[Prediction], weights: Tensor) -> Prediction:
