@@ -502,7 +502,8 @@ def predicted(posterior: Any, some: Any, **options: Any) -> dict[str, Tensor] | 
         return None
     *x, y = some
     prediction = posterior.predict(tuple(x) if len(x) > 1 else x[0], samples=6, seed=SEED, **options)
-    return {"mean": prediction.mean, "variance": prediction.variance, "log_prob": prediction.log_prob(y)}
+    mixture = prediction.of_all_components()  # the variance over these draws, as files of all versions hold it
+    return {"mean": prediction.mean, "variance": mixture.variance, "log_prob": prediction.log_prob(y)}
 
 
 def observed(posterior: Any, case: Case) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ the parts plus the variance between their means:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, final
 
@@ -39,6 +39,9 @@ class Averaged(PredictiveDistribution):
     event: torch.Size
     parts: tuple[PredictiveDistribution, ...]
     weights: Tensor
+
+    def of_all_components(self) -> Averaged:
+        return replace(self, parts=tuple(part.of_all_components() for part in self.parts))
 
     def describe(self) -> str:
         return f"{len(self.parts)} parts"

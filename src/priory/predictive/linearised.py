@@ -28,7 +28,7 @@ has no closed form. `link` selects one of these approximations:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, final
 
@@ -72,6 +72,7 @@ class Linearised(PredictiveDistribution):
         draws: Number of draws of f. Default: 64.
         link: "samples", or for labels one of `LINKS`. Default: "samples".
         seed: Seed of all draws. Default: 0.
+        complete: Whether the draws of f count as all there are, as in `MixtureOfDraws`. Default: False.
     """
 
     likelihood: Likelihood
@@ -82,6 +83,10 @@ class Linearised(PredictiveDistribution):
     draws: int = 64
     link: str = "samples"
     seed: int = 0
+    complete: bool = False
+
+    def of_all_components(self) -> Linearised:
+        return replace(self, complete=True)
 
     @classmethod
     def of(
@@ -186,7 +191,7 @@ class Linearised(PredictiveDistribution):
     @cached_property
     def _mixture(self) -> MixtureOfDraws:
         """The mixture over draws of f."""
-        return MixtureOfDraws(self.likelihood, self.outputs, self.learnt, self.event, self.seed)
+        return MixtureOfDraws(self.likelihood, self.outputs, self.learnt, self.event, self.seed, self.complete)
 
     @cached_property
     def _moderated(self) -> Tensor | None:
