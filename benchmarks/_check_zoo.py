@@ -181,6 +181,7 @@ FAILURES: dict[str, Case] = {
     "Laplace at the edge of a support": Case(
         of_density(boundary, pr.Laplace()), ("shape", "k-hat", "convergence", "spread")
     ),
+    "Laplace at one of two modes": Case(of_density(lambda: two_modes(0.6, 4.0), pr.Laplace()), ("convergence",)),
     "too few steps": Case(
         of_density(lambda: gaussian(3, 0.2, 5.0), pr.MeanField(), steps=100), ("mean", "convergence")
     ),
@@ -204,6 +205,13 @@ FAILURES: dict[str, Case] = {
     ),
     "prior too wide": Case(with_rows(lambda: small_network(prior=1e4), wave_rows, pr.MeanField()), ("prior",)),
     "an overfit MAP": Case(interpolated, ("calibration", "spread")),
+    "a rate that is too large": Case(
+        with_rows(line, line_rows, pr.MeanField(learning_rate=5.0, schedule="constant"), steps=600),
+        ("mean", "spread", "convergence", "oscillation", "better than a constant"),
+    ),
+    "a network that learnt nothing": Case(
+        with_rows(lambda: small_network(prior=1e-3), wave_rows, pr.MeanField(), steps=600), ("better than a constant",)
+    ),
     "dropout at a rate near zero": Case(
         with_rows(small_network, wave_rows, pr.Dropout(1e-9), steps=1500), ("epistemic share",)
     ),

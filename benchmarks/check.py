@@ -1,4 +1,4 @@
-"""What `posterior.check()` says of 20 planted failures and 20 healthy fits: misses and false alarms.
+"""What `posterior.check()` says of 23 planted failures and 20 healthy fits: misses and false alarms.
 
     python benchmarks/check.py [--seeds 5] [--only NAME ...]
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from priory.check.result import Item, judged
-from priory.posteriors.status import OBJECTIVE_SIGNS
+from priory.check.result import Item, Outcome, judged
+from priory.posteriors.chains import Chains
+from priory.posteriors.status import K_HAT_REASON, OBJECTIVE_SIGNS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,19 +33,25 @@ def optimisation_items(posterior: Posterior) -> list[Item]:
 
 
 def convergence(posterior: Posterior) -> Item:
-    """Whether the fit converged, by the status of the posterior."""
+    """Whether the fit converged, by the status of the posterior.
+
+    A doubt about chains (divergences, E-BFMI) or about k-hat speaks against the spread. Other doubts, such as a second
+    mode or a mode at the edge of a support, speak against the mean too.
+    """
     status = posterior.status
-    outcome = {"converged": "passed", "doubtful": "not known", "not_converged": "failed"}[status.name]
-    advice = "let it run longer" if outcome == "failed" else ""
+    doubts_spread = status.name == "doubtful" and (
+        isinstance(posterior, Chains) or status.reason.startswith(K_HAT_REASON)
+    )
+    outcome: Outcome = "passed" if status.name == "converged" else "not known" if status.unknown else "failed"
     return Item(
         "convergence",
         GROUP,
         None,
         "converged",
-        outcome,  # pyright: ignore[reportArgumentType] - one of the three
+        outcome,
         sentence(status.reason),
-        advice,
-        against="mean",
+        "follow the status" if outcome == "failed" else "",
+        against="spread" if doubts_spread else "mean",
         details={"history": objective(posterior)},
     )
 

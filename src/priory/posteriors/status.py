@@ -66,12 +66,21 @@ class Status:
     def __str__(self) -> str:
         return ": ".join(part for part in (self.name.replace("_", " "), self.reason) if part)
 
+    @property
+    def unknown(self) -> bool:
+        """Whether it is doubtful because nothing is known, and not because something speaks against the result."""
+        return self.name == "doubtful" and (self in (UNKNOWN, NOT_IN_FILE) or TOO_FEW_STEPS in self.reason)
+
 
 CONVERGED = Status("converged")
 UNKNOWN = Status(
     "doubtful", "How this posterior was fitted is unknown: fit the model again to find out whether it converges."
 )
 NOT_IN_FILE = Status("doubtful", "The file doesn't record whether the fit converged: fit the model again to find out.")
+
+
+K_HAT_REASON = "The k-hat of the importance weights"  # the beginning of the reason of a large k-hat
+TOO_FEW_STEPS = "too few to tell whether"  # in the reason of a history that is too short for its noise
 
 
 def worst(statuses: Sequence[Status]) -> Status:
@@ -97,7 +106,7 @@ def of_k_hat(k_hat: float | None, remedy: str) -> Status:
     """The status from a k-hat; converged if there is none."""
     if k_hat is None or k_hat <= MAX_K_HAT:
         return CONVERGED
-    return Status("doubtful", f"The k-hat of the importance weights is {k_hat:.2f}, above {MAX_K_HAT}: {remedy}.")
+    return Status("doubtful", f"{K_HAT_REASON} is {k_hat:.2f}, above {MAX_K_HAT}: {remedy}.")
 
 
 def of_cap(converged: bool, steps: int | None, owner: str) -> Status:
@@ -162,7 +171,7 @@ def of_history(history: Mapping[str, Tensor], words: HistoryWords | None = None)
 def too_few(steps: int, name: str, words: HistoryWords) -> Status:
     """The status of a history that is too short for its noise."""
     are = f"{words.steps(steps)} {'is' if steps == 1 else 'are'}"
-    return Status("doubtful", f"{are} too few to tell whether the {name} has converged: {words.remedy}.")
+    return Status("doubtful", f"{are} {TOO_FEW_STEPS} the {name} has converged: {words.remedy}.")
 
 
 def of_few(values: Tensor, name: str, falls: str, words: HistoryWords = FIT_WORDS) -> Status:
