@@ -177,16 +177,19 @@ def warn_of_scale(data: Data, network: Network, with_targets: bool) -> None:
 def odd_column(columns: Tensor) -> int | None:
     """Return the first of the columns (n, D) that is far from unit scale, or None.
 
-    The spread of a column of rare indicators is small, but its values are at unit scale. A constant counts as a
-    column of spread 1.
+    The spread of a column of rare indicators is small, but its values are at unit scale. So is that of a column that is
+    mostly one value, such as a pixel at the edge of an image, because it rarely varies. A constant counts as a column
+    of spread 1.
 
     >>> odd_column(torch.tensor([[0.0, 30.0], [1.0, 31.0]]))
     1
+    >>> odd_column(torch.tensor([[0.0], [0.0], [0.01]]))
     """
     mean, spread = columns.mean(0), columns.std(0, correction=0)
     constant = spread <= CONSTANT_SPREAD * mean.abs()
     low, high = SPREAD_RANGE
-    small = (spread < low) & ((columns - mean).abs().amax(0) < UNIT_REACH / 2)
+    mostly_one_value = (columns == columns.median(0).values).double().mean(0) > 0.5
+    small = (spread < low) & ((columns - mean).abs().amax(0) < UNIT_REACH / 2) & ~mostly_one_value
     far = mean.abs() > torch.where(constant, MAX_MEAN_SPREADS, (MAX_MEAN_SPREADS * spread).clamp_min(UNIT_REACH))
     odd = far | (~constant & (small | (spread > high)))
     return int(odd.nonzero()[0]) if bool(odd.any()) else None
