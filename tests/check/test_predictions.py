@@ -88,6 +88,17 @@ def test_a_network_that_learnt_nothing_is_named():
     assert check.verdict.startswith("Believe nothing")
 
 
+def test_a_few_rows_say_nothing_about_predictions():
+    x = torch.linspace(-1, 1, 50, dtype=DOUBLE)[:, None]
+    posterior = pr.fit(
+        pr.Model(nn.Linear(1, 1).double(), pr.Gaussian(0.5)), (x, x[:, 0]), pr.FullRank(), progress=False
+    )
+    check = posterior.check((x[:3], x[:3, 0]))
+    assert check["calibration"].outcome == "not known"
+    assert "better than a constant" not in check
+    assert not check.failures
+
+
 def test_labels_are_calibrated_against_labels_drawn_from_the_predictions():
     generator = stream(0, "labels")
     x = torch.randn(2000, 1, generator=generator, dtype=DOUBLE)

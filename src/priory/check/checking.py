@@ -57,11 +57,9 @@ def own_items(posterior: Posterior, held_out: Data | None, seed: int) -> list[It
             *target_items(posterior),
             *prediction_items(posterior, held_out, seed),
         ]
-    items = [*optimisation_items(posterior), *target_items(posterior)]
-    if posterior.point:
-        items.append(no_spread(posterior))
-    else:
-        items += approximation_items(posterior, seed)
+    spread = [no_spread(posterior)] if posterior.point else approximation_items(posterior, seed)
+    k_hat_known = any(item.name == "k-hat" and item.outcome != "not known" for item in spread)
+    items = [*optimisation_items(posterior, k_hat_known), *target_items(posterior), *spread]
     return [*items, *prediction_items(posterior, held_out, seed)]
 
 

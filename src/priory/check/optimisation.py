@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from priory.check.result import Item, Outcome, judged
 from priory.posteriors.chains import Chains
-from priory.posteriors.status import K_HAT_REASON, OBJECTIVE_SIGNS
+from priory.posteriors.status import CONVERGED, K_HAT_REASON, OBJECTIVE_SIGNS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,21 +27,22 @@ MIN_LOSS_NATS = 1.0
 NOISE_ERRORS = 4.0  # standard errors by which a loss must exceed its noise
 
 
-def optimisation_items(posterior: Posterior) -> list[Item]:
-    """Return the items about the optimisation of a posterior that was optimised."""
-    return [convergence(posterior), *oscillation(posterior)]
+def optimisation_items(posterior: Posterior, k_hat_known: bool) -> list[Item]:
+    """Return the items about the optimisation; a doubt about k-hat is left to its own item where that is known."""
+    return [convergence(posterior, k_hat_known), *oscillation(posterior)]
 
 
-def convergence(posterior: Posterior) -> Item:
+def convergence(posterior: Posterior, k_hat_known: bool = False) -> Item:
     """Whether the fit converged, by the status of the posterior.
 
     A doubt about chains (divergences, E-BFMI) or about k-hat speaks against the spread. Other doubts, such as a second
     mode or a mode at the edge of a support, speak against the mean too.
     """
     status = posterior.status
-    doubts_spread = status.name == "doubtful" and (
-        isinstance(posterior, Chains) or status.reason.startswith(K_HAT_REASON)
-    )
+    doubts_k_hat = status.name == "doubtful" and status.reason.startswith(K_HAT_REASON)
+    if doubts_k_hat and k_hat_known:
+        status = CONVERGED
+    doubts_spread = doubts_k_hat or (status.name == "doubtful" and isinstance(posterior, Chains))
     outcome: Outcome = "passed" if status.name == "converged" else "not known" if status.unknown else "failed"
     return Item(
         "convergence",

@@ -28,8 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from priory.check.result import Item, judged
+from priory.check.result import Item, judged, unknown
 from priory.core.streams import stream
+from priory.core.tables import counted
 from priory.evaluate.calibration import expected_calibration_error, pit, reliability_bins
 from priory.evaluate.scores import matched, top_class
 from priory.models.base import has_network
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 GROUP = "model"
 PREDICTION_DRAWS = 32
 MAX_PASSES = 10  # over the rows of the fit, that predictions may cost
+MIN_JUDGED_ROWS = 20  # fewer say nothing about predictions
 MIN_ROWS, MAX_ROWS = 500, 20_000  # rows that are predicted, if there are so many
 RANGES = 8  # of an input
 MAX_INPUT_COLUMNS = 50
@@ -77,6 +79,9 @@ def prediction_items(posterior: Posterior, data: Data | None, seed: int) -> list
     source = data if data is not None else posterior.data
     if not has_network(posterior.model) or source is None or source.num_data is None:
         return []
+    if source.num_data < MIN_JUDGED_ROWS:
+        why = f"The predictions of {counted(source.num_data, 'row')} say nothing: give at least {MIN_JUDGED_ROWS}."
+        return [unknown("calibration", GROUP, "uniform", why)]
     rows = predicted(posterior, source, data is not None, seed)
     items = [better_than_constant(rows), *([] if posterior.point else [disagreement(rows)])]
     items += label_items(rows, seed) if rows.prediction.classes else number_items(rows, seed)
