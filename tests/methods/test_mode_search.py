@@ -160,6 +160,33 @@ def test_the_best_of_several_modes_is_returned_and_the_others_are_counted():
     assert "the best of 2 modes" in repr(found)
 
 
+def two_normals(share: float, place: float, narrow: float = 1.0):
+    """Return a log density with modes at plus and minus `place`, the first with this share and width."""
+    return lambda p: torch.logaddexp(
+        Normal(place, narrow).log_prob(p["x"]) + math.log(share),
+        Normal(-place, 1.0).log_prob(p["x"]) + math.log1p(-share),
+    )
+
+
+def test_a_mode_that_is_not_unique_or_has_little_mass_around_it_is_doubtful():
+    for share, narrow in ((0.5, 1.0), (0.4, 0.5)):
+        found = mode_of(two_normals(share, 4.0, narrow))
+        assert float(found.w.abs()) == pytest.approx(4.0, abs=1e-6)
+        assert found.status.name == "doubtful"
+        assert f"the highest of 2 modes, but only about {share:.0%} of the mass of all" in found.status.reason
+    assert mode_of(two_normals(0.6, 6.0)).status.name == "converged"
+
+
+def test_second_derivatives_that_are_not_finite_are_taken_as_differences():
+    """The second derivative of torch.logaddexp is NaN where its arguments differ by 710 nats or more."""
+    found = mode_of(two_normals(0.7, 30.0))
+    assert float(found.w) == pytest.approx(30.0, abs=1e-8)
+    assert found.mode.modes == 2
+    gaussian = mode_of(two_normals(0.7, 30.0), method=pr.Laplace())
+    assert float(gaussian.gaussian_coordinates()[1]) == pytest.approx(1.0, rel=1e-8)
+    assert gaussian.log_evidence.value == pytest.approx(math.log(0.7), abs=1e-8)
+
+
 def test_a_density_that_rises_to_the_edge_of_its_support_says_so():
     found = mode_of(lambda p: 3 * p["x"], (), constraints.unit_interval)
     assert float(found.mean["x"]) == pytest.approx(1.0, abs=1e-12)

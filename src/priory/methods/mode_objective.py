@@ -3,6 +3,8 @@
 All vectors are evaluated together, by `vmap` unless the model takes leading dimensions itself. Row i of all Hessians is
 one backward pass through the gradient; several rows are one batch of passes. A network of lower precision is evaluated
 by a copy in float64, because rounding hides the gradient near a mode. A vector at which the evaluation fails has NaN.
+Where the gradient is finite and automatic second derivatives are not, as for `torch.logaddexp` of numbers far apart,
+the Hessian is the central difference of gradients.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 MIN_BLOCK_ROWS = 1024  # rows read at a time, at least
 MAX_BLOCK_NUMBERS = 1 << 22  # vectors x rows x coordinates that are evaluated together
 FATAL_ERRORS = (InputError, torch.OutOfMemoryError)  # errors that are not about one vector
+DIFFERENCE_SHARE = {torch.float64: 1e-5, torch.float32: 1e-2}  # of |w|, or of one if it is smaller: cbrt(eps)
 MAX_PASS_NUMBERS = 1 << 24  # vectors x rows x coordinates of the backward passes that run together
 
 
@@ -69,7 +72,24 @@ class ModeObjective:
 
     def second_order(self, w: Tensor) -> Derivatives:
         """Return values, gradients and Hessians at vectors (K, P)."""
-        return self._guarded(w, second=True)
+        found = self._guarded(w, second=True)
+        assert found.hessian is not None
+        finite = torch.isfinite(found.value) & torch.isfinite(found.gradient).all(-1)
+        for i in (finite & ~torch.isfinite(found.hessian).flatten(1).all(-1)).nonzero()[:, 0].tolist():
+            found.hessian[i] = self._differences(w[i].double())
+        return found
+
+    def _differences(self, w: Tensor) -> Tensor:
+        """Return the Hessian at one vector (P,) by central differences of gradients, (size, size)."""
+        width = DIFFERENCE_SHARE[self.dtype] * w[: self.size].abs().clamp(min=1.0)
+        sides = torch.diag_embed(width, dim1=0, dim2=1)
+        points = w.repeat(2, self.size, 1)
+        points[0, :, : self.size] += sides
+        points[1, :, : self.size] -= sides
+        points = self.rounded(points)
+        above, below = (self.first_order(side).gradient for side in points)
+        hessian = (above - below) / (points[0] - points[1])[:, : self.size].diagonal()[:, None]
+        return 0.5 * (hessian + hessian.mT)
 
     def _guarded(self, w: Tensor, second: bool) -> Derivatives:
         """Evaluate all vectors together, or one by one with NaN where an evaluation raises an error."""

@@ -34,6 +34,7 @@ MIN_EDGE_COORDINATE = 5.0  # unconstrained coordinate of such a parameter
 EDGE_PROBES = (12.0, 24.0)  # unconstrained coordinates at which the slopes towards an edge are compared
 UNBOUNDED_SLOPE_SHARE = 0.5  # of the slope that is left at the second probe if the log density has no bound
 MIN_MASS_SHARE = 0.99  # of the mass of all modes that a Gaussian at one of them must have
+MIN_POINT_SHARE = 0.51  # of the mass of all modes around a mode that is the answer by itself
 FAR_COORDINATE = 20.0  # unconstrained coordinate beyond which a parameter is at the edge, for a search that failed
 
 
@@ -91,7 +92,7 @@ def status_of(objective: ModeObjective, search: ModeSearch, gaussian: bool = Fal
     if outcome == MODE and gaussian:
         return status_of_gaussian(layout, search, best)
     if outcome == MODE:
-        return CONVERGED
+        return status_of_point(search)
     name = name_of(layout, steepest(best, outcome))
     if outcome == TAIL:
         what = f"The log density rises for ever along a direction that involves '{name}', as for separable classes"
@@ -118,13 +119,33 @@ def status_of_gaussian(layout: Layout, search: ModeSearch, best: ModeSearch) -> 
         name = name_of(layout, int(best.pinned.to(torch.int8).argmax()))
         what = f"The mode lies on a corner of the log density in '{name}', where no Gaussian fits it"
         return Status("doubtful", f"{what}: smooth it, or use NUTS.")
-    others = different_modes(search)
-    masses = torch.stack([search.value[i] - 0.5 * torch.linalg.slogdet(-search.hessian[i])[1] for i in others])
-    share = float(masses.softmax(0)[0])
+    count, share = share_of_mass(search)
     if share >= MIN_MASS_SHARE:
         return CONVERGED
-    what = f"The Gaussian is at the highest of {len(others)} modes, which has about {share:.0%} of the mass of all"
+    what = f"The Gaussian is at the highest of {count} modes, which has about {share:.0%} of the mass of all"
     return Status("doubtful", f"{what}: use MixtureOfGaussians or NUTS.")
+
+
+def status_of_point(search: ModeSearch) -> Status:
+    """Return the status of a mode as a point: another may be as high, or a lower one may have more of the mass."""
+    count, share = share_of_mass(search)
+    if share >= MIN_POINT_SHARE:
+        return CONVERGED
+    what = f"This is the highest of {count} modes, but only about {share:.0%} of the mass of all lies around it"
+    return Status("doubtful", f"{what}: use MixtureOfGaussians or NUTS, or constrain the parameters to one mode.")
+
+
+def share_of_mass(search: ModeSearch) -> tuple[int, float]:
+    """Return the number of modes, and the share of the highest in the mass of all, by Laplace's method."""
+    modes = different_modes(search)
+    masses = torch.stack([search.value[i] - 0.5 * log_det(search, i) for i in modes])
+    return len(modes), float(masses.softmax(0)[0])
+
+
+def log_det(search: ModeSearch, i: int) -> Tensor:
+    """Return the log-determinant of minus the Hessian at one start, over the coordinates on no corner."""
+    free = ~search.pinned[i]
+    return torch.linalg.slogdet(-search.hessian[i][free][:, free])[1]
 
 
 def distance_text(best: ModeSearch) -> str:

@@ -262,6 +262,30 @@ def test_many_paths_find_both_modes_and_their_weights():
     assert posterior.k_hat < 0.7
 
 
+@pytest.mark.parametrize(("seed", "share"), [(8, 80), (85, 20)])  # whose eight paths all end in one mode
+def test_a_mode_that_no_path_reaches_is_reported_with_its_share(seed, share):
+    def log_prob(p):
+        x = p["x"]
+        return torch.logaddexp(math.log(0.8) - 0.5 * (x + 6) ** 2, math.log(0.2) - 0.5 * (x - 6) ** 2)
+
+    density = pr.Density(log_prob, {"x": pr.Param()})
+    with pytest.warns(PrioryWarning, match=f"another mode with about {share} % of the posterior, which no path"):
+        posterior = fit(density, Pathfinder(), seed=seed)
+    assert posterior.status.name == "doubtful"
+    assert fit(density, Pathfinder(paths=32), seed=seed).status.name == "converged"
+
+
+def test_the_standard_deviations_of_a_normal_are_the_roots_of_its_variances():
+    basis = torch.linalg.qr(randn(3, 6, 2, name="basis")).Q
+    factor = randn(3, 2, 2, name="factor").tril() + 2 * torch.eye(2, dtype=DOUBLE)
+    normal = Normal(randn(3, 6), randn(3, 6, name="scale").exp(), basis, factor)
+    root = normal.scale[..., None] * (
+        torch.eye(6, dtype=DOUBLE) + basis @ (factor - torch.eye(2, dtype=DOUBLE)) @ basis.mT
+    )
+    exact = (root @ root.mT).diagonal(dim1=-2, dim2=-1).sqrt()
+    torch.testing.assert_close(normal.standard_deviations(), exact, rtol=1e-12, atol=0)
+
+
 def test_a_funnel_is_reported_by_its_k_hat():
     """v ~ N(0, 9), 25 x ~ N(0, e^v): a normal has only one width, so k-hat is high for every seed."""
 

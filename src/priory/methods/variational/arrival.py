@@ -52,6 +52,8 @@ from priory.posteriors.status import CONVERGED, Status
 from priory.posteriors.variational import Variational
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from priory.core.data import Data
     from priory.methods.base import Plan
     from priory.models.target import Target
@@ -68,13 +70,18 @@ RUNAWAY_RATIO = 1e8  # growth of a standard deviation after which the density co
 VALLEY_POINTS = 8  # of a line between q and a point
 MIN_VALLEY_NATS = 1.0  # depth of a valley below both of its ends
 MIN_SHARE = 0.01  # of the posterior's mass that q may not miss silently
+MISSED_NATS = 5.0  # by which log p exceeds log q throughout a mode that q misses
 START_JITTER = 0.01  # of a start that is a point, relative to 1 + |w|
 
 
 def arrives(target: Target, plan: Plan) -> bool:
     """Whether a fit starts where the mass is: for a density in memory, if the user has given no length."""
-    rows = plan.data.num_data or 1
-    return plan.open_ended and not has_network(target.model) and rows <= MAX_ROWS and target.size <= MAX_PARAMETERS
+    return plan.open_ended and searchable(target, plan.data)
+
+
+def searchable(target: Target, data: Data) -> bool:
+    """Whether a population can climb the log joint: for a density with few enough parameters and rows."""
+    return not has_network(target.model) and (data.num_data or 1) <= MAX_ROWS and target.size <= MAX_PARAMETERS
 
 
 class Search:
@@ -247,16 +254,8 @@ class ArrivalState:
 
     def _found_better(self) -> bool:
         """Look for other optima, and move to the best one if it is better than q; the others become rivals."""
-        optima, bounds = [self.q], [self.objective]
-        while len(optima) <= MAX_OPTIMA:
-            point = self.search.beyond_valleys(optima)
-            if point is None:
-                break
-            found = local_optimum(self.search, GaussianQ(point, self.q.root))
-            if found is None or any(same_optimum(found.q, q) for q in optima):
-                break
-            optima.append(found.q)
-            bounds.append(found.objective)
+        others = other_optima(self.search, [self.q])
+        optima, bounds = [self.q, *(o.q for o in others)], [self.objective, *(o.objective for o in others)]
         best = max(range(len(bounds)), key=bounds.__getitem__)
         self.optima = sorted(zip(optima, bounds, strict=True), key=lambda found: -found[1])
         for place, bound in enumerate(bound for i, bound in enumerate(bounds) if i != best):
@@ -287,15 +286,11 @@ class ArrivalState:
         """Return the status by the share of the posterior in other optima."""
         rivals = self.rivals.reshape(-1, MAX_OPTIMA)[0]
         shares = torch.cat([rivals, rivals.new_tensor([self.objective])]).softmax(0)[:-1]
-        shares = shares[shares > MIN_SHARE]
-        if not len(shares):
+        missed, count = missed_text(shares)
+        if not count:
             return CONVERGED
-        modes = "another mode" if len(shares) == 1 else f"{len(shares)} other modes"
-        return Status(
-            "doubtful",
-            f"Other starts found {modes} with about {100 * float(shares.sum()):.2g} % of the posterior, which q "
-            f"doesn't cover: use MixtureOfGaussians(components={len(shares) + 1}) or NUTS.",
-        )
+        remedy = f"use MixtureOfGaussians(components={count + 1}) or NUTS"
+        return Status("doubtful", f"{missed}, which q doesn't cover: {remedy}.")
 
 
 def begin_arrival(search: Search, shape: torch.Size, full: bool) -> ArrivalState:
@@ -332,6 +327,49 @@ def local_optimum(search: Search, q: GaussianQ) -> NewtonPoint | None:
             break
         here = there
     return here
+
+
+def other_optima(search: Search, known: list[GaussianQ]) -> list[NewtonPoint]:
+    """Return the optima that points of the population lead to, beyond valleys around those that are known."""
+    found: list[NewtonPoint] = []
+    while len(found) < MAX_OPTIMA:
+        optima = [*known, *(other.q for other in found)]
+        point = search.beyond_valleys(optima)
+        other = None if point is None else local_optimum(search, GaussianQ(point, known[0].root))
+        if other is None or any(same_optimum(other.q, q) for q in optima):
+            break
+        found.append(other)
+    return found
+
+
+def missed_text(shares: Tensor) -> tuple[str, int]:
+    """Return how many optima, with which shares of the posterior, other starts found, and their number."""
+    large = shares[shares > MIN_SHARE]
+    modes = "another mode" if len(large) == 1 else f"{len(large)} other modes"
+    return f"Other starts found {modes} with about {100 * float(large.sum()):.2g} % of the posterior", len(large)
+
+
+def missed_modes(search: Search, known: list[GaussianQ], log_q: Callable[[Tensor], Tensor], log_evidence: float) -> str:
+    """Return a sentence on the optima that a mixture of Gaussians misses, with their share; empty if there are none.
+
+    Args:
+        search: The log joint and its population.
+        known: Gaussians of the mixture.
+        log_q: Log of the largest density of a Gaussian of the mixture at vectors (n, P), (n,).
+        log_evidence: Log of the mass of the posterior that the mixture has found, in nats.
+    """
+    different: list[GaussianQ] = []
+    for q in known:
+        if not any(same_optimum(q, other) for other in different):
+            different.append(q)
+    entropy = 0.5 * LOG_2_PI_E * search.target.size  # which the objectives leave out
+    bounds = []
+    for other in other_optima(search, different):
+        excess = other.values - log_q(other.q.at(other.z)) - log_evidence
+        if float(excess.median()) > MISSED_NATS:
+            bounds.append(other.objective + entropy)
+    missed, count = missed_text(torch.tensor([*bounds, log_evidence], dtype=torch.float64).softmax(0)[:-1])
+    return f"{missed}, which no path reached: use more paths, MixtureOfGaussians or NUTS." if count else ""
 
 
 def same_optimum(one: GaussianQ, other: GaussianQ) -> bool:

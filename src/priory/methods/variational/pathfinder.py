@@ -12,7 +12,8 @@ at the end of the Newton step:
 with R the upper triangle of S'Z and D its diagonal (Byrd, Nocedal and Schnabel 1994), and the diagonal a updated with
 each move (Gilbert and Lemarechal 1989). Each path keeps its approximation with the highest ELBO. The draws of all paths
 are weighted by p / q, with q the uniform mixture of the paths' approximations; the weights are smoothed (PSIS), and the
-draws resampled. k-hat diagnoses the weights. The paper divides by the q of the draw's own path instead; the mixture
+draws resampled. k-hat diagnoses the weights, and a population of further starts (`priory.methods.variational.arrival`)
+looks for modes that no path reached. The paper divides by the q of the draw's own path instead; the mixture
 gives no large weight to a draw that another path covers.
 
 A path starts outside the bulk of the posterior, ends at its mode, and passes through the typical set in between. The
@@ -37,10 +38,13 @@ from priory.diagnostics.importance import importance_resample, k_hat, psis
 from priory.estimators.evidence_bound import assemble
 from priory.methods.base import Info, Options, Plan, Traits
 from priory.methods.finite_starts import halved_until_finite, usable
+from priory.methods.variational.arrival import Search, missed_modes, searchable
+from priory.methods.variational.gaussian_newton import GaussianQ
+from priory.methods.variational.path_normals import Normal, chosen, each_log_prob, mixture
 from priory.models.base import has_network
 from priory.posteriors import Evidence, Posterior
 from priory.posteriors.draws import Draws
-from priory.posteriors.status import of_cap
+from priory.posteriors.status import MAX_K_HAT, of_cap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,45 +61,6 @@ CONVERGED_GAIN_EPS = 500  # gain of log p, in machine epsilons, below which a pa
 MAX_DRAW_ELEMENTS = 1 << 24  # numbers (coordinates x rows) of draws that are evaluated together
 BLOCK_ROWS = 1024  # rows read at a time
 UNCHECKED_METRICS = ("elbo", "loss")  # minus infinity until a path finds a finite value
-
-
-@dataclass(frozen=True)
-class Normal:
-    """N(loc, C) with C = T T' and T = diag(scale) (I + Q (L - I) Q'): diagonal plus low rank."""
-
-    loc: Tensor  # (*B, P)
-    scale: Tensor  # (*B, P)
-    basis: Tensor  # Q (*B, P, r), orthonormal columns
-    factor: Tensor  # L (*B, r, r), lower triangular
-
-    def draw(self, noise: Tensor) -> Tensor:
-        """Return loc + T noise, for standard normal noise (n, *B, P)."""
-        inner = noise[..., None, :] @ self.basis  # (n, *B, 1, r)
-        inner = inner @ (self.factor - self._one()).mT
-        return self.loc + self.scale * (noise + (inner @ self.basis.mT)[..., 0, :])
-
-    def newton(self, gradient: Tensor) -> Tensor:
-        """Return loc + C gradient = loc + T (T' gradient), (*B, P)."""
-        scaled = self.scale * gradient
-        inner = scaled[..., None, :] @ self.basis @ (self.factor - self._one())
-        return self.draw((scaled + (inner @ self.basis.mT)[..., 0, :])[None])[0]
-
-    def log_prob(self, w: Tensor) -> Tensor:
-        """log q at w (n, *B, P): (n, *B)."""
-        z = (w - self.loc) / self.scale
-        inner = (z[..., None, :] @ self.basis).mT  # (n, *B, r, 1)
-        factor = self.factor.expand(*inner.shape[:-2], *self.factor.shape[-2:])
-        # |T^-1 (w - loc)|^2: outside of the basis z itself, inside of it L^-1 Q'z
-        solved = torch.linalg.solve_triangular(factor, inner, upper=False)
-        square = z.square().sum(-1) + (solved.square() - inner.square()).sum((-2, -1))
-        return -0.5 * (square + self.log_det() + self.loc.shape[-1] * math.log(2 * math.pi))
-
-    def log_det(self) -> Tensor:
-        """log |det C|, (*B,)."""
-        return 2 * (self.scale.log().sum(-1) + self.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1))
-
-    def _one(self) -> Tensor:
-        return torch.eye(self.factor.shape[-1], dtype=self.factor.dtype, device=self.factor.device)
 
 
 @dataclass
@@ -242,6 +207,11 @@ class Pathfinder(Options):
             target, w[places].to(target.model.dtype), k_hat=k_hat(log_weights), evidence=evidence(target, log_weights)
         )
         found.know(of_cap(not bool(state.active.all()), None, "Every path of Pathfinder"))
+        missed = ""
+        if self.start is None and found.k_hat is not None and found.k_hat <= MAX_K_HAT:  # else log p(D) is unreliable
+            missed = missed_sentence(target, state.data, best, float(found.log_evidence), state.seed)
+        if missed:
+            found.doubt(missed)
         if flat:
             found.doubt(flat)
         return found
@@ -374,17 +344,6 @@ def middle(diagonal: Tensor, moves: Tensor, changes: Tensor) -> Tensor:
 # From the paths to draws.
 
 
-def chosen(first: Tensor, one: Normal, other: Normal) -> Normal:
-    """Choose between two approximations by a mask `first`, (*B,)."""
-    vector, matrix = first[..., None], first[..., None, None]
-    return Normal(
-        torch.where(vector, one.loc, other.loc),
-        torch.where(vector, one.scale, other.scale),
-        torch.where(matrix, one.basis, other.basis),
-        torch.where(matrix, one.factor, other.factor),
-    )
-
-
 def best_of_paths(state: PathfinderState) -> Normal:
     """Return the best approximations of the paths that found one, over all members, (K, P)."""
     found = torch.isfinite(state.elbo)
@@ -425,10 +384,13 @@ def flat_sentence(target: Target, data: Data, paths: Normal, seed: int) -> str:
     )
 
 
-def mixture(paths: Normal, w: Tensor) -> Tensor:
-    """Return the log density of the uniform mixture of the paths' normals (K, P) at w (n, P), (n,)."""
-    each = [Normal(*parts).log_prob(w) for parts in zip(paths.loc, paths.scale, paths.basis, paths.factor, strict=True)]
-    return torch.stack(each).logsumexp(0) - math.log(len(each))
+def missed_sentence(target: Target, data: Data, paths: Normal, log_evidence: float, seed: int) -> str:
+    """Return a sentence on the modes that further starts find and the paths (K, P) miss; empty if there are none."""
+    if not searchable(target, data) or not math.isfinite(log_evidence):
+        return ""
+    search = Search(target, data, stream(seed, "modes", device=paths.loc.device), owner="Pathfinder")
+    known = [GaussianQ(loc, scales) for loc, scales in zip(paths.loc, paths.standard_deviations(), strict=True)]
+    return missed_modes(search, known, lambda w: each_log_prob(paths, w).amax(0), log_evidence)
 
 
 def evidence(target: Target, log_weights: Tensor) -> Evidence:
